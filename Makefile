@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 # The variable hides a notice on every build: the theme's end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check docs pictures screenshots soak clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -67,8 +67,8 @@ bench-serving: $(READY)  ## measure serving against the bare model and peers (17
 bench-tree: $(READY)  ## build and check the cover tree of 1,000,000 classes
 	$(BIN)/python -m benchmarks.cover_tree
 
-pictures: $(READY) ## draw the figures of docs/heads.md and docs/data.md
-	$(BIN)/python -B -m docs.pictures
+figures: $(READY) ## draw the figures of docs/heads.md and docs/data.md
+	$(BIN)/python -B -m docs.figures
 
 screenshots: $(READY)  ## take screenshots of the demo's web page with Chromium
 	$(BIN)/python -B -m docs.screenshots demo

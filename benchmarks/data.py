@@ -8,17 +8,17 @@ of real ones is given.
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data_index, data_pictures, data_text
+from benchmarks import data_images, data_index, data_text
 from benchmarks.report import command_line, report
 
 
 def main() -> None:
     parser = command_line("data", __doc__)
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="JPEG files to read")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="JPEG files to read")
     parser.add_argument("--texts", type=Path, metavar="SHARDS", help="shards of texts to read")
     options = parser.parse_args()
     sections = {
-        "pictures": partial(data_pictures.rows, options.pictures),
+        "images": partial(data_images.rows, options.images),
         "text": partial(data_text.rows, options.texts),
         "index": data_index.rows,
     }

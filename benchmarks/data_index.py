@@ -1,7 +1,7 @@
 """What the offset indices of a split cost: memory, opening it, and resuming at any position.
 
 `python -m benchmarks.data_index` makes shards of 10,000 samples, all of them the same small
-picture, since only their indices are measured; 100,000,000 samples are computed from 10,000,000.
+image, since only their indices are measured; 100,000,000 samples are computed from 10,000,000.
 """
 
 import os
@@ -36,13 +36,13 @@ BATCH = 256
 ROUNDS = 5
 
 
-class OnePicture:
-    """A source of one picture of 40 x 40 pixels."""
+class OneImage:
+    """A source of one image of 40 x 40 pixels."""
 
     modality = "image"
 
     def describe(self) -> SourceInfo:
-        return SourceInfo(kind="one-picture")
+        return SourceInfo(kind="one-image")
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return (ClassInfo(name="all"),)
@@ -59,12 +59,12 @@ class OnePicture:
 
 
 def make_shards(folder: Path, samples: int) -> None:
-    """Shards that are links to one tar, and whose indices name its one picture for each sample.
+    """Shards that are links to one tar, and whose indices name its one image for each sample.
 
     The tar is lengthened with zeros that take no space, to what so many samples need at the least.
     Its SHA-256 is not the one of the manifest then, which only `kway shard verify` would see.
     """
-    source = OnePicture()
+    source = OneImage()
     manifest = write_shards(source, folder, workers=0).manifest
     (one,) = manifest.shards
     sample, builder = source.render(0), IndexBuilder()
@@ -185,7 +185,7 @@ def resume(folder: Path, samples: int) -> Iterator[Row]:
             f"{samples:,} samples, after {epochs:g} epochs",
             f"{np.median(seconds):.2f} s",
             "< 2 s",
-            f"{BATCH} pictures; {min(seconds):.2f}-{max(seconds):.2f} s of {ROUNDS}",
+            f"{BATCH} images; {min(seconds):.2f}-{max(seconds):.2f} s of {ROUNDS}",
         )
 
 

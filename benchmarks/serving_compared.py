@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks.serving_bundles import name_of, write_random
-from benchmarks.serving_requests import SMALL, SMALL_SIDE, TRIVIAL, load, picture
+from benchmarks.serving_requests import SMALL, SMALL_SIDE, TRIVIAL, load, random_jpeg
 from benchmarks.serving_started import Server, kway, module
 from benchmarks.timing import Row, rate_row, ratio_row, take_turns
 
@@ -111,7 +111,7 @@ def _cpu_seconds(pid: int) -> dict[int, float]:
 
 
 def _query(side: int) -> bytes:
-    image = base64.b64encode(picture(side)).decode()
+    image = base64.b64encode(random_jpeg(side)).decode()
     return json.dumps({"classes": [name_of(1)], "images": [image], "recall": 0.9}).encode()
 
 

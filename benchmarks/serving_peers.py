@@ -41,7 +41,7 @@ class Query(BaseModel):
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
-def pictures_of(query: Query) -> list[bytes]:
+def images_of(query: Query) -> list[bytes]:
     try:
         return [base64.b64decode(one, validate=True) for one in query.images]
     except binascii.Error as error:
@@ -55,9 +55,9 @@ def question_of(model: Model, query: Query) -> Question:
         raise HTTPException(422, str(error)) from error
 
 
-def prepared(model: Model, pictures: Sequence[bytes]) -> list[Any]:
+def prepared(model: Model, images: Sequence[bytes]) -> list[Any]:
     try:
-        return [model.prepare(one) for one in pictures]
+        return [model.prepare(one) for one in images]
     except ValueError as error:
         raise HTTPException(400, f"images: {error}") from error
 
@@ -66,7 +66,7 @@ def prepared(model: Model, pictures: Sequence[bytes]) -> list[Any]:
 class Waiting:
     """A request that waits for its batch."""
 
-    pictures: list[bytes]
+    images: list[bytes]
     question: Question
     answer: asyncio.Future[Answer]
 
@@ -80,9 +80,9 @@ class Batches:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(_QUEUED)
         self._thread = ThreadPoolExecutor(1)
 
-    async def answer(self, pictures: list[bytes], question: Question) -> Answer:
+    async def answer(self, images: list[bytes], question: Question) -> Answer:
         """Raises HTTPException: 400 for data that is not an image, 429 if too many queries wait."""
-        waiting = Waiting(pictures, question, asyncio.get_running_loop().create_future())
+        waiting = Waiting(images, question, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull as error:
@@ -108,7 +108,7 @@ class Batches:
         found: list[Answer | HTTPException | list[Any]] = []
         for one in batch:
             try:
-                found.append(prepared(self._model, one.pictures))
+                found.append(prepared(self._model, one.images))
             except HTTPException as error:
                 found.append(error)
         inputs = [x for one in found if isinstance(one, list) for x in one]
@@ -118,7 +118,7 @@ class Batches:
             if isinstance(one, HTTPException):
                 answers.append(one)
                 continue
-            features = torch.stack([next(rows) for _ in waiting.pictures])
+            features = torch.stack([next(rows) for _ in waiting.images])
             answers.append(answer(self._model.bundle, features, waiting.question))
         return answers
 
@@ -140,12 +140,12 @@ def plain(bundle: Path) -> FastAPI:
     async def query(request: Request, asked: Query) -> Answer:
         if int(request.headers.get("content-length", _MAX_BODY_BYTES)) > _MAX_BODY_BYTES:
             raise HTTPException(413, "send less at once")
-        return await batches.answer(pictures_of(asked), question_of(model, asked))
+        return await batches.answer(images_of(asked), question_of(model, asked))
 
     return api
 
 
-class PictureAPI(litserve.LitAPI):  # type: ignore[misc]
+class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
     """The same with LitServe's API; a request has one image."""
 
     def __init__(self, bundle: Path) -> None:
@@ -161,7 +161,7 @@ class PictureAPI(litserve.LitAPI):  # type: ignore[misc]
             asked = Query.model_validate(request)
         except ValidationError as error:
             raise HTTPException(422, error.errors(include_url=False)[0]["msg"]) from error
-        (one,) = prepared(self.model, pictures_of(asked))
+        (one,) = prepared(self.model, images_of(asked))
         return one, question_of(self.model, asked)
 
     def batch(self, inputs: list[tuple[Any, Question]]) -> list[tuple[Any, Question]]:
@@ -188,7 +188,7 @@ def main() -> None:
         uvicorn.run(plain(bundle), port=port, log_level="error", access_log=False)
         return
     server = litserve.LitServer(
-        PictureAPI(bundle),
+        ImageAPI(bundle),
         accelerator="cpu",
         fast_queue=True,
         max_payload_size=_MAX_BODY_BYTES,

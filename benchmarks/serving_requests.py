@@ -50,25 +50,25 @@ def requests() -> Iterator[Row]:
                 seconds=60,
             )
         yield _rate("kway serve / uvicorn + FastAPI", "GET /health", found["kway"], found["plain"])
-        query = _query(picture(8))
+        query = _query(random_jpeg(8))
         with kway(bundle) as ours, module(_ALONE, "application", bundle) as plain:
             found = take_turns(
                 {"kway": load(ours.port, query), "plain": load(plain.port, query)},
                 title="questions",
                 seconds=60,
             )
-        case = "a picture of 8 x 8, next to no model"
+        case = "an image of 8 x 8, next to no model"
         yield _rate("kway serve / its application on uvicorn", case, found["kway"], found["plain"])
 
 
 def batches() -> Iterator[Row]:
-    """Pictures a second through the server, beside the backbone in a loop at the same batch."""
+    """Images a second through the server, beside the backbone in a loop at the same batch."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
         write_random(bundle, SMALL, _CLASSES, size=SMALL_SIDE)
-        a_picture, count = picture(SMALL_SIDE), 16 * _BATCH
+        jpeg, count = random_jpeg(SMALL_SIDE), 16 * _BATCH
         model = Model.open(bundle)
-        prepared = [model.prepare(a_picture)] * _BATCH
+        prepared = [model.prepare(jpeg)] * _BATCH
 
         def loop() -> None:
             for _ in range(count // _BATCH):
@@ -76,18 +76,18 @@ def batches() -> Iterator[Row]:
 
         with kway(bundle, "--batch-size", str(_BATCH)) as ours:
             found = take_turns(
-                {"kway": load(ours.port, _query(a_picture), count, 3 * _BATCH), "loop": loop},
+                {"kway": load(ours.port, _query(jpeg), count, 3 * _BATCH), "loop": loop},
                 title="batches",
                 seconds=120,
             )
     yield rate_row(
-        "pictures through kway serve / the backbone alone in a loop",
+        "images through kway serve / the backbone alone in a loop",
         f"ResNet-18, batches of {_BATCH}, {torch.get_num_threads()} threads",
         found["kway"],
         found["loop"],
         at_least=0.85,
         count=count,
-        unit="pictures/s",
+        unit="images/s",
     )
 
 
@@ -96,7 +96,7 @@ def _rate(what: str, case: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
     return rate_row(what, where, ours, theirs, at_least=0.25, count=_REQUESTS, unit="requests/s")
 
 
-def picture(side: int) -> bytes:
+def random_jpeg(side: int) -> bytes:
     """A JPEG file of random pixels."""
     pixels = np.random.default_rng(0).integers(256, size=(side, side, 3), dtype=np.uint8)
     file = io.BytesIO()

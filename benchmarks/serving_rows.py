@@ -64,7 +64,7 @@ def heads() -> Iterator[Row]:
 
 
 def whole_query() -> Iterator[Row]:
-    """A query, from the picture's bytes to the verdict, beside the same with all K logits."""
+    """A query, from the image's bytes to the verdict, beside the same with all K logits."""
     with tempfile.TemporaryDirectory(prefix="kway-") as folder:
         path = Path(folder) / "many"
         write_random(path, RESNET_50, _MANY, onnx=True)
@@ -73,14 +73,14 @@ def whole_query() -> Iterator[Row]:
         classifier.requires_grad_(False)
         classifier.weight.copy_(rows[:, :-1])
         classifier.bias.copy_(rows[:, -1])
-        picture = _picture()
+        image = _image()
         engines: tuple[Engine, ...] = ("torch", "onnxruntime")
         for engine in engines:
             model = Model(Bundle.open(path), engine=engine)
             found = take_turns(
                 {
-                    "one": _query(model, picture),
-                    "all": _all_logits(model, picture, classifier),
+                    "one": _query(model, image),
+                    "all": _all_logits(model, image, classifier),
                 },
                 title=f"whole query, {engine}",
                 seconds=60,
@@ -153,7 +153,7 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
 
 
 def _forward(model: Model) -> Callable[[], None]:
-    prepared = [model.prepare(_picture())]
+    prepared = [model.prepare(_image())]
 
     def forward() -> None:
         model.features(prepared)
@@ -161,24 +161,24 @@ def _forward(model: Model) -> Callable[[], None]:
     return forward
 
 
-def _query(model: Model, picture: bytes) -> Callable[[], None]:
+def _query(model: Model, image: bytes) -> Callable[[], None]:
     def query() -> None:
         question = ask(model.bundle, [name_of(_MANY // 2)], recall=0.9)
-        model.answer([model.prepare(picture)], question)
+        model.answer([model.prepare(image)], question)
 
     return query
 
 
-def _all_logits(model: Model, picture: bytes, classifier: torch.nn.Linear) -> Callable[[], None]:
+def _all_logits(model: Model, image: bytes, classifier: torch.nn.Linear) -> Callable[[], None]:
     @torch.inference_mode()
     def query() -> None:
-        logits = classifier(model.features([model.prepare(picture)]))
+        logits = classifier(model.features([model.prepare(image)]))
         float(logits[0, _MANY // 2])
 
     return query
 
 
-def _picture() -> bytes:
+def _image() -> bytes:
     """A JPEG as large as ImageNet's."""
     pixels = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
     large = cv2.resize(pixels, (500, 375), interpolation=cv2.INTER_CUBIC)

@@ -68,7 +68,7 @@ def rows() -> Iterator[Row]:
             title="trainer's step",
             seconds=120,
         )
-    case = f"ResNet of 10 layers, {_BATCH} pictures of {_SIDE} x {_SIDE}, {_CLASSES} classes"
+    case = f"ResNet of 10 layers, {_BATCH} images of {_SIDE} x {_SIDE}, {_CLASSES} classes"
     yield ratio_row("trainer's step / bare loop", case, found["trainer"], found["bare"], 1.05)
 
 

@@ -1,6 +1,6 @@
-"""Takes the pictures of the page: `python -m docs.screenshots DEMO [--out DIR]`.
+"""Takes the images of the page: `python -m docs.screenshots DEMO [--out DIR]`.
 
-DEMO is the folder of `kway demo`: its model answers, its held-out pictures are asked about. The
+DEMO is the folder of `kway demo`: its model answers, its held-out images are asked about. The
 application runs in this process, the browser is the machine's Chromium.
 """
 
@@ -34,18 +34,18 @@ def main() -> None:
             2, f"error: {arguments.demo} has no bundle: run kway demo -o {arguments.demo}\n"
         )
     with TemporaryDirectory() as folder:
-        pictures, gallery = Path(folder) / "pictures", Path(folder) / "gallery"
-        asked = write_pictures(arguments.demo / "shards", pictures)
+        images, gallery = Path(folder) / "images", Path(folder) / "gallery"
+        asked = write_images(arguments.demo / "shards", images)
         bundle = arguments.demo / "bundle"
-        command = [sys.executable, "-P", "-m", "launch", "index", bundle, pictures, "-o", gallery]
+        command = [sys.executable, "-P", "-m", "launch", "index", bundle, images, "-o", gallery]
         subprocess.run(command, check=True)
         with listening(application(bundle, galleries={"held-out": str(gallery)})) as url:
             for path in take(url, asked, arguments.out):
                 print(path, f"{path.stat().st_size / 1000:.0f} kB", flush=True)
 
 
-def write_pictures(shards: Path, folder: Path) -> list[Path]:
-    """Held-out pictures, named by what they show -> `folder`; some to ask about: of the class, of
+def write_images(shards: Path, folder: Path) -> list[Path]:
+    """Held-out images, named by what they show -> `folder`; some to ask about: of the class, of
     the classes most like it, and of any."""
     folder.mkdir()
     written: dict[int, list[Path]] = {}
@@ -65,7 +65,7 @@ def write_pictures(shards: Path, folder: Path) -> list[Path]:
 
 
 def take(url: str, asked: list[Path], out: Path) -> Iterator[Path]:
-    """The pictures, one after the other, each as soon as it is there."""
+    """The images, one after the other, each as soon as it is there."""
     phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2}
     looks = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": phone}
     with chromium() as browser:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-RECIPE = Path(__file__).parents[1] / "launch" / "recipes" / "pictures.yaml"
+RECIPE = Path(__file__).parents[1] / "launch" / "recipes" / "images.yaml"
 # A network small enough for a CPU. Remove these for ResNet-18 at 128 x 128 pixels.
 SMALL = (
     "backbone.config.hidden_sizes=[16, 32, 64, 128]",

@@ -62,7 +62,7 @@ class ServingConfig(BaseModel):
     max_text_chars: Annotated[int, Option()] = Field(
         10_000, gt=0, description="most characters of one text"
     )
-    max_pixels: int = Field(50_000_000, gt=0, description="width x height of one picture")
+    max_pixels: int = Field(50_000_000, gt=0, description="width x height of one image")
     batch_size: Annotated[int, Option()] = Field(
         32, gt=0, description="most texts, or crops of images, in one forward pass"
     )
@@ -122,7 +122,7 @@ class ServingConfig(BaseModel):
         4 * 2**20,
         gt=0,
         le=12 * 2**20,  # a WebSocket message contains one frame, base64-encoded
-        description="of one frame's picture or text",
+        description="of one frame's image or text",
     )
     feed_idle_seconds: float = Field(
         60.0, gt=0, description="a feed without a frame for so long is ended"

@@ -193,8 +193,8 @@ class ImageReader:
         side = self._image.resize or self._image.size
         return [self._crops(np.full((side, side, self._image.channels), 128, np.uint8))]
 
-    def _crops(self, picture: np.ndarray) -> Tensor:
-        return torch.as_tensor(crops_for_evaluation(picture, self._image))
+    def _crops(self, image: np.ndarray) -> Tensor:
+        return torch.as_tensor(crops_for_evaluation(image, self._image))
 
 
 class TextReader:

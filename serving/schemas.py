@@ -136,7 +136,7 @@ class Done(BaseModel):
 class GalleryFound(BaseModel):
     name: str
     num_items: int
-    reads: Literal["pictures", "texts"]
+    reads: Literal["images", "texts"]
     thumbnails: bool
 
 

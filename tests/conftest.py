@@ -96,11 +96,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 5 classes of pictures in colour, without label vectors."""
-    from tests.shards import picture_shards
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 5 classes of images in colour, without label vectors."""
+    from tests.shards import image_shards
 
-    return picture_shards(tmp_path_factory.mktemp("pictures"))
+    return image_shards(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")

@@ -31,22 +31,22 @@ TINY_BERT = {
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def write_pictures(folder: Path, *, per_class: int = 8, num_classes: int = 5) -> None:
-    """Class folders of small pictures: a bar whose place tells the class, and noise."""
+def write_images(folder: Path, *, per_class: int = 8, num_classes: int = 5) -> None:
+    """Class folders of small images: a bar whose place tells the class, and noise."""
     rng = np.random.default_rng(0)
     for label in range(num_classes):
         place = folder / f"class {label}"
         place.mkdir(parents=True)
         for number in range(per_class):
-            picture = rng.integers(0, 120, (16, 16, 3), dtype=np.uint8)
-            picture[:, 3 * label : 3 * label + 3] += 100
-            assert cv2.imwrite(str(place / f"{number}.png"), picture)
+            image = rng.integers(0, 120, (16, 16, 3), dtype=np.uint8)
+            image[:, 3 * label : 3 * label + 3] += 100
+            assert cv2.imwrite(str(place / f"{number}.png"), image)
 
 
-def picture_shards(folder: Path) -> Path:
-    """Shards of `write_pictures` with a test split, in `folder/shards`."""
-    write_pictures(folder / "pictures")
-    source = ImageFolder(folder / "pictures", original=True, test_fraction=0.25)
+def image_shards(folder: Path) -> Path:
+    """Shards of `write_images` with a test split, in `folder/shards`."""
+    write_images(folder / "images")
+    source = ImageFolder(folder / "images", original=True, test_fraction=0.25)
     write_shards(source, folder / "shards", workers=0)
     return folder / "shards"
 

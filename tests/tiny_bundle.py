@@ -1,4 +1,4 @@
-"""Bundles with a tiny random network of grey 16 x 16 pictures, or of texts, for tests."""
+"""Bundles with a tiny random network of grey 16 x 16 images, or of texts, for tests."""
 
 import json
 from dataclasses import replace

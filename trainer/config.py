@@ -106,7 +106,7 @@ class TrainConfig(FrozenConfig):
     )
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = Field(False, description="torch.compile the backbone")
-    channels_last: bool = Field(False, description="pictures' memory format; faster on CUDA")
+    channels_last: bool = Field(False, description="images' memory format; faster on CUDA")
     activation_checkpointing: bool = Field(
         False, description="compute a block's activations again in backward instead of keeping them"
     )

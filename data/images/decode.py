@@ -84,7 +84,7 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
                 header.mode in ("1", "L", "P", "RGB") and "transparency" in header.info
             )
     except _DAMAGE as error:
-        raise ValueError(f"not a picture: its {extension} header is damaged ({error})") from error
+        raise ValueError(f"not an image: its {extension} header is damaged ({error})") from error
     _check_size(height, width, max_pixels)
     return extension, transparent
 
@@ -92,12 +92,12 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
-            f"a picture of {width} x {height} pixels is over the limit of {max_pixels}: "
+            f"an image of {width} x {height} pixels is over the limit of {max_pixels}: "
             "make it smaller"
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
-            f"a picture of {width} x {height} pixels is too thin a strip: at most "
+            f"an image of {width} x {height} pixels is too thin a strip: at most "
             f"{MAX_ASPECT} times as long as wide"
         )
 
@@ -106,7 +106,7 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
     for magic, found in _FORMATS.items():
         if data.startswith(magic):
             return found
-    raise ValueError("not a picture: JPEG, PNG, WebP, BMP and GIF are read")
+    raise ValueError("not an image: JPEG, PNG, WebP, BMP and GIF are read")
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -121,10 +121,10 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     if extension == "jpg" and has_more_scans(data, MAX_SCANS):
-        raise ValueError(f"a picture of over {MAX_SCANS} JPEG scans: save it again")
+        raise ValueError(f"an image of over {MAX_SCANS} JPEG scans: save it again")
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if decoded is None:
-        raise ValueError(f"a picture that cannot be decoded: its {extension} data is damaged")
+        raise ValueError(f"an image that cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
 
 
@@ -150,7 +150,7 @@ def _on_white(data: bytes) -> np.ndarray:
             image = ImageOps.exif_transpose(opened.convert("RGBA"))
     except _DAMAGE as error:
         raise ValueError(
-            f"a picture that cannot be decoded: its {extension} data is damaged"
+            f"an image that cannot be decoded: its {extension} data is damaged"
         ) from error
     ground = Image.new("RGBA", image.size, "white")
     return np.asarray(Image.alpha_composite(ground, image).convert("RGB"))

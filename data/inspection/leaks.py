@@ -134,7 +134,7 @@ def check_leaks(
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
-        raise ValueError(f"{folder} holds pictures: the leak check reads texts")
+        raise ValueError(f"{folder} holds images: the leak check reads texts")
     texts, labels, names = _read(folder, manifest, split, limit)
     middle = len(texts) // 2
     chars = _vocabulary(texts[:middle], len(names))

@@ -30,7 +30,7 @@ Kind = Literal[
     "bytes",
     "label",
     "text",
-    "picture",
+    "image",
     "label vectors",
 ]
 
@@ -154,7 +154,7 @@ def _of_sample(
     except UnicodeDecodeError as error:
         return "text", f": not UTF-8 from its byte {error.start} on"
     except ValueError as error:
-        return "picture", f": {error}"
+        return "image", f": {error}"
     return None
 
 

@@ -59,7 +59,7 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
     if manifest.modality == "image":
         if config.text is not None:
             raise ValueError(
-                f"{config.shards} holds pictures and data.text is given: leave it out, or choose "
+                f"{config.shards} holds images and data.text is given: leave it out, or choose "
                 "shards of texts"
             )
         return ImageInputs(config.image, config.augment)
@@ -70,7 +70,7 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
         )
     if config.augment != AugmentConfig():
         raise ValueError(
-            f"{config.shards} holds texts and data.augment is for pictures: leave it out"
+            f"{config.shards} holds texts and data.augment is for images: leave it out"
         )
     return TextInputs(config.text)
 

@@ -80,12 +80,12 @@ class Stream:
         source = self.manifest.source
         positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
         chosen = self.config.sample
-        pictures = self.manifest.modality == "image"
+        images = self.manifest.modality == "image"
         return TarReader(
             endings=(chosen.lower().lstrip("."),)
             if chosen
             else IMAGE_EXTENSIONS
-            if pictures
+            if images
             else TEXT_EXTENSIONS,
             label_field=self.config.label_field,
             classes=ClassList(self.manifest.class_names, positions=positions),

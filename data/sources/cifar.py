@@ -90,7 +90,7 @@ class _Cifar(CommandSource):
         found = sum(1 for split in self.files for _ in self._records(split))
         if found == self.published:
             return []
-        return [f"{found:,} pictures, and {self.kind} was published with {self.published:,}"]
+        return [f"{found:,} images, and {self.kind} was published with {self.published:,}"]
 
     def _records(self, split: str) -> Iterator[bytes]:
         """Yields the records of a split after checking their labels."""
@@ -108,7 +108,7 @@ class _Cifar(CommandSource):
                 for label, limit, names in zip(record, limits, self.labels, strict=False):
                     if label >= limit:
                         raise ValueError(
-                            f"{self.path}: picture {i // size} of {file} has label {label} and "
+                            f"{self.path}: image {i // size} of {file} has label {label} and "
                             f"{names} has {limit} names: download it again"
                         )
                 yield record

@@ -174,13 +174,13 @@ class ImageFolder(PackedImages, CommandSource):
         if len(names) < 2:
             found = "1 class" if names else "no class"
             raise ValueError(
-                f"{self.labels or self.folder} has {found} with pictures "
+                f"{self.labels or self.folder} has {found} with images "
                 f"({', '.join(sorted(ENDINGS))}): at least 2 are needed"
             )
         trained = {file.class_name for file in self._files if file.split in (None, "train")}
         if untrained := [name for name in names if name not in trained]:
             raise ValueError(
-                f"{self.folder / 'train'} has no pictures of class {untrained[0]!r}, "
+                f"{self.folder / 'train'} has no images of class {untrained[0]!r}, "
                 "which a test folder has: add some, or remove that class"
             )
         return names

@@ -185,7 +185,7 @@ class ImageNet(PackedImages, CommandSource):
         synsets = sorted({image.synset for image in self._training.found})
         if len(synsets) < 2:
             raise ValueError(
-                f"{self.folder} has {len(synsets)} classes of training pictures: 2 are needed"
+                f"{self.folder} has {len(synsets)} classes of training images: 2 are needed"
             )
         if self._devkit is not None:
             for synset in synsets:
@@ -231,12 +231,11 @@ def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) 
             f"without {_some(absent)}"
         )
     if other := sorted(s for s in expected.keys() & found.keys() if found[s] != expected[s]):
-        counts = [f"{s} has {found[s]:,} pictures and not {expected[s]:,}" for s in other]
+        counts = [f"{s} has {found[s]:,} images and not {expected[s]:,}" for s in other]
         notes.append(f"training differs from the devkit in {len(other):,} classes: {_some(counts)}")
     if validation is not None and len(validation.found) != len(devkit.truth):
         notes.append(
-            f"validation has {len(validation.found):,} of the devkit's {len(devkit.truth):,} "
-            "pictures"
+            f"validation has {len(validation.found):,} of the devkit's {len(devkit.truth):,} images"
         )
     return notes
 

@@ -105,7 +105,7 @@ class Mnist(CommandSource):
             labels = _read_idx(self.folder, f"{stem}-labels", 1)
             if len(images) != len(labels):
                 raise ValueError(
-                    f"{self.folder}: {stem}-images holds {len(images):,} pictures and "
+                    f"{self.folder}: {stem}-images holds {len(images):,} images and "
                     f"{stem}-labels {len(labels):,} labels: download both again"
                 )
             if not images.size:

@@ -49,7 +49,7 @@ class Table(PackedImages, FirstPassSource):
     work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column of the label")]
     text: str | None = Field(default=None, description="column of the text")
-    picture: str | None = Field(default=None, description="column of an image's path")
+    image: str | None = Field(default=None, description="column of an image's path")
     split: str | None = Field(
         default=None, description="column of the split; default: by --test-fraction"
     )
@@ -73,15 +73,15 @@ class Table(PackedImages, FirstPassSource):
     @classmethod
     def _options_fit_together(cls, given: ArgsKwargs) -> ArgsKwargs:
         named = (given.kwargs or {}).keys()
-        if "picture" not in named:
-            _reject(named & _IMAGE_OPTIONS, "for a table of images, which --picture names")
+        if "image" not in named:
+            _reject(named & _IMAGE_OPTIONS, "for a table of images, which --image names")
         if "split" in named:
             _reject(named & {"test_fraction"}, "where no --split says what is held out")
         return given
 
     def __post_init__(self) -> None:
-        if (self.text is None) == (self.picture is None):
-            raise ValueError("table: name one column, of texts with --text or pictures --picture")
+        if (self.text is None) == (self.image is None):
+            raise ValueError("table: name one column, of texts with --text or images --image")
         for path in self.files:
             columns = parquet_columns(path) if _is_parquet(path) else open_records(path).columns
             missing = [name for name in self._columns if name not in (columns or self._columns)]
@@ -98,7 +98,7 @@ class Table(PackedImages, FirstPassSource):
         parameters: dict[str, Any] = {
             "files": digest(self.files),
             "text": self.text,
-            "picture": self.picture,
+            "image": self.image,
             "label": self.label,
             "split": self.split,
             "test_fraction": self.test_fraction,
@@ -106,7 +106,7 @@ class Table(PackedImages, FirstPassSource):
             "across": self.across,
             "min_count": self.min_count,
         }
-        if self.picture is not None:
+        if self.image is not None:
             parameters |= {
                 "root": str(self._root),
                 "short_side": self.target_side,
@@ -190,7 +190,7 @@ class Table(PackedImages, FirstPassSource):
 
     @property
     def _content(self) -> str:
-        name = self.picture if self.text is None else self.text
+        name = self.image if self.text is None else self.text
         assert name is not None
         return name
 

@@ -84,7 +84,7 @@ def train_tokenizer(
     if os.path.lexists(out):
         raise ValueError(f"{out} exists already: name another folder, or delete it")
     if Manifest.load(shards).modality != "text":
-        raise ValueError(f"{shards} holds pictures: kway tokenizer reads texts")
+        raise ValueError(f"{shards} holds images: kway tokenizer reads texts")
     with (
         _written(out) as folder,
         open_split(shards, split, max_bad_labels=sys.maxsize) as opened,

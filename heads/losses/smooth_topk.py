@@ -85,7 +85,7 @@ def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
 
     A tuple has a probability in proportion to exp(sum of its z / (k tau)), as in the loss, so that
     this is d log sigma_k / d (z / (k tau)) (003, appendix C, which has k tau = 1). Averaged over
-    the crops of a picture it gives their common top-k prediction. ValueError where k exceeds the
+    the crops of an image it gives their common top-k prediction. ValueError where k exceeds the
     number of classes.
     """
     if not 1 <= k <= min(_MOST, logits_BK.shape[1]):

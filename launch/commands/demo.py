@@ -36,7 +36,7 @@ def demo(
     exit_on_signals()
     shards, bundle = out / "shards", out / "bundle"
     made = ("shard", "glyphs", "-o", shards, "--classes", classes)
-    announce(1, "pictures of characters", *made)
+    announce(1, "images of characters", *made)
     write(Glyphs(classes), shards)
 
     for run in runs.RUNS:
@@ -62,12 +62,12 @@ def demo(
     asked = questions.make_questions(shards, out / "questions")
     with questions.server(bundle, out / "server.log") as url:
         console.print(f"ready at {url}")
-        announce(6, "ask", "query", url, "--class", asked[0].asked, asked[0].picture)
+        announce(6, "ask", "query", url, "--class", asked[0].asked, asked[0].image)
         answers = [questions.ask(url, question) for question in asked]
         console.print(questions.answers_table(asked, answers))
     done = (
         f"Done in {time.monotonic() - started:.0f} s. See {out / 'comparison.png'}; "
-        f"ask more: kway query {bundle} --class NAME PICTURE"
+        f"ask more: kway query {bundle} --class NAME IMAGE"
     )
     console.print(printable(done), markup=False, soft_wrap=True)
 

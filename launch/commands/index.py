@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 def index(
     bundle: Annotated[Path, typer.Argument(help="bundle folder, made by `kway export`")],
     collection: Annotated[
-        Path, typer.Argument(help="folder of pictures; for a model of texts: a file, one a line")
+        Path, typer.Argument(help="folder of images; for a model of texts: a file, one a line")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="the gallery's folder")],
     batch_size: Annotated[
-        int, typer.Option(help="texts, or crops of pictures, in one forward pass", min=1)
+        int, typer.Option(help="texts, or crops of images, in one forward pass", min=1)
     ] = 32,
     workers: Annotated[
         int | None, typer.Option(help="threads that decode; default: one a core", min=1)
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="what computes")] = "cpu",
     thumbnails: Annotated[
-        bool, typer.Option("--thumbnails/--no-thumbnails", help="keep small pictures to show")
+        bool, typer.Option("--thumbnails/--no-thumbnails", help="keep small images to show")
     ] = True,
     strict: Annotated[
         bool, typer.Option("--strict", help="fail where a file cannot be read")
@@ -69,7 +69,7 @@ def _tell(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     item = reads.removesuffix("s")
     if done.ignored:
         others = counted(done.ignored, "other file")
-        print(f"note: ignoring {others}, by the name no picture", file=sys.stderr)
+        print(f"note: ignoring {others}, by the name no image", file=sys.stderr)
     for name, reason in done.unreadable:
         print(printable(f"left out: {name}: {reason}"), file=sys.stderr)
     if done.info.unreadable:

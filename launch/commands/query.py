@@ -36,8 +36,8 @@ def query(
     classes: Annotated[
         list[str], typer.Option("--class", help="name of a class, or # and its number; repeatable")
     ],
-    pictures: Annotated[
-        list[Path] | None, typer.Argument(help="files of pictures", metavar="PICTURE")
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="files of images", metavar="IMAGE")
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="a text, where the model reads texts; repeatable")
@@ -54,11 +54,11 @@ def query(
     as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Ask whether pictures, or texts, are of a class.
+    """Ask whether images, or texts, are of a class.
 
     Without --recall and --threshold only scores are shown.
     """
-    inputs = _inputs(pictures or [], text or [], texts)
+    inputs = _inputs(images or [], text or [], texts)
     if "://" in source:
         found = _ask_server(source, classes, inputs, recall, threshold, token_file)
     elif token_file is not None:
@@ -82,15 +82,15 @@ def _check_source(source: str) -> None:
         )
 
 
-def _inputs(pictures: list[Path], text: list[str], texts: Path | None) -> Inputs:
-    for picture in pictures:
-        if not picture.is_file():
-            raise FileNotFoundError(f"{picture} is no file: name pictures")
+def _inputs(images: list[Path], text: list[str], texts: Path | None) -> Inputs:
+    for image in images:
+        if not image.is_file():
+            raise FileNotFoundError(f"{image} is no file: name images")
     if texts is not None:
         text = text + _lines(texts)
-    if bool(pictures) == bool(text):
-        raise ValueError("give pictures, or texts by --text or --texts, and not both")
-    return pictures or text
+    if bool(images) == bool(text):
+        raise ValueError("give images, or texts by --text or --texts, and not both")
+    return images or text
 
 
 def _lines(file: Path) -> list[str]:
@@ -116,8 +116,8 @@ def _read(file: Path, option: str) -> str:
 
 
 def _check_kind(source: str, reads: str, inputs: Inputs) -> None:
-    if reads != ("pictures" if isinstance(inputs[0], Path) else "texts"):
-        remedy = "name picture files" if reads == "pictures" else "give --text or --texts"
+    if reads != ("images" if isinstance(inputs[0], Path) else "texts"):
+        remedy = "name image files" if reads == "images" else "give --text or --texts"
         raise ValueError(f"{source} reads {reads}: {remedy}")
 
 
@@ -190,7 +190,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("picture" if isinstance(inputs[0], Path) else "text", "class")
+    table = Table("image" if isinstance(inputs[0], Path) else "text", "class")
     verdicts = [verdict for result in found.results for verdict in result.verdicts]
     decides = any(verdict.threshold is not None for verdict in verdicts)
     for name in ("score", "threshold", "match") if decides else ("score",):

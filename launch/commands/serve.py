@@ -131,7 +131,7 @@ def _replicas(text: str) -> tuple[int, int | None]:
 def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
     """Arguments of a curl query, with the class name quoted for the shell."""
     quoted = "'" + bundle.names.names[0].replace("'", "'\\''") + "'"
-    asked = "-F images=@your-picture.png"
+    asked = "-F images=@your-image.png"
     if bundle.spec.reads == "texts":
         asked = "--form-string texts='A text.'"
     token = '-H "Authorization: Bearer $TOKEN" ' if has_tokens else ""

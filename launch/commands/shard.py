@@ -88,7 +88,7 @@ def check(
 def verify(
     folder: Shards,
     decode: Annotated[
-        bool, typer.Option("--decode", help="decode every picture, too; slower")
+        bool, typer.Option("--decode", help="decode every image, too; slower")
     ] = False,
     name_all: Annotated[
         bool, typer.Option("--all", help="name every damaged sample, not 10 a shard")
@@ -133,10 +133,11 @@ def show(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="examples; default: 48 pictures or 12 texts"),
+        typer.Option(min=1, max=1000, help="examples; default: 48 images or 12 texts"),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="write a contact sheet of pictures")
+    sheet: Annotated[
+        Path | None,
+        typer.Option("--contact-sheet", metavar="FILE.png", help="write a contact sheet of images"),
     ] = None,
 ) -> None:
     """What is inside: counts, classes and how many samples they have, examples of texts."""
@@ -146,9 +147,9 @@ def show(
     from launch.commands.shard_tables import class_table, split_table, text_table
 
     manifest = Manifest.load(folder)
-    if picture is not None and (picture.suffix.lower() != ".png" or manifest.modality == "text"):
-        why = "texts have no contact sheet" if picture.suffix.lower() == ".png" else "name a .png"
-        raise ValueError(f"--picture {picture}: {why}")
+    if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
+        why = "texts have no contact sheet" if sheet.suffix.lower() == ".png" else "name a .png"
+        raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
         held = contents(folder, manifest)
@@ -158,12 +159,12 @@ def show(
             print(f"hierarchy: {size}")
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
-        if picture is not None:
+        if sheet is not None:
             from data.inspection.contact_sheet import contact_sheet
 
-            with explain_write_errors(picture, "--picture"):
-                contact_sheet(opened, samples or 48).save(picture, "PNG")
-            print(printable(f"{picture}: {opened.name}"))
+            with explain_write_errors(sheet, "--contact-sheet"):
+                contact_sheet(opened, samples or 48).save(sheet, "PNG")
+            print(printable(f"{sheet}: {opened.name}"))
 
 
 @app.command()

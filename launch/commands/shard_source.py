@@ -46,7 +46,6 @@ DropDuplicates = Annotated[
 Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
 SAMPLES_PER_SHARD = 10_000
 PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
-_SAMPLE = {"image": "picture", "text": "text"}
 
 
 def source_commands() -> dict[str, Any]:
@@ -228,7 +227,7 @@ def write(
     if written.resumed:
         print(f"stood already: {counted(written.resumed, 'shard')}")
     if written.left_out:
-        bad = counted(written.left_out, f"bad {_SAMPLE[manifest.modality]}")
+        bad = counted(written.left_out, f"bad {manifest.modality}")
         print(f"warning: left out {bad}", file=sys.stderr)
     if written.duplicates:
         print(f"kept out of training: {counted(written.duplicates, 'duplicate')} of other splits")

@@ -26,7 +26,7 @@ _TEXT = 200
 
 def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents]) -> Table:
     """One row per split. The title states the modality, the number of classes and the source."""
-    kind = "texts" if manifest.modality == "text" else "pictures"
+    kind = "texts" if manifest.modality == "text" else "images"
     title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
     table = _table(title, show_header=True)
     for name in ("split", "samples", "classes", "shards", "MB", "bytes a sample"):

@@ -85,10 +85,11 @@ def build(
 @app.command()
 def show(
     tree: Annotated[Path, typer.Argument(help="a tree file")],
-    picture: Annotated[
-        Path | None, typer.Option(help="where the picture goes; default: beside the tree, .png")
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="output file; default: the tree's path with suffix .png"),
     ] = None,
-    rows: Annotated[int, typer.Option(min=4, max=500, help="names in the picture")] = 48,
+    rows: Annotated[int, typer.Option(min=4, max=500, help="names in the figure")] = 48,
 ) -> None:
     """Print what a label tree looks like and draw it, or its top, with names."""
     from heads.tree import NamedTree
@@ -96,9 +97,9 @@ def show(
 
     named = NamedTree.load(tree)
     _print_statistics(named, projected=False)
-    path = tree.with_suffix(".png") if picture is None else picture
+    path = tree.with_suffix(".png") if figure is None else figure
     title = f"{tree.name}: {len(named.classes):,} classes"
-    with explain_write_errors(path, "--picture"):
+    with explain_write_errors(path, "--figure"):
         num_drawn = draw_tree(named, path, rows=rows, title=title)
     print(printable(f"{path}: {num_drawn:,} of {named.tree.num_nodes:,} nodes"))
 

@@ -76,17 +76,17 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
     column, own = logits.logits[:, class_id], logits.labels == class_id
     threshold = float(pooled_thresholds(torch.from_numpy(column[own]), [_RECALL])[0])
     above = int((column[~own] >= threshold).sum())
-    ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum()} pictures of other classes")
+    ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum()} images of other classes")
     ax.set_yscale("symlog", linthresh=1)
     top = ax.get_ylim()[1]
     ax.set_ylim(0, 12 * top)  # leave space for the legend
-    ax.vlines(column[own], 0, top, color=_TRUE, lw=2, label=f"{own.sum()} pictures of it")
+    ax.vlines(column[own], 0, top, color=_TRUE, lw=2, label=f"{own.sum()} images of it")
     ax.axvline(threshold, color=_LINE, ls="--", lw=1.5, label=f"threshold for recall {_RECALL:g}")
     ax.set(
         title=f"loss {loss}: the logit of “{logits.names[class_id]}”\n"
-        f"pictures of other classes that reach the threshold: {above}",
+        f"images of other classes that reach the threshold: {above}",
         xlabel="logit",
-        ylabel="pictures",
+        ylabel="images",
     )
     ax.legend(loc="upper left", fontsize=9)
 
@@ -103,8 +103,8 @@ def _draw_one_threshold(ax: Axes, losses: dict[str, Logits]) -> None:
         recall, precision = hits[last] / len(own), hits[last] / (last + 1)
         ax.plot(recall, precision, color=colour, lw=2, label=f"{loss}: area {precision.mean():.3f}")
     ax.set(
-        title="One threshold for all classes:\nis a logit comparable between pictures and classes?",
-        xlabel="recall of (picture, class) pairs",
+        title="One threshold for all classes:\nis a logit comparable between images and classes?",
+        xlabel="recall of (image, class) pairs",
         ylabel="precision",
         xlim=(0, 1),
         ylim=(0, 1.02),

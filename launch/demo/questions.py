@@ -29,7 +29,7 @@ _STOP_SECONDS = 60
 class Question:
     """A held-out image, its class, and the class to ask the server about."""
 
-    picture: Path
+    image: Path
     shows: str
     asked: str
 
@@ -85,7 +85,7 @@ def ask(url: str, question: Question) -> dict[str, Any]:
     response = httpx.post(
         f"{url}/v1/query",
         data={"classes": question.asked, "recall": "0.9"},
-        files={"images": question.picture.read_bytes()},
+        files={"images": question.image.read_bytes()},
         timeout=30,
     )
     response.raise_for_status()
@@ -95,13 +95,13 @@ def ask(url: str, question: Question) -> dict[str, Any]:
 
 def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> Table:
     """The queries, the server's answers, and whether they are correct."""
-    table = Table(title="Three questions about held-out pictures, over HTTP")
-    for column in ("picture", "is it …?", "score", "threshold", "answer", "it shows", ""):
+    table = Table(title="Three questions about held-out images, over HTTP")
+    for column in ("image", "is it …?", "score", "threshold", "answer", "it shows", ""):
         table.add_column(column, overflow="fold")
     for question, answer in zip(questions, answers, strict=True):
         right = answer["match"] == (question.shows == question.asked)
         table.add_row(
-            question.picture.name,
+            question.image.name,
             table_cell(question.asked),
             f"{answer['score']:.2f}",
             f"{answer['threshold']:.2f}",

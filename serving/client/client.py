@@ -203,11 +203,11 @@ class Client(StandingQueries):
 
     def _check(self, inputs: list[Input], served: Served) -> None:
         if not inputs:
-            raise ValueError("there is nothing to ask about: give pictures or texts")
+            raise ValueError("there is nothing to ask about: give images or texts")
         for position, one in enumerate(inputs):
             check_input(one)
             if isinstance(one, str) != (served.reads == "texts"):
-                remedy = "name picture files" if served.reads == "pictures" else "give texts"
+                remedy = "name image files" if served.reads == "images" else "give texts"
                 raise ValueError(f"{self.url} reads {served.reads}: {remedy}")
             if isinstance(one, str) and len(one) > served.limits.max_text_chars:
                 raise ValueError(

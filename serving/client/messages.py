@@ -93,7 +93,7 @@ class Limits(BaseModel):
 class Served(BaseModel):
     """The model that a server serves."""
 
-    reads: Literal["pictures", "texts"]
+    reads: Literal["images", "texts"]
     recalls: list[float]
     logits: ModelLogits | None = None  # not sent by older servers
     limits: Limits
@@ -179,10 +179,10 @@ def _class(one: str | SupportsIndex) -> str | int:
     return operator.index(one)
 
 
-def _file(picture: Path | bytes) -> tuple[str, bytes]:
-    if isinstance(picture, bytes):
-        return "picture", picture
-    return picture.name, picture.read_bytes()
+def _file(image: Path | bytes) -> tuple[str, bytes]:
+    if isinstance(image, bytes):
+        return "image", image
+    return image.name, image.read_bytes()
 
 
 def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _about(model: Model, collection: Collection, how: IndexOptions) -> About:
         reads=model.reads,
         backbone=features_identity(model.bundle),
         dim=model.bundle.spec.dim,
-        thumbnails=how.thumbnails and model.reads == "pictures",
+        thumbnails=how.thumbnails and model.reads == "images",
         source=shown_name(str(collection.path.resolve())),
     )
 
@@ -249,7 +249,7 @@ def _check(
         remedy = "mend or remove it" + (", or leave out --strict" if readable else "")
         raise ValueError(f"{collection.path}: {name} cannot be read ({reason}){more}: {remedy}")
     if not readable:
-        what = "pictures" if collection.reads == "pictures" else "texts"
+        what = collection.reads
         raise ValueError(f"{collection.path} holds no {what}: there is nothing to index")
 
 

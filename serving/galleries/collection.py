@@ -83,12 +83,12 @@ class Collection(Protocol):
 def open_collection(path: Path, reads: Reads) -> Collection:
     """Open a collection for a model that `reads` this kind of input. Raises FileNotFoundError if
     `path` is not a folder of images, or not a file of texts."""
-    if reads == "pictures":
+    if reads == "images":
         if not path.is_dir():
             raise FileNotFoundError(
-                f"{path} is no folder: the model reads pictures, name a folder of them"
+                f"{path} is no folder: the model reads images, name a folder of them"
             )
-        return PictureFolder(path)
+        return ImageCollection(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is no file: the model reads texts, name a file of texts, one a line"
@@ -96,14 +96,14 @@ def open_collection(path: Path, reads: Reads) -> Collection:
     return TextFile(path)
 
 
-class PictureFolder:
+class ImageCollection:
     """Files with an image extension in a folder and all of its subfolders, except hidden ones.
 
     Symbolic links to folders are not followed. A link to a file outside of the folder is
     unreadable.
     """
 
-    reads: Reads = "pictures"
+    reads: Reads = "images"
 
     def __init__(self, path: Path) -> None:
         self.path, self.ignored = path, 0
@@ -150,12 +150,12 @@ class PictureFolder:
         """The item, or why it cannot be read; None for a folder; True for an ignored file, which is
         counted."""
         file = name.rpartition("/")[2]
-        is_picture = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
+        is_image = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
         try:
             about = os.lstat(self._path(name))
             if stat.S_ISDIR(about.st_mode) and not file.startswith("."):
                 return None
-            if not is_picture:
+            if not is_image:
                 self.ignored += 1
                 return True
             if stat.S_ISLNK(about.st_mode):

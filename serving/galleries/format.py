@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BACKBONE, ENCODER, TOKENIZER, Reads, Spec, read_manifest
@@ -40,7 +40,8 @@ class GalleryInfo(Spec):
     """The contents of `gallery.json`."""
 
     format_version: Literal[1] = 1
-    reads: Reads
+    # Galleries of earlier versions say "pictures".
+    reads: Annotated[Reads, BeforeValidator(lambda v: "images" if v == "pictures" else v)]
     backbone: Sha256 = Field(description="`features_identity` of the bundle that made it")
     source: str = Field(description="the folder, or the file of texts, that was indexed")
     num_items: int = Field(gt=0)

@@ -108,7 +108,7 @@ def text_fields(form: FormData) -> dict[str, list[str]]:
     return fields
 
 
-async def pictures(form: FormData) -> list[bytes]:
+async def form_images(form: FormData) -> list[bytes]:
     """The bytes of the files in `images`. Raises ApiError 400 for a value that is not a file."""
     files = form.getlist("images")
     for position, file in enumerate(files):

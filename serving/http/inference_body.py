@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from serving.api_error import validated
-from serving.http.request_body import parse_json, picture_bytes
+from serving.http.request_body import image_bytes, parse_json
 from serving.inference.tensors import (
     Inference,
     Tensor,
@@ -41,7 +41,7 @@ class RequestInput(BaseModel):
     datatype: str
     parameters: dict[str, Scalar] = Field({}, description="binary_data_size instead of data")
     data: Annotated[list[Scalar], Field(fail_fast=True)] | None = Field(
-        None, description="flat; pictures in base64"
+        None, description="flat; images in base64"
     )
 
 
@@ -167,7 +167,7 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
         raise invalid_inference(f"{tensor.name} contains elements that are not strings")
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
-    return [picture_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
+    return [image_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:

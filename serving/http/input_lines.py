@@ -24,7 +24,7 @@ class FrameIn(_FrameFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="a picture file in base64, or its data URL")
+    image: StrictStr | None = Field(None, description="an image file in base64, or its data URL")
     text: StrictStr | None = None
 
 
@@ -82,7 +82,7 @@ def _bounded(raw: bytes, limit: int) -> bytes:
 
 
 def _too_long(limit: int) -> ApiError:
-    message = f"the frame is over {limit} bytes: send a smaller picture or text"
+    message = f"the frame is over {limit} bytes: send a smaller image or text"
     return ApiError(413, "frame_too_long", message)
 
 
@@ -95,7 +95,7 @@ class LineIn(_WithId):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="a picture file in base64, or its data URL")
+    image: StrictStr | None = Field(None, description="an image file in base64, or its data URL")
     text: StrictStr | None = None
 
 

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.http.forms import known_charset, parse_form, pictures, text_fields
+from serving.http.forms import form_images, known_charset, parse_form, text_fields
 from serving.http.request_body import (
     MOST_VALUES,
     bounded_parts,
     content_type,
+    image_bytes,
     parse_json,
-    picture_bytes,
     whole_body,
 )
 from serving.service import InProgress, Service
@@ -74,7 +74,7 @@ class QueryBody(BaseModel):
     )
     images: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None,
-        description="for a model of pictures: files (JPEG, PNG, WebP, BMP, GIF) in base64, or "
+        description="for a model of images: files (JPEG, PNG, WebP, BMP, GIF) in base64, or "
         "data URLs of them",
     )
     texts: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
@@ -132,15 +132,15 @@ async def read_query(
 
 def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     if not raw.strip():
-        example = '"images": ["<base64>", …]' if reads == "pictures" else '"texts": ["…", …]'
+        example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
     body = validated(QueryBody, parse_json(raw, most_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     _check_input_count(sent, limits, reads)  # before any input is decoded
     inputs: Sequence[bytes | str] = sent
-    if reads == "pictures":
-        inputs = [picture_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
+    if reads == "images":
+        inputs = [image_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
     return Query(list(body.classes), inputs, body.recall, body.threshold)
 
 
@@ -152,8 +152,8 @@ def most_values(limits: ServingConfig) -> int:
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
     """Reject a kind of input that the model does not read, before decoding any."""
-    if reads == "pictures" and texts:
-        raise ApiError(422, "not_a_text_model", "this model reads pictures: send images, not texts")
+    if reads == "images" and texts:
+        raise ApiError(422, "not_a_text_model", "this model reads images: send images, not texts")
     if reads == "texts" and images:
         raise ApiError(422, "not_a_picture_model", "this model reads texts: send texts, not images")
 
@@ -168,16 +168,16 @@ def _check_raw(kind: str, reads: Reads) -> None:
         raise ApiError(
             415,
             "unknown_content_type",
-            "send application/json, multipart/form-data, a picture as image/… or "
+            "send application/json, multipart/form-data, an image as image/… or "
             f"application/octet-stream, or a text as text/plain; not {kind[:80]!r}",
         )
 
 
 def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
     if not raw:
-        what = "picture's bytes" if reads == "pictures" else "text"
+        what = "image's bytes" if reads == "images" else "text"
         raise ApiError(400, "empty_body", f"the body is empty: send the {what}")
-    if reads == "pictures":
+    if reads == "images":
         return raw
     codec = known_charset(charset)
     try:
@@ -200,7 +200,7 @@ async def _from_form(
         numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}
         values = {"classes": fields["classes"], **numbers}
         asked = validated(QueryBody, values, "invalid_query")
-        inputs = fields["texts"] if reads == "texts" else await pictures(form)
+        inputs = fields["texts"] if reads == "texts" else await form_images(form)
         return Query(list(asked.classes), inputs, asked.recall, asked.threshold)
     finally:
         await form.close()
@@ -208,7 +208,7 @@ async def _from_form(
 
 def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
     if not inputs:
-        what, field = ("picture", "images") if reads == "pictures" else ("text", "texts")
+        what, field = ("image", "images") if reads == "images" else ("text", "texts")
         raise ApiError(400, "no_input", f"there is no {what} in the request: send {field}")
     if len(inputs) > limits.max_inputs:
         raise ApiError(
@@ -241,8 +241,8 @@ def one_input(
         check_text_length(text, limits.max_text_chars, "text")
         return text
     if image is None:
-        raise ApiError(422, "not_a_text_model", "this model reads pictures: send image")
-    return picture_bytes(image, "image")
+        raise ApiError(422, "not_a_text_model", "this model reads images: send image")
+    return image_bytes(image, "image")
 
 
 def check_text_length(one: bytes | str, limit: int, field: str) -> None:

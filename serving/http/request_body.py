@@ -189,7 +189,7 @@ def _invalid_json(reason: str) -> ApiError:
     return ApiError(400, "invalid_json", f"Invalid JSON: {reason}")
 
 
-def picture_bytes(text: str, field: str) -> bytes:
+def image_bytes(text: str, field: str) -> bytes:
     """Base64 of an image file, or `data:image/…;base64,…` -> its bytes.
 
     Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`. `field` is its name
@@ -200,7 +200,7 @@ def picture_bytes(text: str, field: str) -> bytes:
         raise ApiError(
             422,
             "urls_refused",
-            f"{field} is a URL, and this server fetches nothing: send the picture itself, in "
+            f"{field} is a URL, and this server fetches nothing: send the image itself, in "
             "base64, as a file of a form, or as the body with Content-Type: image/jpeg",
         )
     start = 0 if data_url is None else data_url.end()
@@ -208,5 +208,5 @@ def picture_bytes(text: str, field: str) -> bytes:
         return base64.b64decode(text[start:], validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(
-            400, "invalid_base64", f"{field} is not base64 of a picture file ({error})"
+            400, "invalid_base64", f"{field} is not base64 of an image file ({error})"
         ) from error

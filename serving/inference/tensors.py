@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from serving.service import Service
     from trainer.bundle.spec import Reads
 
-INPUTS: "dict[Reads, str]" = {"pictures": "images", "texts": "texts"}
 OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
@@ -81,13 +80,13 @@ def check_inference(
     _check_names(tensors, reads)
     for tensor in tensors.values():
         _check_shape(tensor)
-    raw = tensors[INPUTS[reads]]
+    raw = tensors[reads]
     _check_datatype(raw, "BYTES")
     (classes,) = (tensors[name] for name in _CLASS_INPUTS if name in tensors)
     _check_datatype(classes, _CLASS_INPUTS[classes.name])
     recall, threshold = (_number(inference.parameters, name) for name in _PARAMETERS)
     found = CheckedInference(
-        list(raw.data) if reads == "pictures" else [_text(raw, one) for one in raw.data],
+        list(raw.data) if reads == "images" else [_text(raw, one) for one in raw.data],
         [_text(classes, one) if isinstance(one, bytes) else one for one in classes.data],
         recall,
         threshold,
@@ -124,15 +123,13 @@ def parameters_of(answer: Answer) -> dict[str, bool | str]:
 
 
 def _check_names(tensors: Mapping[str, Tensor], reads: "Reads") -> None:
-    known = {INPUTS[reads], *_CLASS_INPUTS}
+    known = {reads, *_CLASS_INPUTS}
     if unknown := tensors.keys() - known:
         raise invalid_inference(
             f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}"
         )
-    if INPUTS[reads] not in tensors:
-        raise invalid_inference(
-            f"this model reads {reads}: send them as the BYTES input {INPUTS[reads]!r}"
-        )
+    if reads not in tensors:
+        raise invalid_inference(f"this model reads {reads}: send them as the BYTES input {reads!r}")
     if len(tensors.keys() & _CLASS_INPUTS.keys()) != 1:
         raise invalid_inference(
             "send exactly one of the inputs class_ids (INT64) and classes (BYTES)"
@@ -287,7 +284,7 @@ class InferenceModel:
     @property
     def inputs(self) -> list[Tensor]:
         """The inputs of a request, without data; a dimension of -1 is variable."""
-        read = INPUTS[self._service.model.reads]
+        read = self._service.model.reads
         return [Tensor(read, "BYTES", (-1,), ()), Tensor("class_ids", "INT64", (-1,), ())]
 
     @property

@@ -23,7 +23,7 @@ export class AskRoom {
     });
     byId("clear").addEventListener("click", () => this.#clear());
     if (model.reads === "texts") this.#readTexts(model.limits);
-    else this.#readPictures(model.limits);
+    else this.#readImages(model.limits);
   }
 
   setQuestion(question) {
@@ -32,7 +32,7 @@ export class AskRoom {
   }
 
   take(found) {
-    if (this.reads === "pictures") this.#asking.add(found);
+    if (this.reads === "images") this.#asking.add(found);
     else for (const { content } of found) content.text().then((text) => this.takeText(text));
   }
 
@@ -42,10 +42,10 @@ export class AskRoom {
     this.#asking.add(lines.map((content) => ({ name: content.slice(0, 60), content })));
   }
 
-  #readPictures(limits) {
-    byId("pictures").hidden = false;
+  #readImages(limits) {
+    byId("images").hidden = false;
     byId("choose").append(chooser("choose files", (found) => this.#asking.add(found)));
-    byId("pictures-limits").textContent =
+    byId("images-limits").textContent =
       `JPEG, PNG, WebP, BMP or GIF, up to ${bytes(limits.max_body_bytes)} and ` +
       `${Math.floor(limits.max_pixels / 1e6)} megapixels each.`;
   }

@@ -168,7 +168,7 @@ function bodyOf(inputs, classes, fields) {
   const form = new FormData();
   for (const { id, name } of classes) form.append("classes", sendable(id, name));
   for (const [field, value] of Object.entries(fields)) form.append(field, value);
-  for (const file of contents) form.append("images", file, "picture");
+  for (const file of contents) form.append("images", file, "image");
   return form;
 }
 

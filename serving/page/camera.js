@@ -12,7 +12,7 @@ export class Camera {
   // readable message if there is no camera or access is denied.
   async start(video, isReady, take) {
     if (!navigator.mediaDevices?.getUserMedia) {
-      throw new Error("browsers give a page the camera over HTTPS or on this very machine only: drop pictures instead");
+      throw new Error("browsers give a page the camera over HTTPS or on this very machine only: drop images instead");
     }
     try {
       this.#stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
@@ -41,7 +41,7 @@ export class Camera {
 }
 
 const WORDS = {
-  NotAllowedError: "this page may not use the camera: allow it in the browser, or drop pictures instead",
-  NotFoundError: "this machine has no camera: drop pictures instead",
-  NotReadableError: "another program holds the camera: close it, or drop pictures instead",
+  NotAllowedError: "this page may not use the camera: allow it in the browser, or drop images instead",
+  NotFoundError: "this machine has no camera: drop images instead",
+  NotReadableError: "another program holds the camera: close it, or drop images instead",
 };

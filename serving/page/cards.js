@@ -88,9 +88,9 @@ function thumbnail(url) {
   const frame = element("span", { class: "thumbnail" });
   if (url === null) return frame;
   // The name is shown in addition. A file that the browser cannot display may still be valid input.
-  const picture = element("img", { src: url, alt: "", loading: "lazy", decoding: "async" });
-  picture.addEventListener("error", () => picture.remove());
-  frame.append(picture);
+  const image = element("img", { src: url, alt: "", loading: "lazy", decoding: "async" });
+  image.addEventListener("error", () => image.remove());
+  frame.append(image);
   return frame;
 }
 

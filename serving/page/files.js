@@ -30,9 +30,9 @@ export function onDropped(take, takeText) {
 // Convert files to inputs. Empty files and folders are reported, not silently ignored.
 export function inputsOf(files, folders = new Set()) {
   return [...files].map((file) => ({
-    name: file.name || "a picture",
+    name: file.name || "an image",
     content: file,
-    fault: folders.has(file.name) ? "is a folder: choose the pictures in it" : null,
+    fault: folders.has(file.name) ? "is a folder: choose the images in it" : null,
   }));
 }
 

@@ -15,7 +15,7 @@ export class Hits {
       element(
         "li",
         { class: "heard", "data-frame": said.frame },
-        picture(frame),
+        image(frame),
         element(
           "div",
           { class: "about" },
@@ -32,7 +32,7 @@ export class Hits {
   }
 }
 
-function picture(frame) {
+function image(frame) {
   if (frame === undefined) return null;
   if (typeof frame.content === "string") return element("p", { class: "text", dir: "auto" }, frame.content);
   const url = URL.createObjectURL(frame.content);

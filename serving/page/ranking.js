@@ -25,7 +25,7 @@ export class Ranking {
     Object.assign(this, { title: asked.name });
     [this.#api, this.#gallery, this.#asked] = [api, gallery, asked];
     [this.#fields, this.#signal] = [fields, signal];
-    this.#grid = element("ol", { class: gallery.reads === "pictures" ? "hits" : "hits of-texts" });
+    this.#grid = element("ol", { class: gallery.reads === "images" ? "hits" : "hits of-texts" });
     const title = element("h2", {}, nameOf(asked.name));
     this.#more.hidden = true;
     this.element = element("section", { class: "ranking" }, title, this.#status, this.#grid, this.#more);
@@ -104,9 +104,9 @@ export class Ranking {
     try {
       const answer = await this.#api.fetch("GET", path, { signal: this.#signal });
       const url = URL.createObjectURL(await answer.blob());
-      const picture = element("img", { src: url, alt: "" });
-      picture.addEventListener("load", () => URL.revokeObjectURL(url));
-      frame.append(picture);
+      const image = element("img", { src: url, alt: "" });
+      image.addEventListener("load", () => URL.revokeObjectURL(url));
+      frame.append(image);
     } catch (error) {
       if (error.name !== "AbortError") frame.append(element("span", { class: "quiet small" }, error.message));
     }

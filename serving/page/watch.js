@@ -64,7 +64,7 @@ export class WatchRoom {
   }
 
   take(found) {
-    if (this.#reads !== "pictures") return;
+    if (this.#reads !== "images") return;
     for (const one of found) this.#send(one);
   }
 
@@ -76,9 +76,9 @@ export class WatchRoom {
   #feeding() {
     const name = element("p", { class: "bar" }, element("label", { for: "feed-name" }, "Name of the feed"), this.#feedName);
     this.#feedName.addEventListener("change", () => this.#closeFeed());
-    if (this.#reads === "pictures") {
+    if (this.#reads === "images") {
       const files = chooser("choose files", (found) => this.take(found));
-      const drop = element("p", { class: "drop" }, element("strong", {}, "Drop pictures here"), ", paste them, or ", files);
+      const drop = element("p", { class: "drop" }, element("strong", {}, "Drop images here"), ", paste them, or ", files);
       return [name, drop, element("p", { class: "bar" }, this.#cameraButton, this.#feedStatus), this.#video];
     }
     const input = element("input", { id: "feed-text", type: "text", dir: "auto" });

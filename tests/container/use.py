@@ -107,7 +107,7 @@ def _serve(server: Image, work: Path) -> None:
         sys.exit("error: the health check held before the server can have started")
 
 
-# Draws the picture that it asks about: the image has no file of pictures.
+# Draws the image that it asks about: the image has no file of images.
 _ASK = """
 python -I -c "from PIL import Image; Image.new('L', (32, 32)).save('/tmp/one.png')"
 kway query http://127.0.0.1:8000 --token-file /run/secrets/tokens \

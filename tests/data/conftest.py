@@ -1,4 +1,4 @@
-"""Small real pictures, and shards made of them."""
+"""Small real images, and shards made of them."""
 
 from pathlib import Path
 
@@ -10,28 +10,28 @@ from data.shards.writer import write_shards
 from data.sources import Glyphs, ImageFolder
 
 
-def write_picture(path: Path, seed: int, height: int = 20, width: int = 26) -> None:
+def write_image(path: Path, seed: int, height: int = 20, width: int = 26) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     assert cv2.imwrite(str(path), noise)
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four classes of 9 to 12 pictures; a class name that is not ASCII, file names with dots."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of 9 to 12 images; a class name that is not ASCII, file names with dots."""
+    folder = tmp_path_factory.mktemp("images")
     for label, name in enumerate(("apple", "birne", "crème", "date")):
         for i in range(9 + label):
             stem = "with.dots" if i == 0 else f"{i:02d}"
-            write_picture(folder / name / f"{stem}.{'jpg' if i % 2 else 'png'}", 100 * label + i)
+            write_image(folder / name / f"{stem}.{'jpg' if i % 2 else 'png'}", 100 * label + i)
     return folder
 
 
 @pytest.fixture(scope="session")
-def shards(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """42 pictures in shards of 10; at least 3 shards of training."""
+def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """42 images in shards of 10; at least 3 shards of training."""
     folder = tmp_path_factory.mktemp("shards") / "out"
-    source = ImageFolder(pictures, test_fraction=0.2)
+    source = ImageFolder(images, test_fraction=0.2)
     write_shards(source, folder, samples_per_shard=10, workers=1)
     return folder
 

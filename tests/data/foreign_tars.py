@@ -43,7 +43,7 @@ def write_tar(
             tar.addfile(info, io.BytesIO(data))
 
 
-def pictures(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
+def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
     """Members of `count` samples with the label number % classes."""
     members = []
     for number in range(first, first + count):
@@ -81,7 +81,7 @@ class Planted:
 def planted_shards(
     folder: Path, bad: dict[int, bytes], *, count: int = 30, labels: dict[int, int] | None = None
 ) -> Path:
-    """Pictures of 3 classes in shards of 10, some with other bytes or labels than they should."""
+    """Images of 3 classes in shards of 10, some with other bytes or labels than they should."""
     labels = labels or {}
     samples = [
         (bad.get(number, png(number)), "png", labels.get(number, number % 3))

@@ -19,7 +19,7 @@ FIELDS = (
     "wordnet_height",
     "num_train_images",
 )
-# (WNID, words, gloss, children by id, pictures); the id is the place here, from 1. As in the real
+# (WNID, words, gloss, children by id, images); the id is the place here, from 1. As in the real
 # one the classes come first, and not in the order of their WNIDs.
 SYNSETS = (
     ("n02119789", "kit fox, Vulpes macrotis", "small grey fox", (), 4),
@@ -31,13 +31,13 @@ SYNSETS = (
     ("n02084071", "dog", "a member of the genus Canis", (2,), 0),
 )
 CLASSES = ("n01440764", "n02100735", "n02119789")
-# Of validation pictures 1 to 5, as ids.
+# Of validation images 1 to 5, as ids.
 TRUTH = (2, 1, 3, 3, 1)
 
 Files = Mapping[str, bytes]
 
 
-def picture(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 30) -> bytes:
+def image(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 30) -> bytes:
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     written, data = cv2.imencode(ending, noise)
     assert written
@@ -47,14 +47,14 @@ def picture(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 3
 def training() -> dict[str, dict[str, bytes]]:
     """Synset -> file name -> bytes, as many as the devkit says."""
     return {
-        wnid: {f"{wnid}_{i}.JPEG": picture(100 * number + i) for i in range(count)}
+        wnid: {f"{wnid}_{i}.JPEG": image(100 * number + i) for i in range(count)}
         for number, (wnid, _, _, _, count) in enumerate(SYNSETS)
         if count
     }
 
 
 def validation() -> dict[str, bytes]:
-    return {f"ILSVRC2012_val_{i:08d}.JPEG": picture(1000 + i) for i in range(1, len(TRUTH) + 1)}
+    return {f"ILSVRC2012_val_{i:08d}.JPEG": image(1000 + i) for i in range(1, len(TRUTH) + 1)}
 
 
 def tar(files: Files) -> bytes:
@@ -75,7 +75,7 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELD
     """A struct array [N, 1] of cells, as MATLAB writes it; a leaf's children are empty."""
     rows = list(synsets)
     table = np.empty((len(rows), 1), dtype=[(name, object) for name in fields])
-    for i, (wnid, words, gloss, children, pictures) in enumerate(rows):
+    for i, (wnid, words, gloss, children, images) in enumerate(rows):
         row = {
             "ILSVRC2012_ID": float(i + 1),
             "WNID": wnid,
@@ -84,7 +84,7 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELD
             "num_children": float(len(children)),
             "children": np.array([children], np.float64).reshape(1, -1),
             "wordnet_height": float(bool(children)),
-            "num_train_images": float(pictures),
+            "num_train_images": float(images),
         }
         table[i, 0] = tuple(row[name] for name in fields)
     buffer = io.BytesIO()
@@ -118,7 +118,7 @@ def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
 
 
 def write_folders(folder: Path, *, flat: bool = True) -> Path:
-    """train/ and val/, which holds pictures where it is `flat`, else class folders."""
+    """train/ and val/, which holds images where it is `flat`, else class folders."""
     for wnid, files in training().items():
         write_files(folder / "train" / wnid, files)
     if flat:

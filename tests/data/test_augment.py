@@ -32,7 +32,7 @@ STILL = {"crop_area": None, "flip": 0}
 ROOT = Path(__file__).parents[2]
 
 
-def picture(channels: int, height: int = 40, width: int = 50) -> np.ndarray:
+def photo(channels: int, height: int = 40, width: int = 50) -> np.ndarray:
     y, x = np.mgrid[:height, :width]
     planes = [5 * y + 20, 4 * x + 30, 2 * (x + y) + 40]
     return np.stack(planes[:channels], axis=-1).astype(np.uint8)
@@ -44,7 +44,7 @@ def image(channels: int) -> ImageConfig:
 
 
 def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.ndarray]:
-    given = picture(channels)
+    given = photo(channels)
     before = given.copy()
     made = [
         for_training(given, image(channels), augment, SampleGenerator().at(7, 1, i))
@@ -59,7 +59,7 @@ def digest(made: list[np.ndarray]) -> str:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_everything_together_gives_pictures_of_one_shape_that_differ(channels: int) -> None:
+def test_everything_together_gives_images_of_one_shape_that_differ(channels: int) -> None:
     made = samples(channels, EVERYTHING)
     for pixels in made:
         assert pixels.shape == (channels, 32, 32)
@@ -70,7 +70,7 @@ def test_everything_together_gives_pictures_of_one_shape_that_differ(channels: i
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_all_but_crop_and_flip_is_off_by_default(channels: int) -> None:
-    plain = for_evaluation(picture(channels), image(channels))
+    plain = for_evaluation(photo(channels), image(channels))
     for pixels in samples(channels, AugmentConfig(**STILL), 20):
         assert np.array_equal(pixels, plain)
 
@@ -94,7 +94,7 @@ def test_another_process_makes_the_same_pixels() -> None:
     ],
 )
 def test_a_probability_is_the_share_of_samples_that_change(part: dict, changed: float) -> None:
-    plain = for_evaluation(picture(3), image(3))
+    plain = for_evaluation(photo(3), image(3))
     made = samples(3, AugmentConfig(**{**STILL, **part}), 800)
     share = np.mean([not np.array_equal(pixels, plain) for pixels in made])
     assert abs(share - changed) < 0.05
@@ -102,7 +102,7 @@ def test_a_probability_is_the_share_of_samples_that_change(part: dict, changed: 
 
 def test_what_means_nothing_on_grey_is_left_out() -> None:
     augment = AugmentConfig(**STILL, grey=1, colour=ColorJitter(saturation=0.9, hue=0.5))
-    plain = for_evaluation(picture(1), image(1))
+    plain = for_evaluation(photo(1), image(1))
     for pixels in samples(1, augment, 20):
         assert np.array_equal(pixels, plain)
 
@@ -116,7 +116,7 @@ def test_colour_jitter_draws_from_its_range_in_every_order(
         monkeypatch.setattr(color_jitter, name, note)
     config = ColorJitter(brightness=0.2, contrast=1.5, saturation=0.6, hue=0.1)
     for i in range(600):
-        config(picture(3), (), SampleGenerator().at(0, 0, i))
+        config(photo(3), (), SampleGenerator().at(0, 0, i))
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert orders == set(permutations(("brightness", "contrast", "saturation", "hue")))
     ranges = {"brightness": (0.8, 1.2), "contrast": (0, 2.5), "saturation": (0.4, 1.6)}
@@ -128,7 +128,7 @@ def test_colour_jitter_draws_from_its_range_in_every_order(
 
 
 def test_erasing_covers_one_box_with_the_mean() -> None:
-    plain = for_evaluation(picture(3), image(3))
+    plain = for_evaluation(photo(3), image(3))
     mean = np.reshape([128, 51, 204], (3, 1, 1))
     shares = []
     for pixels in samples(3, AugmentConfig(**STILL, erase=1), 200):
@@ -167,11 +167,11 @@ def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
 ) -> None:
     calls: list[tuple[int, float]] = []
     noting = tuple(
-        lambda picture, strength, fill, i=i: calls.append((i, strength)) or picture
+        lambda image, strength, fill, i=i: calls.append((i, strength)) or image
         for i in range(len(OPERATIONS))
     )
     monkeypatch.setattr("data.augment.rand_augment._ALL", noting)
-    given = picture(channels)
+    given = photo(channels)
     given = given[:, :, 0] if channels == 1 else given
     config = RandAugment(operations=3, magnitude=4)
     for i in range(2000):
@@ -206,7 +206,7 @@ def test_a_setting_out_of_range_is_refused_with_the_range(wrong: dict, remedy: s
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_padded_picture_is_shifted_by_every_number_of_pixels_up_to_it(channels: int) -> None:
+def test_a_padded_image_is_shifted_by_every_number_of_pixels_up_to_it(channels: int) -> None:
     augment = AugmentConfig(**STILL, pad=2)
     still = samples(channels, AugmentConfig(**STILL), 1)[0]
     seen = set()
@@ -225,7 +225,7 @@ def test_a_padded_picture_is_shifted_by_every_number_of_pixels_up_to_it(channels
     assert len(seen) == 25
 
 
-def test_a_picture_is_cropped_or_shifted() -> None:
+def test_an_image_is_cropped_or_shifted() -> None:
     with pytest.raises(ValueError, match=r"pad is 4 and crop_area \[0.08, 1.0\]"):
         AugmentConfig(pad=4)
 

@@ -16,7 +16,7 @@ FILL = {"RGB": (20, 240, 130), "L": (77,)}
 AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 
-def picture(mode: str, height: int = 61, width: int = 80) -> Image.Image:
+def image(mode: str, height: int = 61, width: int = 80) -> Image.Image:
     """Smooth colours from black to white and a bright edge, with a few noisy rows."""
     rng = np.random.default_rng(3)
     small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
@@ -39,14 +39,14 @@ def differences(ours: np.ndarray, pillow: Image.Image) -> np.ndarray:
 def test_a_factor_means_what_it_means_to_pillow(name: str, factor: float, mode: str) -> None:
     if (name, mode) == ("saturation", "L"):
         return
-    given = picture(mode)
+    given = image(mode)
     enhancer = getattr(ImageEnhance, "Color" if name == "saturation" else name.title())
     ours = getattr(image_operations, name)(np.asarray(given), factor)
     assert differences(ours, enhancer(given).enhance(factor)).max() <= (factor != 1)
 
 
 def test_grey_is_the_grey_of_pillow() -> None:
-    given = picture("RGB")
+    given = image("RGB")
     grey = Grayscale(1)(np.asarray(given), (), np.random.default_rng(0))
     assert differences(grey, given.convert("L").convert("RGB")).max() <= 1
 
@@ -54,7 +54,7 @@ def test_grey_is_the_grey_of_pillow() -> None:
 @pytest.mark.parametrize("turn", [-0.5, -0.25, -0.03125, 0.125, 0.375, 0.5])
 def test_hue_turns_on_the_colour_circle(turn: float) -> None:
     """Against exact arithmetic: Pillow's own circle has 255 of its 256 steps."""
-    given = np.asarray(picture("RGB", 24, 24))
+    given = np.asarray(image("RGB", 24, 24))
     turned = image_operations.hue(given, turn)
     for before, after in zip(given.reshape(-1, 3), turned.reshape(-1, 3), strict=True):
         hue, saturation, value = colorsys.rgb_to_hsv(*(before / 255))
@@ -64,7 +64,7 @@ def test_hue_turns_on_the_colour_circle(turn: float) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_levels_are_mapped_exactly_as_by_pillow(mode: str) -> None:
-    given = picture(mode)
+    given = image(mode)
     faint = given.point(lambda level: level // 3 + 40)
     tiny = Image.fromarray(np.asarray(given)[10:13, 10:19])
     flat = Image.new(mode, (9, 9), "white")
@@ -121,12 +121,12 @@ MOVES = {
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("amount", [-0.4, -0.1, 0.0, 0.05, 0.45])
 @pytest.mark.parametrize("name", MOVES)
-def test_pictures_move_as_by_pillow(name: str, amount: float, mode: str) -> None:
+def test_figures_move_as_by_pillow(name: str, amount: float, mode: str) -> None:
     """But for two pixels along their edge: OpenCV blends them with the fill, Pillow does not."""
     ours, pillow = MOVES[name]
-    given, fill = picture(mode), FILL[mode]
+    given, fill = image(mode), FILL[mode]
     moved = ours(np.asarray(given), fill, amount)
-    frame = np.full((given.height, given.width), 77, np.uint8)  # 77 is the fill of grey pictures
+    frame = np.full((given.height, given.width), 77, np.uint8)  # 77 is the fill of grey images
     frame[2:-2, 2:-2] = 255
     inside = np.asarray(pillow(Image.fromarray(frame), amount)) == 255
     assert inside.mean() > 0.25
@@ -143,7 +143,7 @@ def test_pictures_move_as_by_pillow(name: str, amount: float, mode: str) -> None
 def test_each_operation_of_rand_augment_has_the_range_of_the_papers(
     strength: float, mode: str
 ) -> None:
-    given, size = picture(mode), abs(strength)
+    given, size = image(mode), abs(strength)
     moves = {"rotate": 0.5, "shear-x": 0.3, "shear-y": 0.3}  # rotation: of 60 degrees
     moves |= {"translate-x": 150 / 331, "translate-y": 150 / 331}
     expected = {

@@ -1,4 +1,4 @@
-"""docs/data.md: its recipe is one that loads, its pictures are drawn by code and shown."""
+"""docs/data.md: its recipe is one that loads, its images are drawn by code and shown."""
 
 import re
 from pathlib import Path
@@ -17,20 +17,20 @@ PAGE = (DOCS / "data.md").read_text(encoding="utf-8")
 
 def drawings() -> dict[str, Any]:
     # Imported here: with matplotlib and scikit-learn it would slow the collection of all tests.
-    from docs.pictures.__main__ import OF_DATA
+    from docs.figures.__main__ import OF_DATA
 
     return OF_DATA
 
 
-def test_every_picture_is_drawn_by_code_and_shown_with_a_caption() -> None:
+def test_every_image_is_drawn_by_code_and_shown_with_a_caption() -> None:
     drawn = sorted(f"data-{name}.png" for name in drawings())
     assert sorted(path.name for path in DOCS.glob("data-*.png")) == drawn
     shown = re.findall(r"^!\[[^]]{10,}\]\((data-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
     assert sorted(shown) == drawn
 
 
-def test_each_picture_still_has_the_size_of_its_file() -> None:
-    from docs.pictures.look import look
+def test_each_image_still_has_the_size_of_its_file() -> None:
+    from docs.figures.look import look
 
     for name, draw in drawings().items():
         with look(), Image.open(DOCS / f"data-{name}.png") as shown:

@@ -24,7 +24,7 @@ SIZES = {"train": 20, "test": 7}
 
 
 def pixels(split: str) -> np.ndarray:
-    """Pictures uint8 [N, 32, 32, 3]."""
+    """Images uint8 [N, 32, 32, 3]."""
     rng = np.random.default_rng(len(split))
     return rng.integers(0, 256, (SIZES[split], 32, 32, 3), dtype=np.uint8)
 
@@ -36,8 +36,8 @@ def labels(split: str) -> list[int]:
 def records(split: str, coarse: bool) -> list[bytes]:
     """Label bytes, then all red, all green, all blue."""
     return [
-        bytes([ABOVE[label], label] if coarse else [label]) + picture.transpose(2, 0, 1).tobytes()
-        for picture, label in zip(pixels(split), labels(split), strict=True)
+        bytes([ABOVE[label], label] if coarse else [label]) + image.transpose(2, 0, 1).tobytes()
+        for image, label in zip(pixels(split), labels(split), strict=True)
     ]
 
 
@@ -82,7 +82,7 @@ def cifar10(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_picture_comes_through_without_loss(
+def test_every_image_comes_through_without_loss(
     cifar10: Path, cifar100: Path, tmp_path: Path, kind: type, workers: int
 ) -> None:
     source = kind(cifar10 if kind is Cifar10 else cifar100)
@@ -123,9 +123,9 @@ def test_the_description_tells_pixels_apart(cifar100: Path, tmp_path: Path) -> N
     assert Cifar100(other).describe() != Cifar100(cifar100).describe()
 
 
-def test_another_number_of_pictures_than_published_is_noted(cifar10: Path) -> None:
+def test_another_number_of_images_than_published_is_noted(cifar10: Path) -> None:
     (note,) = Cifar10(cifar10).notes()
-    assert note == "27 pictures, and cifar10 was published with 60,000"
+    assert note == "27 images, and cifar10 was published with 60,000"
 
 
 def test_killed_and_resumed_gives_the_same_bytes(cifar100: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_is_no_archive_is_refused_in_one_line(cifar100: Path) -> None:
     [
         ("train.bin", lambda data: data[:-1], "train.bin has 61,479 bytes, which are not records"),
         ("test.bin", lambda data: b"", "test.bin has 0 bytes, which are not records"),
-        ("test.bin", lambda data: b"\0\x09" + data[2:], "picture 0 of test.bin has label 9 and"),
+        ("test.bin", lambda data: b"\0\x09" + data[2:], "image 0 of test.bin has label 9 and"),
         ("test.bin", lambda data: b"\2" + data[1:], "label 2 and coarse_label_names.txt has 2"),
         ("test.bin", lambda data: b"\0" + data[1:], "'maple_tree' stands in two coarse classes"),
         ("fine_label_names.txt", lambda data: b"", "is no list of class names"),
@@ -204,6 +204,6 @@ def test_the_command_notes_the_count_and_reports_duplicates(
         out = str(tmp_path / f"out{number}")
         done = CliRunner().invoke(app, [command, str(path), "-o", out, *options])
         assert done.exit_code == 0, done.output
-        assert f"27 pictures, and {command} was published with 60,000" in done.stderr
+        assert f"27 images, and {command} was published with 60,000" in done.stderr
         assert ("test: 1 of 7 stand in train too" in done.stdout) == (not options)
         assert f"{20 - number} train + 7 test samples, 3 classes" in done.stdout

@@ -15,7 +15,7 @@ from data.shards.writer import Written, write_shards
 from data.skipped import Skipped
 from data.sources import Sample
 from launch.commands.shard import app
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 
 # XORed into a message, the generator polynomial of CRC-32 leaves its checksum as it was.
 POLYNOMIAL = 0x1DB710641
@@ -174,8 +174,8 @@ def test_a_damaged_duplicate_is_named(tmp_path: Path) -> None:
 def test_the_command_reports_and_drops(tmp_path: Path) -> None:
     for split, seeds in (("train", (1, 2, 3)), ("test", (3, 4))):
         for seed in seeds:
-            write_picture(tmp_path / "in" / split / "ab"[seed % 2] / f"{seed}.png", seed)
-    write_picture(tmp_path / "in/train/a/3.png", 3)
+            write_image(tmp_path / "in" / split / "ab"[seed % 2] / f"{seed}.png", seed)
+    write_image(tmp_path / "in/train/a/3.png", 3)
     arguments = ["imagefolder", str(tmp_path / "in"), "-o"]
     kept = CliRunner().invoke(app, [*arguments, str(tmp_path / "kept")])
     assert kept.exit_code == 0, kept.output

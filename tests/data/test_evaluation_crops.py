@@ -1,4 +1,4 @@
-"""Five or ten crops of a picture for evaluation."""
+"""Five or ten crops of an image for evaluation."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from data.images.config import ImageConfig
 from data.images.decode import crops_for_evaluation, for_evaluation, resize_short_side
 
-PICTURE = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
 
 
 def config(crops: int, channels: int = 3) -> ImageConfig:
@@ -20,16 +20,16 @@ def config(crops: int, channels: int = 3) -> ImageConfig:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_five_crops_are_the_corners_and_the_centre(channels: int) -> None:
-    picture = PICTURE[:, :, :channels]
-    big = resize_short_side(picture, 31).transpose(2, 0, 1)
-    crops = crops_for_evaluation(picture, config(5, channels))
+    image = IMAGE[:, :, :channels]
+    big = resize_short_side(image, 31).transpose(2, 0, 1)
+    crops = crops_for_evaluation(image, config(5, channels))
     corners = [big[:, :24, :24], big[:, :24, -24:], big[:, -24:, :24], big[:, -24:, -24:]]
-    centre = for_evaluation(picture, config(1, channels))
+    centre = for_evaluation(image, config(1, channels))
     assert np.array_equal(crops, np.stack([*corners, centre]))
 
 
 def test_ten_crops_are_those_and_their_mirror_images() -> None:
-    crops, five = (crops_for_evaluation(PICTURE, config(number)) for number in (10, 5))
+    crops, five = (crops_for_evaluation(IMAGE, config(number)) for number in (10, 5))
     assert crops.shape == (10, 3, 24, 24)
     assert crops.flags.c_contiguous
     assert np.array_equal(crops[:5], five)
@@ -37,8 +37,8 @@ def test_ten_crops_are_those_and_their_mirror_images() -> None:
 
 
 def test_one_crop_is_the_centre_alone() -> None:
-    one = crops_for_evaluation(PICTURE, config(1))
-    assert np.array_equal(one, for_evaluation(PICTURE, config(5)))
+    one = crops_for_evaluation(IMAGE, config(1))
+    assert np.array_equal(one, for_evaluation(IMAGE, config(5)))
 
 
 def test_crops_that_would_be_the_same_are_refused() -> None:

@@ -24,7 +24,7 @@ from data.shards.split import open_split
 from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
 from launch.commands.shard import app
-from tests.data.foreign_tars import pictures, planted_shards, png, write_tar
+from tests.data.foreign_tars import images, planted_shards, png, write_tar
 from tests.faults.sitecustomize import error
 
 
@@ -86,7 +86,7 @@ def test_every_format_of_headers_gives_the_bytes_keys_and_labels(
 
 
 def test_the_tars_are_not_touched_and_training_reads_them(tmp_path: Path) -> None:
-    write_tar(tmp_path / "train-0.tar", pictures(0, 12))
+    write_tar(tmp_path / "train-0.tar", images(0, 12))
     before = (tmp_path / "train-0.tar").read_bytes()
     index_shards(tmp_path)
     assert (tmp_path / "train-0.tar").read_bytes() == before
@@ -99,9 +99,9 @@ def test_the_tars_are_not_touched_and_training_reads_them(tmp_path: Path) -> Non
 
 
 def wiped_header(tmp_path: Path, wipe: bytes) -> Path:
-    """100 samples, and the header of a picture early in the tar is gone."""
+    """100 samples, and the header of an image early in the tar is gone."""
     tar = tmp_path / "part.tar"
-    write_tar(tar, pictures(0, 100))
+    write_tar(tar, images(0, 100))
     with tarfile.open(tar) as opened:
         place = opened.getmember("00011.png").offset
     content = bytearray(tar.read_bytes())
@@ -136,7 +136,7 @@ def cut(tar: Path, member: str, *, closed: bool = False) -> None:
 
 def test_a_tar_that_is_truncated_within_a_member_is_named(tmp_path: Path) -> None:
     tar = tmp_path / "part.tar"
-    write_tar(tar, pictures(0, 20))
+    write_tar(tar, images(0, 20))
     with tarfile.open(tar) as opened:
         place = opened.getmember("00015.cls").offset_data
     tar.write_bytes(tar.read_bytes()[:place])
@@ -147,7 +147,7 @@ def test_a_tar_that_is_truncated_within_a_member_is_named(tmp_path: Path) -> Non
 
 
 def test_a_tar_that_is_cut_between_two_members_is_an_error(tmp_path: Path) -> None:
-    write_tar(tmp_path / "part.tar", pictures(0, 100))
+    write_tar(tmp_path / "part.tar", images(0, 100))
     cut(tmp_path / "part.tar", "00030.png")
     with pytest.raises(ValueError, match="the zero blocks that close a tar are missing"):
         index_shards(tmp_path)
@@ -157,7 +157,7 @@ def test_a_tar_that_is_cut_between_two_members_is_an_error(tmp_path: Path) -> No
 def test_a_cut_that_was_skipped_is_recorded_and_verify_names_it_without_failing(
     tmp_path: Path,
 ) -> None:
-    write_tar(tmp_path / "part.tar", pictures(0, 100))
+    write_tar(tmp_path / "part.tar", images(0, 100))
     cut(tmp_path / "part.tar", "00030.png")
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert done.exit_code == 0, done.output
@@ -170,7 +170,7 @@ def test_a_cut_that_was_skipped_is_recorded_and_verify_names_it_without_failing(
 
 
 def test_verify_finds_a_cut_that_an_earlier_version_indexed_silently(tmp_path: Path) -> None:
-    members = [*pictures(0, 30), ("00030.json", b"{}")]  # the last sample indexed is not the end
+    members = [*images(0, 30), ("00030.json", b"{}")]  # the last sample indexed is not the end
     write_tar(tmp_path / "part.tar", members)
     cut(tmp_path / "part.tar", "00030.json")
     index_shards(tmp_path, skip_bad=True)
@@ -186,7 +186,7 @@ def test_verify_finds_a_cut_that_an_earlier_version_indexed_silently(tmp_path: P
 
 
 def test_manifests_without_losses_have_the_format_of_earlier_versions(tmp_path: Path) -> None:
-    write_tar(tmp_path / "part.tar", pictures(0, 3))
+    write_tar(tmp_path / "part.tar", images(0, 3))
     index_shards(tmp_path)
     assert "incomplete" not in json.loads((tmp_path / "manifest.json").read_text())
 
@@ -197,7 +197,7 @@ def test_the_expected_count_finds_a_cut_that_is_closed_with_zeros(
 ) -> None:
     folder, out = tmp_path / "tars", tmp_path / "out"
     for first, name in ((0, "a"), (3, "b")):
-        write_tar(folder / "in" / f"{name}.tar", pictures(first, 3))
+        write_tar(folder / "in" / f"{name}.tar", images(first, 3))
     if counts.startswith("{"):
         (tmp_path / "counts.json").write_text(counts)
         counts = str(tmp_path / "counts.json")
@@ -231,7 +231,7 @@ def test_the_expected_count_finds_a_cut_that_is_closed_with_zeros(
 def test_expected_counts_that_do_not_fit_the_folder_are_errors(
     tmp_path: Path, expect: str, error: type[Exception], said: str
 ) -> None:
-    write_tar(tmp_path / "tars" / "a.tar", pictures(0, 3))
+    write_tar(tmp_path / "tars" / "a.tar", images(0, 3))
     if not expect.isalpha():
         (tmp_path / "counts.json").write_text(expect)
         expect = str(tmp_path / "counts.json")
@@ -248,7 +248,7 @@ def test_a_tar_ends_with_two_zero_blocks_and_any_number_of_further_zeros(
     tmp_path: Path, zeros: int, is_closed: bool
 ) -> None:
     tar = tmp_path / "part.tar"
-    write_tar(tar, pictures(0, 3))
+    write_tar(tar, images(0, 3))
     with tarfile.open(tar) as opened:
         last = opened.getmembers()[-1]
     tar.write_bytes(tar.read_bytes()[: last.offset_data + 512] + bytes(zeros))
@@ -258,8 +258,8 @@ def test_a_tar_ends_with_two_zero_blocks_and_any_number_of_further_zeros(
 
 
 def test_joined_tars_are_read_on_but_not_quietly(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", pictures(0, 3))
-    write_tar(tmp_path / "b.tar", pictures(3, 3))
+    write_tar(tmp_path / "a.tar", images(0, 3))
+    write_tar(tmp_path / "b.tar", images(3, 3))
     joined = (tmp_path / "a.tar").read_bytes() + (tmp_path / "b.tar").read_bytes()
     (tmp_path / "b.tar").unlink()
     (tmp_path / "a.tar").write_bytes(joined)
@@ -270,7 +270,7 @@ def test_joined_tars_are_read_on_but_not_quietly(tmp_path: Path) -> None:
 
 
 def test_a_tar_without_a_whole_sample_costs_no_other(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", pictures(0, 3))
+    write_tar(tmp_path / "a.tar", images(0, 3))
     write_tar(tmp_path / "b.tar", [])
     write_tar(tmp_path / "c.tar", [("1.png", png(1))])
     with pytest.raises(ValueError, match=r"b\.tar: contains no sample; .*c\.tar: 1: no \.cls or"):
@@ -282,7 +282,7 @@ def test_a_tar_without_a_whole_sample_costs_no_other(tmp_path: Path) -> None:
 
 
 def members_of(labels: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """A picture and one label member, (extension, bytes), for each sample."""
+    """An image and one label member, (extension, bytes), for each sample."""
     members = []
     for number, (extension, data) in enumerate(labels):
         members += [(f"{number}.png", png(number)), (f"{number}.{extension}", data)]
@@ -367,13 +367,13 @@ def test_a_changed_label_of_a_foreign_shard_is_found(tmp_path: Path) -> None:
 def test_a_class_file_with_a_mistake_is_named_by_line(
     tmp_path: Path, lines: str, said: str
 ) -> None:
-    write_tar(tmp_path / "part.tar", pictures(0, 3))
+    write_tar(tmp_path / "part.tar", images(0, 3))
     (tmp_path / "names").write_text(lines)
     with pytest.raises(ValueError, match=said):
         index_shards(tmp_path, classes=tmp_path / "names")
 
 
-def test_texts_are_the_sample_where_there_are_no_pictures(tmp_path: Path) -> None:
+def test_texts_are_the_sample_where_there_are_no_images(tmp_path: Path) -> None:
     members = []
     for number in range(3):
         members += [(f"{number}.cls", b"x"), (f"{number}.txt", f"text {number}".encode())]
@@ -400,7 +400,7 @@ def test_the_sample_can_be_chosen_among_several(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["part.tar.gz", "part.tgz", "part.tar"])
 def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
-    write_tar(tmp_path / "plain", pictures(0, 3))
+    write_tar(tmp_path / "plain", images(0, 3))
     (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
     with pytest.raises(ValueError, match=rf"{name} is compressed.*unpack .*\(gunzip\)"):
         index_shards(tmp_path)
@@ -413,11 +413,11 @@ def by_split(indexed: Indexed) -> dict[str, list[str]]:
 
 def test_names_of_tars_tell_the_split(tmp_path: Path) -> None:
     for number, name in enumerate(("set-val-0.tar", "set_train_0.tar", "set_train_1.tar")):
-        write_tar(tmp_path / name, pictures(3 * number, 3))
+        write_tar(tmp_path / name, images(3 * number, 3))
     indexed = index_shards(tmp_path)
     trained = ["set_train_0.tar", "set_train_1.tar"]
     assert by_split(indexed) == {"train": trained, "test": ["set-val-0.tar"]}
-    write_tar(tmp_path / "set-test.tar", pictures(20, 3))
+    write_tar(tmp_path / "set-test.tar", images(20, 3))
     assert by_split(index_shards(tmp_path)) == {
         "train": trained,
         "test": ["set-test.tar"],
@@ -427,7 +427,7 @@ def test_names_of_tars_tell_the_split(tmp_path: Path) -> None:
 
 def test_globs_tell_the_split_and_what_matches_none_is_said(tmp_path: Path) -> None:
     for number in range(4):
-        write_tar(tmp_path / f"{number}.tar", pictures(3 * number, 3))
+        write_tar(tmp_path / f"{number}.tar", images(3 * number, 3))
     done = kway_shard("index", tmp_path, "--split", "train=[01].tar", "--split", "test=2.*")
     assert done.exit_code == 0, done.output
     assert "6 train + 3 test samples" in done.stdout
@@ -438,8 +438,8 @@ def test_globs_tell_the_split_and_what_matches_none_is_said(tmp_path: Path) -> N
 
 
 def test_another_folder_gets_links_to_tars_that_lie_in_folders(tmp_path: Path) -> None:
-    write_tar(tmp_path / "in" / "train" / "0.tar", pictures(0, 6))
-    write_tar(tmp_path / "in" / "val" / "0.tar", pictures(6, 3))
+    write_tar(tmp_path / "in" / "train" / "0.tar", images(0, 6))
+    write_tar(tmp_path / "in" / "val" / "0.tar", images(6, 3))
     with pytest.raises(ValueError, match="give -o DIR"):
         index_shards(tmp_path / "in")
     out = tmp_path / "out"
@@ -452,7 +452,7 @@ def test_another_folder_gets_links_to_tars_that_lie_in_folders(tmp_path: Path) -
 
 
 def test_a_broken_link_to_a_tar_is_an_error_and_not_left_out(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", pictures(0, 3))
+    write_tar(tmp_path / "a.tar", images(0, 3))
     (tmp_path / "b.tar").symlink_to(tmp_path / "gone.tar")
     with pytest.raises(FileNotFoundError, match=r"b\.tar is a broken symbolic link"):
         index_shards(tmp_path)
@@ -461,9 +461,9 @@ def test_a_broken_link_to_a_tar_is_an_error_and_not_left_out(tmp_path: Path) -> 
 def test_a_folder_of_tars_that_cannot_be_read_is_an_error(
     tmp_path: Path, injected: Callable[..., None]
 ) -> None:
-    write_tar(tmp_path / "in" / "a.tar", pictures(0, 3))
-    write_tar(tmp_path / "in" / "deep" / "b.tar", pictures(3, 3))
-    write_tar(tmp_path / "in" / "lost+found" / "c.tar", pictures(6, 3))
+    write_tar(tmp_path / "in" / "a.tar", images(0, 3))
+    write_tar(tmp_path / "in" / "deep" / "b.tar", images(3, 3))
+    write_tar(tmp_path / "in" / "lost+found" / "c.tar", images(6, 3))
     injected("scandir", "lost+found", error("EACCES"))
     assert len(index_shards(tmp_path / "in", out=tmp_path / "two").manifest.shards) == 2
     injected("scandir", "in/deep", error("EACCES"))
@@ -475,7 +475,7 @@ def test_what_would_be_destroyed_is_refused(tmp_path: Path) -> None:
     own = planted_shards(tmp_path / "own", {})
     with pytest.raises(ValueError, match="holds shards of planted with their manifest"):
         index_shards(own)
-    write_tar(tmp_path / "in" / "0.tar", pictures(0, 3))
+    write_tar(tmp_path / "in" / "0.tar", images(0, 3))
     with pytest.raises(ValueError, match="holds shards of planted"):
         index_shards(tmp_path / "in", out=own)
     (tmp_path / "other").mkdir()
@@ -491,7 +491,7 @@ def test_what_would_be_destroyed_is_refused(tmp_path: Path) -> None:
 def test_the_same_folder_by_another_name_is_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tar(tmp_path / "0.tar", pictures(0, 3))
+    write_tar(tmp_path / "0.tar", images(0, 3))
     monkeypatch.chdir(tmp_path)
     index_shards(tmp_path, out=Path("."))
     assert not (tmp_path / "0.tar").is_symlink()
@@ -499,9 +499,9 @@ def test_the_same_folder_by_another_name_is_in_place(
 
 
 def test_indexing_again_follows_a_tar_that_changed(tmp_path: Path) -> None:
-    write_tar(tmp_path / "0.tar", pictures(0, 3))
+    write_tar(tmp_path / "0.tar", images(0, 3))
     index_shards(tmp_path)
-    write_tar(tmp_path / "0.tar", pictures(0, 5))
+    write_tar(tmp_path / "0.tar", images(0, 5))
     assert len(verified(tmp_path)) == 1
     assert index_shards(tmp_path).notes == ("changed since the last index: 0.tar",)
     assert index_shards(tmp_path).notes == ()
@@ -511,7 +511,7 @@ def test_indexing_again_follows_a_tar_that_changed(tmp_path: Path) -> None:
 
 def test_processes_do_not_change_what_is_written(tmp_path: Path) -> None:
     for number in range(3):
-        write_tar(tmp_path / f"{number}.tar", pictures(5 * number, 5))
+        write_tar(tmp_path / f"{number}.tar", images(5 * number, 5))
     written = []
     for workers in (0, 2):
         index_shards(tmp_path, workers=workers)
@@ -521,7 +521,7 @@ def test_processes_do_not_change_what_is_written(tmp_path: Path) -> None:
 
 
 def test_other_files_in_a_tar_are_counted_and_repeated_members_named(tmp_path: Path) -> None:
-    members = [("README", b"x"), ("__meta__", b"x"), *pictures(0, 2), ("00001.cls", b"7")]
+    members = [("README", b"x"), ("__meta__", b"x"), *images(0, 2), ("00001.cls", b"7")]
     write_tar(tmp_path / "0.tar", members)
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert "ignoring files without key and extension, as webdataset does: 2" in done.stderr
@@ -555,7 +555,7 @@ def test_every_problem_is_named_in_a_file_and_not_only_the_first_ten(tmp_path: P
 
 
 def test_an_index_that_was_interrupted_before_its_manifest_is_made_again(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [*pictures(0, 3), ("README", b"")])
+    write_tar(tmp_path / "a.tar", [*images(0, 3), ("README", b"")])
     index_shards(tmp_path)
     (tmp_path / "manifest.json").unlink()
     assert index_shards(tmp_path).skipped == tmp_path / SKIPPED

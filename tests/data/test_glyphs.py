@@ -80,15 +80,15 @@ def test_styles_of_training_and_test_are_disjoint_and_cover_all_classes(all_glyp
     assert {task.label for task in splits["test"]} == everything
 
 
-def test_most_test_pictures_were_not_drawn_in_training(all_glyphs: Glyphs) -> None:
-    """Where all faces share one drawing (Braille, boxes), the class keeps one such picture."""
-    pictures = all_glyphs._drawings
+def test_most_test_figures_were_not_drawn_in_training(all_glyphs: Glyphs) -> None:
+    """Where all faces share one drawing (Braille, boxes), the class keeps one such image."""
+    images = all_glyphs._drawings
     splits = all_glyphs.splits()
-    trained = {(t.label, pictures[t.code][t.face]) for t in splits["train"]}
+    trained = {(t.label, images[t.code][t.face]) for t in splits["train"]}
     tests_of: dict[int, list[bool]] = {}
     for task in splits["test"]:
         tests_of.setdefault(task.label, []).append(
-            (task.label, pictures[task.code][task.face]) in trained
+            (task.label, images[task.code][task.face]) in trained
         )
     for repeated in tests_of.values():
         assert not any(repeated) or len(repeated) == 1
@@ -97,17 +97,17 @@ def test_most_test_pictures_were_not_drawn_in_training(all_glyphs: Glyphs) -> No
     assert np.mean(share) < 0.25
 
 
-def test_pictures_have_ink_and_none_is_cut(all_glyphs: Glyphs) -> None:
+def test_figures_have_ink_and_none_is_cut(all_glyphs: Glyphs) -> None:
     splits = all_glyphs.splits()
     for tasks in (splits["train"][::37], splits["test"][::7]):
         for task in tasks:
-            picture = 255 - decode(all_glyphs.render(task).data, 1)[:, :, 0]
-            assert picture.max() > 40, task
-            edges = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+            image = 255 - decode(all_glyphs.render(task).data, 1)[:, :, 0]
+            assert image.max() > 40, task
+            edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
             assert edges.max() < 60, task
 
 
-def test_test_pictures_are_plain_and_training_pictures_vary(all_glyphs: Glyphs) -> None:
+def test_test_figures_are_plain_and_training_images_vary(all_glyphs: Glyphs) -> None:
     source = Glyphs(samples=4)
     task = all_glyphs.splits()["train"][0]
     variants = [source.render(task._replace(variant=v)) for v in range(4)]

@@ -1,4 +1,4 @@
-"""Folders of a user's own pictures."""
+"""Folders of a user's own images."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from data.shards.writer import write_shards
 from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder
 from launch.commands.shard import app
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 from tests.faults.sitecustomize import error
 
 
@@ -25,12 +25,12 @@ def names(source: ImageFolder) -> dict[str, set[str]]:
     return {split: {task.path for task in tasks} for split, tasks in source.splits().items()}
 
 
-def test_large_pictures_shrink_to_the_short_side_and_small_ones_keep_their_bytes(
+def test_large_images_shrink_to_the_short_side_and_small_ones_keep_their_bytes(
     tmp_path: Path,
 ) -> None:
-    write_picture(tmp_path / "in/a/large.png", 0, 90, 60)
-    write_picture(tmp_path / "in/a/small.png", 1, 30, 31)
-    write_picture(tmp_path / "in/b/wide.png", 2, 50, 200)
+    write_image(tmp_path / "in/a/large.png", 0, 90, 60)
+    write_image(tmp_path / "in/a/small.png", 1, 30, 31)
+    write_image(tmp_path / "in/b/wide.png", 2, 50, 200)
     source = ImageFolder(tmp_path / "in", short_side=40, test_fraction=0)
     write_shards(source, tmp_path / "out", workers=1)
     with open_split(tmp_path / "out", "train") as split:
@@ -49,25 +49,25 @@ def test_large_pictures_shrink_to_the_short_side_and_small_ones_keep_their_bytes
 
 def test_colours_survive_packing(tmp_path: Path) -> None:
     (tmp_path / "in/red").mkdir(parents=True)
-    picture = np.zeros((80, 80, 3), np.uint8)
-    picture[:, :, 2] = 200  # OpenCV writes blue, green, red
-    cv2.imwrite(str(tmp_path / "in/red/r.png"), picture)
-    write_picture(tmp_path / "in/other/o.png", 0)
+    image = np.zeros((80, 80, 3), np.uint8)
+    image[:, :, 2] = 200  # OpenCV writes blue, green, red
+    cv2.imwrite(str(tmp_path / "in/red/r.png"), image)
+    write_image(tmp_path / "in/other/o.png", 0)
     source = ImageFolder(tmp_path / "in", short_side=40, test_fraction=0)
     task = next(t for t in source.splits()["train"] if t.path == "red/r.png")
     packed = Image.open(io.BytesIO(source.render(task).data)).convert("RGB")
     assert np.abs(np.asarray(packed).astype(int) - [200, 0, 0]).max() < 6
 
 
-def test_hash_split_is_stable_and_keeps_a_training_picture_of_each_class(tmp_path: Path) -> None:
+def test_hash_split_is_stable_and_keeps_a_training_image_of_each_class(tmp_path: Path) -> None:
     for c in range(30):
         for i in range(3):
-            write_picture(tmp_path / f"c{c}" / f"{i}.png", i)
+            write_image(tmp_path / f"c{c}" / f"{i}.png", i)
     splits = names(ImageFolder(tmp_path, test_fraction=0.5))
     assert splits["train"].isdisjoint(splits["test"])
     assert {path.split("/")[0] for path in splits["train"]} == {f"c{c}" for c in range(30)}
     assert 20 < len(splits["test"]) < 60
-    write_picture(tmp_path / "c0" / "new.png", 9)
+    write_image(tmp_path / "c0" / "new.png", 9)
     again = names(ImageFolder(tmp_path, test_fraction=0.5))
     assert {p for p in again["test"] if "c0" not in p} == {
         p for p in splits["test"] if "c0" not in p
@@ -89,22 +89,22 @@ def test_folders_named_like_splits_are_splits(
 ) -> None:
     for folder in folders:
         for name in "ab":
-            write_picture(tmp_path / folder / name / "0.png", 0)
+            write_image(tmp_path / folder / name / "0.png", 0)
     source = ImageFolder(tmp_path)
     assert names(source).keys() == splits
     assert [info.name for info in source.classes()] == ["a", "b"]
 
 
-def test_a_class_without_training_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_class_without_training_images_is_refused(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/c"):
-        write_picture(tmp_path / path / "0.png", 0)
-    with pytest.raises(ValueError, match="has no pictures of class 'c'"):
+        write_image(tmp_path / path / "0.png", 0)
+    with pytest.raises(ValueError, match="has no images of class 'c'"):
         ImageFolder(tmp_path).classes()
 
 
 def test_label_file_names_the_classes(tmp_path: Path) -> None:
     for i in range(4):
-        write_picture(tmp_path / f"{i}.png", i)
+        write_image(tmp_path / f"{i}.png", i)
     labels = tmp_path / "labels.csv"
     labels.write_text('file,class\n0.png,cat\n1.png,"dog, big"\n\n2.png,cat\n')
     source = ImageFolder(tmp_path, labels=labels, test_fraction=0)
@@ -127,7 +127,7 @@ def test_label_file_names_the_classes(tmp_path: Path) -> None:
 )
 def test_bad_label_files_are_refused_with_the_line(tmp_path: Path, lines: str, said: str) -> None:
     for i in range(2):
-        write_picture(tmp_path / "in" / f"{i}.png", i)
+        write_image(tmp_path / "in" / f"{i}.png", i)
     labels = tmp_path / "labels.csv"
     labels.write_text(lines)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
@@ -146,7 +146,7 @@ def test_bad_label_files_are_refused_with_the_line(tmp_path: Path, lines: str, s
 def test_unreadable_label_files_are_refused_in_one_short_line(
     tmp_path: Path, content: bytes, said: str
 ) -> None:
-    write_picture(tmp_path / "0.png", 0)
+    write_image(tmp_path / "0.png", 0)
     labels = tmp_path / "labels.csv"
     labels.write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {said}") as error:
@@ -155,10 +155,10 @@ def test_unreadable_label_files_are_refused_in_one_short_line(
     assert len(str(error.value)) < 400
 
 
-def test_listed_pictures_may_be_links_to_elsewhere(tmp_path: Path) -> None:
+def test_listed_images_may_be_links_to_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for i in range(2):
-        write_picture(tmp_path / "elsewhere" / f"{i}.png", i)
+        write_image(tmp_path / "elsewhere" / f"{i}.png", i)
         (tmp_path / "in" / f"{i}.png").symlink_to(tmp_path / "elsewhere" / f"{i}.png")
     labels = tmp_path / "labels.csv"
     labels.write_text("0.png,cat\n1.png,dog\n")
@@ -167,14 +167,14 @@ def test_listed_pictures_may_be_links_to_elsewhere(tmp_path: Path) -> None:
 
 
 def test_every_file_that_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
-    write_picture(tmp_path / "in" / "a" / "0.png", 0)
-    write_picture(tmp_path / "elsewhere" / "deep" / "0.png", 1)
+    write_image(tmp_path / "in" / "a" / "0.png", 0)
+    write_image(tmp_path / "elsewhere" / "deep" / "0.png", 1)
     (tmp_path / "elsewhere" / "notes.txt").write_text("")
     (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "in" / "a" / "more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
     for loose in ("1.png", "2.png", ".hidden/0.png"):
-        write_picture(tmp_path / "in" / loose, 2)
+        write_image(tmp_path / "in" / loose, 2)
     (tmp_path / "in" / "README").write_text("")
     (tmp_path / "in" / "bare").mkdir()
     (tmp_path / "in" / "lost").symlink_to(tmp_path / "gone")
@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
     tmp_path: Path, injected: Callable[..., None]
 ) -> None:
     for name in ("a/0.png", "a/deep/0.png", "b/0.png", "lost+found/0.png"):
-        write_picture(tmp_path / name, 0)
+        write_image(tmp_path / name, 0)
     injected("scandir", "lost+found", error("EACCES"))
     assert dict(ImageFolder(tmp_path).skipped()) == {"lost+found": "hidden folder"}
     injected("scandir", "a/deep", error("EACCES"))
@@ -207,8 +207,8 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
 
 
 def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path: Path) -> None:
-    write_picture(tmp_path / "in" / "a" / "0.png", 0)
-    write_picture(tmp_path / "in" / "b" / "0.png", 1)
+    write_image(tmp_path / "in" / "a" / "0.png", 0)
+    write_image(tmp_path / "in" / "b" / "0.png", 1)
     (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
     (tmp_path / "in" / "b" / "bad.png").write_bytes(b"this is text")
     command = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out")
@@ -219,7 +219,7 @@ def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path
     lines = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
     assert lines[0] == {"name": "a/x.jpg", "reason": "broken symbolic link"}
     assert (lines[1]["shard"], lines[1]["name"]) == ("train-000000.tar", "b/bad.png")
-    assert lines[1]["reason"].startswith("not a picture")
+    assert lines[1]["reason"].startswith("not an image")
     assert len(lines) == 2
 
 
@@ -237,20 +237,20 @@ def test_folders_that_look_like_splits_are_no_classes(
     tmp_path: Path, paths: tuple[str, ...], said: str
 ) -> None:
     for path in paths:
-        write_picture(tmp_path / path / "0.png", 0)
+        write_image(tmp_path / path / "0.png", 0)
     with pytest.raises(ValueError, match=said):
         ImageFolder(tmp_path).classes()
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     for name in ("bus", "train"):
-        write_picture(tmp_path / name / "0.png", 0)
+        write_image(tmp_path / name / "0.png", 0)
     assert [info.name for info in ImageFolder(tmp_path).classes()] == ["bus", "train"]
 
 
-def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_test_folder_without_images_is_refused(tmp_path: Path) -> None:
     for name in "ab":
-        write_picture(tmp_path / "train" / name / "0.png", 0)
+        write_image(tmp_path / "train" / name / "0.png", 0)
     (tmp_path / "test" / "a").mkdir(parents=True)
     with pytest.raises(ValueError, match="test has no images in class folders"):
         ImageFolder(tmp_path).classes()
@@ -258,8 +258,8 @@ def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_beside_the_splits_is_named(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/a", "extra/a"):
-        write_picture(tmp_path / path / "0.png", 0)
-    write_picture(tmp_path / "loose.png", 0)
+        write_image(tmp_path / path / "0.png", 0)
+    write_image(tmp_path / "loose.png", 0)
     (tmp_path / "val").symlink_to(tmp_path / "gone")
     assert dict(ImageFolder(tmp_path).skipped()) == {
         "extra": "folder next to train/ that is not a split",
@@ -269,8 +269,8 @@ def test_what_is_beside_the_splits_is_named(tmp_path: Path) -> None:
 
 
 def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    write_picture(tmp_path / "a" / "0.png", 0)
-    write_picture(tmp_path / "b" / "0.png", 0)
+    write_image(tmp_path / "a" / "0.png", 0)
+    write_image(tmp_path / "b" / "0.png", 0)
     (tmp_path / "b").rename(tmp_path / "cr\udce8me")
     with pytest.raises(ValueError, match=r"'cr\\udce8me' is not UTF-8: rename it"):
         ImageFolder(tmp_path).classes()
@@ -279,15 +279,15 @@ def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is no folder"):
         ImageFolder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="has no class with pictures"):
+    with pytest.raises(ValueError, match="has no class with images"):
         ImageFolder(tmp_path).classes()
 
 
 def test_keys_are_unique_and_plain(tmp_path: Path) -> None:
     long = "x" * 120
     for name in ("p.png", "p.jpg", "p.q.png", "p_q.png", f"{long}.png", "üñí.png"):
-        write_picture(tmp_path / "a" / name, 0)
-    write_picture(tmp_path / "b" / "p.png", 0)
+        write_image(tmp_path / "a" / name, 0)
+    write_image(tmp_path / "b" / "p.png", 0)
     source = ImageFolder(tmp_path, test_fraction=0)
     keys = [task.key for task in source.splits()["train"]]
     assert len(set(keys)) == 7
@@ -304,7 +304,7 @@ def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Pa
     places = ("animal/dog/poodle", "animal/dog", "animal/other/fish", "other/oak")
     for i, place in enumerate(places):
         for split in ("train", "test"):
-            write_picture(tmp_path / split / place / f"{split}.png", i)
+            write_image(tmp_path / split / place / f"{split}.png", i)
     source = ImageFolder(tmp_path, nested=True)
     assert {info.name: info.attributes for info in source.classes()} == {
         "dog": {"path": "animal > dog"},
@@ -324,7 +324,7 @@ def omniglot(tmp_path: Path) -> Path:
     """The published layout: two folders of alphabets, whose characters have the same names."""
     for place in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
         for character in ("character01", "character02"):
-            write_picture(tmp_path / "in" / place / character / "0.png", len(place))
+            write_image(tmp_path / "in" / place / character / "0.png", len(place))
     return tmp_path / "in"
 
 
@@ -350,8 +350,8 @@ def test_the_level_of_classes_may_be_chosen(omniglot: Path, tmp_path: Path) -> N
 
 def test_one_folder_of_images_in_each_class_folder_is_not_ambiguous(tmp_path: Path) -> None:
     for name in "ab":
-        write_picture(tmp_path / name / "images" / "0.png", 0)
-        write_picture(tmp_path / name / ".thumbnails" / "0.png", 0)
+        write_image(tmp_path / name / "images" / "0.png", 0)
+        write_image(tmp_path / name / ".thumbnails" / "0.png", 0)
     source = ImageFolder(tmp_path)
     assert [info.name for info in source.classes()] == ["a", "b"]
     assert Skipped("a/.thumbnails", "hidden folder") in source.skipped()
@@ -360,7 +360,7 @@ def test_one_folder_of_images_in_each_class_folder_is_not_ambiguous(tmp_path: Pa
 def test_class_folders_of_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
     for i, place in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
         for split in ("train", "test"):
-            write_picture(tmp_path / split / place / "0.png", i)
+            write_image(tmp_path / split / place / "0.png", i)
     source = ImageFolder(tmp_path, nested=True)
     assert {info.name: info.attributes for info in source.classes()} == {
         "left/hand": {"path": "left"},

@@ -19,12 +19,12 @@ from data.sources import ImageNet
 from data.sources.layouts.ilsvrc_devkit import read_devkit
 from launch.commands.shard import app
 from tests.data import ilsvrc
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 from tests.data.killed import check_killed_and_resumed, contents
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-KEPT = {"original": True}  # pictures keep their bytes
+KEPT = {"original": True}  # images keep their bytes
 
 
 def samples(folder: Path, split: str) -> dict[str, tuple[bytes, str]]:
@@ -55,7 +55,7 @@ def expected_validation() -> dict[str, tuple[bytes, str]]:
     }
 
 
-def test_tars_of_tars_give_every_picture_with_its_class(tars: Path, tmp_path: Path) -> None:
+def test_tars_of_tars_give_every_image_with_its_class(tars: Path, tmp_path: Path) -> None:
     source = ImageNet(tars, **KEPT)
     write_shards(source, tmp_path / "out", samples_per_shard=4, workers=1)
     assert samples(tmp_path / "out", "train") == expected_training()
@@ -263,13 +263,13 @@ def test_extended_headers_may_tell_times_but_no_names(tars: Path, long: bool) ->
 def test_equal_names_in_class_folders_of_val_stay_apart(tmp_path: Path) -> None:
     folders = ilsvrc.write_folders(tmp_path / "in", flat=False)
     for wnid in ilsvrc.CLASSES:
-        ilsvrc.write_files(folders / "val" / wnid, {"0.JPEG": ilsvrc.picture(0)})
+        ilsvrc.write_files(folders / "val" / wnid, {"0.JPEG": ilsvrc.image(0)})
     tasks = ImageNet(folders).splits()["test"]
     assert {f"val/{wnid}/0" for wnid in ilsvrc.CLASSES} < {task.key for task in tasks}
     assert len({task.key for task in tasks}) == len(tasks) == 8
 
 
-def test_a_picture_that_shrank_since_it_was_listed_is_named(tmp_path: Path) -> None:
+def test_an_image_that_shrank_since_it_was_listed_is_named(tmp_path: Path) -> None:
     folders = ilsvrc.write_folders(tmp_path / "in", flat=False)
     source = ImageNet(folders)
     task = source.splits()["train"][0]
@@ -278,13 +278,13 @@ def test_a_picture_that_shrank_since_it_was_listed_is_named(tmp_path: Path) -> N
         source.render(task)
 
 
-def test_a_damaged_picture_is_named_with_its_tar_and_may_be_left_out(
+def test_a_damaged_image_is_named_with_its_tar_and_may_be_left_out(
     tars: Path, tmp_path: Path
 ) -> None:
     path = tars / TRAIN_TAR
-    spoil(path, path.read_bytes().index(b"n02119789_1.JPEG") + 512, b"no picture")
+    spoil(path, path.read_bytes().index(b"n02119789_1.JPEG") + 512, b"no image")
     message = error_of(tars)
-    assert message.startswith(f"{path}, n02119789/n02119789_1 in it: not a picture")
+    assert message.startswith(f"{path}, n02119789/n02119789_1 in it: not an image")
     assert message.endswith("give --skip-bad")
     written = write_shards(ImageNet(tars, skip_bad=True), tmp_path / "out", workers=1)
     assert written.left_out == 1
@@ -322,7 +322,7 @@ def test_a_synset_above_itself_is_refused(tars: Path) -> None:
     assert "has n02084071 above itself, over class n02100735" in error_of(tars)
 
 
-def test_a_validation_picture_beyond_the_devkit_is_refused(tars: Path) -> None:
+def test_a_validation_image_beyond_the_devkit_is_refused(tars: Path) -> None:
     (tars / DEVKIT).write_bytes(ilsvrc.devkit(truth=ilsvrc.TRUTH[:4]))
     message = error_of(tars)
     assert "ILSVRC2012_val_00000005.JPEG is none of ILSVRC2012_val_00000001.JPEG to" in message
@@ -336,7 +336,7 @@ def test_a_validation_picture_beyond_the_devkit_is_refused(tars: Path) -> None:
     ],
 )
 def test_classes_are_synsets_of_the_devkit(tars: Path, name: str, said: str) -> None:
-    classes = ilsvrc.training() | {name: {"0.JPEG": ilsvrc.picture(0)}}
+    classes = ilsvrc.training() | {name: {"0.JPEG": ilsvrc.image(0)}}
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
     assert said in error_of(tars)
 
@@ -355,7 +355,7 @@ def test_what_is_missing_against_the_devkit_is_noted(tars: Path, tmp_path: Path)
     source = ImageNet(tars)
     assert source.notes()[1:] == [
         "training has 2 of the devkit's 3 classes: without n02119789",
-        "training differs from the devkit in 1 classes: n02100735 has 2 pictures and not 3",
+        "training differs from the devkit in 1 classes: n02100735 has 2 images and not 3",
         "skipped 'ILSVRC2012_img_train.tar: n02100735/notes.txt': "
         "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
         f"skipped '{VAL_TAR}: val/ILSVRC2012_val_00000002.JPEG', "
@@ -372,9 +372,9 @@ def test_what_is_beside_the_class_folders_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     for place in ("train", "val"):
         for synset in ("n02100735", "n02119789"):
-            write_picture(folder / place / synset / f"{place}_{synset}.JPEG", 0)
+            write_image(folder / place / synset / f"{place}_{synset}.JPEG", 0)
     (folder / "train" / "n01440764").symlink_to(tmp_path / "gone")
-    write_picture(folder / "val" / "ILSVRC2012_val_00000003.JPEG", 0)
+    write_image(folder / "val" / "ILSVRC2012_val_00000003.JPEG", 0)
     assert dict(ImageNet(folder).skipped()) == {
         "train/n01440764": "broken symbolic link",
         "val/ILSVRC2012_val_00000003.JPEG": "outside the class folders",

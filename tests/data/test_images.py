@@ -20,17 +20,17 @@ def smooth(height: int, width: int) -> np.ndarray:
     return cv2.GaussianBlur(noise, (0, 0), 4) // 2 + np.array([0, 60, 120], np.uint8)
 
 
-def encoded(picture: np.ndarray, kind: str, **options: object) -> bytes:
+def encoded(image: np.ndarray, kind: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, kind, **options)
+    Image.fromarray(image).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 def test_every_format_comes_out_as_rgb_and_as_grey(kind: str) -> None:
-    picture = smooth(40, 60)
-    data = encoded(picture, kind)
-    assert np.abs(decode(data, 3).astype(int) - picture).mean() < 6
+    image = smooth(40, 60)
+    data = encoded(image, kind)
+    assert np.abs(decode(data, 3).astype(int) - image).mean() < 6
     grey = decode(data, 1)
     assert grey.shape == (40, 60, 1)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
@@ -38,27 +38,27 @@ def test_every_format_comes_out_as_rgb_and_as_grey(kind: str) -> None:
 
 
 def test_exif_orientation_is_followed() -> None:
-    picture = smooth(40, 60)
+    image = smooth(40, 60)
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned = decode(encoded(picture, "JPEG", exif=exif, quality=95), 3)
+    turned = decode(encoded(image, "JPEG", exif=exif, quality=95), 3)
     assert turned.shape == (60, 40, 3)
-    assert np.abs(turned.astype(int) - np.rot90(picture, -1)).mean() < 6
+    assert np.abs(turned.astype(int) - np.rot90(image, -1)).mean() < 6
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"<svg></svg>", b"RIFFxxxxWAVE", b"\xff\xd8\xff"])
-def test_what_is_no_picture_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a picture"):
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not an image"):
         decode(data, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_picture_that_is_cut_off_is_refused_quietly(
+def test_an_image_that_is_cut_off_is_refused_quietly(
     kind: str, share: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = encoded(smooth(80, 80), kind)
-    with pytest.raises(ValueError, match="picture"):
+    with pytest.raises(ValueError, match="image"):
         decode(data[: int(len(data) * share)], 3)
 
 
@@ -80,7 +80,7 @@ def test_a_canvas_over_the_limit_of_pillow_is_refused_too() -> None:
     data = bytearray(encoded(np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]]), "WEBP"))
     assert data[12:16] == b"VP8X"
     data[24:30] = b"\xff\x3f\x00\xff\x3f\x00"  # 16,384 x 16,384
-    with pytest.raises(ValueError, match="picture"):
+    with pytest.raises(ValueError, match="image"):
         decode(bytes(data), 3)
 
 
@@ -115,8 +115,8 @@ def test_what_is_transparent_shows_a_white_ground(kind: str, mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
 def test_damaged_transparency_gives_pixels_or_a_value_error(kind: str) -> None:
-    picture = np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]])
-    data = encoded(picture, kind)
+    image = np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]])
+    data = encoded(image, kind)
     rng, refused = np.random.default_rng(0), 0
     for _ in range(300):
         broken = bytearray(data[: rng.integers(len(data) // 2, len(data) + 1)])
@@ -140,14 +140,14 @@ def test_sides_that_take_gigabytes_are_refused() -> None:
 def test_evaluation_takes_the_centre_at_the_wanted_size(
     height: int, width: int, channels: int
 ) -> None:
-    picture = smooth(height, width)[:, :, :channels]
+    image = smooth(height, width)[:, :, :channels]
     config = ImageConfig(
         size=24, resize=28, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels
     )
-    result = for_evaluation(picture, config)
+    result = for_evaluation(image, config)
     assert result.shape == (channels, 24, 24)
     assert result.flags.c_contiguous
-    big = resize_short_side(picture, 28)
+    big = resize_short_side(image, 28)
     assert min(big.shape[:2]) == 28
     top, left = (big.shape[0] - 24) // 2, (big.shape[1] - 24) // 2
     assert np.array_equal(result.transpose(1, 2, 0), big[top : top + 24, left : left + 24])
@@ -176,13 +176,13 @@ def test_a_long_strip_still_gets_a_crop() -> None:
 
 
 def test_flip_and_centre_can_be_chosen() -> None:
-    picture = smooth(30, 30)
-    image = ImageConfig(size=16)
-    plain = for_evaluation(picture, image)
+    image = smooth(30, 30)
+    config = ImageConfig(size=16)
+    plain = for_evaluation(image, config)
     for flip, expected in ((0.0, plain), (1.0, plain[:, :, ::-1])):
         augment = AugmentConfig(crop_area=None, flip=flip)
         assert np.array_equal(
-            for_training(picture, image, augment, SampleGenerator().at(0, 0, 0)), expected
+            for_training(image, config, augment, SampleGenerator().at(0, 0, 0)), expected
         )
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from launch.commands.shard import app
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 
 ZWJ = "\u200d"
 
@@ -81,7 +81,7 @@ def test_folders_are_found_by_their_names_and_other_vectors_are_another_source(
     tmp_path: Path,
 ) -> None:
     for i, name in enumerate(("red_fox", "okapi")):
-        write_picture(tmp_path / "in" / name / "0.png", i)
+        write_image(tmp_path / "in" / name / "0.png", i)
     file = tmp_path / "glove.txt"
     file.write_text("red 1 0\nfox 3 2\nokapi 0 5\n")
     arguments = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out", "--test-fraction", 0)

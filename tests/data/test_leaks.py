@@ -135,8 +135,8 @@ def test_class_names_with_markup_are_shown_as_they_stand(tmp_path: Path) -> None
     assert "[bold]joy" in done.stdout
 
 
-def test_pictures_and_a_few_texts_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds pictures: the leak check reads texts"):
+def test_figures_and_a_few_texts_are_refused(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds images: the leak check reads texts"):
         check_leaks(shards)
     few = write_texts(tmp_path / "in", "x", num=20)
     with pytest.raises(ValueError, match="20 texts of split 'train' are too few"):

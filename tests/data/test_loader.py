@@ -249,8 +249,8 @@ def test_evaluation_gives_the_pixels_that_serving_computes(shards: Path) -> None
     with open_split(shards, "test") as split:
         (batch,) = EvalLoader(split, settings, batch=len(split))
         for row, index in enumerate(batch.indices.tolist()):
-            picture = decode(split.read(index)[0], 3)
-            expected = torch.from_numpy(for_evaluation(picture, settings.image))
+            image = decode(split.read(index)[0], 3)
+            expected = torch.from_numpy(for_evaluation(image, settings.image))
             assert torch.equal(batch.inputs["pixel_values"][row], expected)
 
 

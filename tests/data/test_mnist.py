@@ -19,7 +19,7 @@ from tests.data.killed import check_killed_and_resumed, contents
 SIZES = {"train": 20, "t10k": 6}
 
 
-def pictures(stem: str) -> np.ndarray:
+def images(stem: str) -> np.ndarray:
     """uint8 [N, 28, 28]."""
     rng = np.random.default_rng(len(stem))
     return rng.integers(0, 256, (SIZES[stem], 28, 28), dtype=np.uint8)
@@ -37,7 +37,7 @@ def files() -> dict[str, bytes]:
     found = {}
     for stem, number in SIZES.items():
         shape = (number, 28, 28)
-        found[f"{stem}-images-idx3-ubyte"] = idx(0x803, shape, pictures(stem).tobytes())
+        found[f"{stem}-images-idx3-ubyte"] = idx(0x803, shape, images(stem).tobytes())
         found[f"{stem}-labels-idx1-ubyte"] = idx(0x801, (number,), bytes(labels(stem)))
     return found
 
@@ -58,9 +58,7 @@ def mnist(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_picture_comes_through_without_loss(
-    mnist: Path, tmp_path: Path, workers: int
-) -> None:
+def test_every_image_comes_through_without_loss(mnist: Path, tmp_path: Path, workers: int) -> None:
     write_shards(Mnist(mnist), tmp_path / "out", samples_per_shard=8, workers=workers)
     assert Manifest.load(tmp_path / "out").class_names == tuple("0123456789")
     for stem, split in (("train", "train"), ("t10k", "test")):
@@ -70,7 +68,7 @@ def test_every_picture_comes_through_without_loss(
                 data, extension, label = opened.read(i)
                 row = int(opened.key(i).removeprefix(f"{split}-"))
                 assert (extension, label) == ("png", labels(stem)[row])
-                np.testing.assert_array_equal(decode(data, 1)[:, :, 0], pictures(stem)[row])
+                np.testing.assert_array_equal(decode(data, 1)[:, :, 0], images(stem)[row])
 
 
 @pytest.mark.parametrize("dot", [False, True])
@@ -129,9 +127,9 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
         (IMAGES, lambda data: data[:9], "is no idx file of 3 axes of bytes"),
         (IMAGES, lambda data: data[:2] + b"\x0d" + data[3:], "begins with 00000d03, not 00000803"),
         (IMAGES, lambda data: idx(0x803, (2**31, 2**31, 9), b""), "has 16 bytes and its header"),
-        (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "holds 0 pictures and"),
+        (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "holds 0 images and"),
         (LABELS, lambda data: b"<html>", "begins with 3c68746d, not 00000801"),
-        (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 pictures and train-labels 19"),
+        (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 images and train-labels 19"),
     ],
 )
 def test_damaged_files_are_named(mnist: Path, name: str, change, said: str) -> None:

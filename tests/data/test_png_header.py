@@ -17,9 +17,9 @@ _MODES = {"L": False, "RGB": False, "P": False, "LA": True, "RGBA": True}
 def png(mode: str = "RGB", **options: object) -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 4), dtype=np.uint8)
     buffer = io.BytesIO()
-    picture = Image.fromarray(noise)
-    picture = picture if mode == "RGBA" else picture.convert("RGB")
-    picture.convert(mode).save(buffer, "PNG", **options)
+    image = Image.fromarray(noise)
+    image = image if mode == "RGBA" else image.convert("RGB")
+    image.convert(mode).save(buffer, "PNG", **options)
     return buffer.getvalue()
 
 
@@ -34,7 +34,7 @@ def with_chunk(data: bytes, name: bytes, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("mode", _MODES)
-def test_size_and_alpha_are_those_of_the_picture(mode: str) -> None:
+def test_size_and_alpha_are_those_of_the_image(mode: str) -> None:
     assert png_header(png(mode)) == (40, 60, _MODES[mode])
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_plain_is_left_to_pillow(data: bytes) -> None:
 @pytest.mark.parametrize("mode", [*_MODES, "1"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pixels_are_those_of_a_file_that_pillow_measures(mode: str, channels: int) -> None:
-    """The same picture with a text, which sends it the other way."""
+    """The same image with a text, which sends it the other way."""
     plain, by_pillow = png(mode), png(mode, pnginfo=described())
     assert np.array_equal(decode(plain, channels), decode(by_pillow, channels))
 

@@ -1,4 +1,4 @@
-"""Training pictures whose side grows during a run: the same pixels on every topology."""
+"""Training images whose side grows during a run: the same pixels on every topology."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -24,7 +24,7 @@ from data.shards.split import open_split
 
 BATCH = 7
 IMAGE = ImageConfig(size=12, resize=14)
-# Shrinks once, so that the memory of large pictures is that of small ones, and grows past the size
+# Shrinks once, so that the memory of large images is that of small ones, and grows past the size
 # of evaluation. The first two stages end at the third and the fifth batch.
 STAGES = (
     {"size": 8, "until": {"steps": 3}},
@@ -111,10 +111,10 @@ def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: P
     with open_split(shards, "train") as split:
         for batch, side in zip(islice(batches, 4), SIDES, strict=False):
             index = int(batch.indices[0])
-            picture = decode(split.read(index)[0], 3)
+            decoded = decode(split.read(index)[0], 3)
             image = ImageConfig(size=side, resize=14)
             expected = for_training(
-                picture, image, settings.augment, SampleGenerator().at(5, 0, index)
+                decoded, image, settings.augment, SampleGenerator().at(5, 0, index)
             )
             assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
     batches.close()
@@ -132,14 +132,14 @@ def test_boxes_of_cutmix_are_drawn_for_the_side_of_their_batch(shards: Path) -> 
     batches.close()
 
 
-def test_a_centre_crop_shows_as_much_of_the_picture_at_every_side(shards: Path) -> None:
+def test_a_centre_crop_shows_as_much_of_the_image_at_every_side(shards: Path) -> None:
     settings = config(shards, mix=None, crop_area=None, flip=0, size=24, progressive=())
     batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
     batch = next(batches)
     batches.close()
     with open_split(shards, "train") as split:
-        picture = decode(split.read(int(batch.indices[0]))[0], 3)
-    expected = planes(center_crop(picture, ImageConfig(size=24, resize=28)))
+        image = decode(split.read(int(batch.indices[0]))[0], 3)
+    expected = planes(center_crop(image, ImageConfig(size=24, resize=28)))
     assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
 
 

@@ -18,17 +18,17 @@ def kway_shard(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_imagefolder_ends_with_one_line_of_what_was_made(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "apple" / "notes.txt").write_text("not a picture")
-    first = kway_shard("imagefolder", pictures, "-o", tmp_path / "out", "--workers", 1)
-    (pictures / "apple" / "notes.txt").unlink()
+def test_imagefolder_ends_with_one_line_of_what_was_made(images: Path, tmp_path: Path) -> None:
+    (images / "apple" / "notes.txt").write_text("not an image")
+    first = kway_shard("imagefolder", images, "-o", tmp_path / "out", "--workers", 1)
+    (images / "apple" / "notes.txt").unlink()
     assert first.exit_code == 0
     assert "skipped 'apple/notes.txt': its name does not end in" in first.stderr
     assert str(tmp_path / "out" / "skipped.jsonl") in first.stderr
     (line,) = first.stdout.splitlines()
     assert "4 classes, 2 shards, 0.2 MB, " in line
     assert "train + " in line
-    again = kway_shard("imagefolder", pictures, "-o", tmp_path / "out")
+    again = kway_shard("imagefolder", images, "-o", tmp_path / "out")
     assert again.exit_code == 0
     assert "is complete already" in again.stdout
 
@@ -78,12 +78,12 @@ def test_verify_checks_the_index_and_counts_one_place(shards: Path, tmp_path: Pa
     assert "in 1 place:" in damaged.stderr
 
 
-def test_one_shard_is_no_plural(pictures: Path, tmp_path: Path) -> None:
-    done = kway_shard("imagefolder", pictures, "-o", tmp_path / "out", "--test-fraction", 0)
+def test_one_shard_is_no_plural(images: Path, tmp_path: Path) -> None:
+    done = kway_shard("imagefolder", images, "-o", tmp_path / "out", "--test-fraction", 0)
     assert "4 classes, 1 shard, " in done.stdout
 
 
-@pytest.mark.parametrize(("modality", "what"), [("image", "pictures"), ("text", "texts")])
+@pytest.mark.parametrize(("modality", "what"), [("image", "images"), ("text", "texts")])
 def test_what_is_left_out_is_called_what_it_is(
     modality: Modality, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,14 +121,14 @@ def test_verify_of_a_cut_shard_names_the_samples_that_are_gone(
 
 
 def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
-    pictures: Path, shards: Path, tmp_path: Path
+    images: Path, shards: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("0\n")
     out = tmp_path / "file" / "out"
     tweets = tmp_path / "a.txt"
     tweets.write_text("a 🔥\nb 🎉\n" * 4)
     for command in (
-        ("imagefolder", pictures, "-o", out),
+        ("imagefolder", images, "-o", out),
         ("tweets", tweets, "-o", out),
         ("index", shards, "-o", out),
     ):
@@ -137,9 +137,9 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
         assert "out cannot be written (Not a directory): name another place with --out" in str(
             refused.exception
         )
-    refused = kway_shard("show", shards, "--picture", tmp_path / "gone" / "x.png")
+    refused = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
     assert "x.png cannot be written (No such file or directory)" in str(refused.exception)
-    assert "with --picture" in str(refused.exception)
+    assert "with --contact-sheet" in str(refused.exception)
 
 
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])

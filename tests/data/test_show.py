@@ -16,7 +16,7 @@ from data.sources import ImageFolder
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
 
@@ -68,10 +68,10 @@ def test_examples_lie_evenly_over_the_classes(texts: Path) -> None:
         assert np.bincount(labels[many]).tolist() == [min(10, k + 1) for k in range(40)]
 
 
-def test_pictures_are_shown_as_counts_and_classes(shards: Path) -> None:
+def test_figures_are_shown_as_counts_and_classes(shards: Path) -> None:
     shown = kway_shard("show", shards)
     assert shown.exit_code == 0, shown.output
-    assert "pictures of 4 classes, from imagefolder" in " ".join(shown.stdout.split())
+    assert "images of 4 classes, from imagefolder" in " ".join(shown.stdout.split())
     for name, count in (("apple", 9), ("birne", 10), ("crème", 11), ("date", 12)):
         (line,) = (line for line in shown.stdout.splitlines() if name in line)
         assert line.split()[1] == str(count)
@@ -80,7 +80,7 @@ def test_pictures_are_shown_as_counts_and_classes(shards: Path) -> None:
 
 def test_the_size_of_a_hierarchy_is_shown_where_there_is_one(shards: Path, tmp_path: Path) -> None:
     for i, place in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
-        write_picture(tmp_path / "in" / place / "0.png", i)
+        write_image(tmp_path / "in" / place / "0.png", i)
     source = ImageFolder(tmp_path / "in", nested=True, test_fraction=0)
     write_shards(source, tmp_path / "out", workers=0)
     shown = kway_shard("show", tmp_path / "out").stdout
@@ -107,12 +107,12 @@ def test_texts_are_shown_and_cannot_harm_a_terminal(texts: Path) -> None:
 
 def test_a_contact_sheet_is_the_same_every_time(shards: Path, tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        done = kway_shard("show", shards, "--picture", tmp_path / name, "--split", "test")
+        done = kway_shard("show", shards, "--contact-sheet", tmp_path / name, "--split", "test")
         assert done.exit_code == 0, done.output
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_a_contact_sheet_shows_each_picture_over_its_class(tmp_path: Path) -> None:
+def test_a_contact_sheet_shows_each_image_over_its_class(tmp_path: Path) -> None:
     white = Image.new("RGB", (128, 128), "white")
     members = []
     for number, colour in enumerate(((255, 0, 0), (0, 0, 255))):
@@ -143,7 +143,7 @@ def test_names_in_any_script_are_written_or_spelled_out(tmp_path: Path, name: st
     assert (sheet[166:200] < 100).any()
 
 
-def test_a_damaged_picture_leaves_a_crossed_tile(tmp_path: Path) -> None:
+def test_a_damaged_image_leaves_a_crossed_tile(tmp_path: Path) -> None:
     shards = planted_shards(tmp_path / "out", {4: b"this is text"})
     with open_split(shards, "train") as split:
         sheet = np.asarray(contact_sheet(split, 30))
@@ -158,7 +158,7 @@ def test_a_damaged_picture_leaves_a_crossed_tile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "said"), [("a.jpg", "name a .png"), ("a.png", "no contact")])
 def test_texts_have_no_contact_sheet(texts: Path, tmp_path: Path, name: str, said: str) -> None:
-    done = kway_shard("show", texts, "--picture", tmp_path / name)
+    done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
     assert said in str(done.exception)
 
 

@@ -12,8 +12,8 @@ from data.shards.writer import write_shards
 from data.sources import ImageFolder, ImageNet, LabelledTexts, Source, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ilsvrc
-from tests.data.conftest import write_picture
-from tests.data.foreign_tars import pictures, write_tar
+from tests.data.conftest import write_image
+from tests.data.foreign_tars import images, write_tar
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_single_held_out_split_is_test_and_several_keep_their_names(
 def imagefolder(folder: Path, held_out: tuple[str, ...]) -> Source:
     for split in ("train", *held_out):
         for number, name in enumerate("ab"):
-            write_picture(folder / split / name / f"{split}.png", number)
+            write_image(folder / split / name / f"{split}.png", number)
     return ImageFolder(folder)
 
 
@@ -83,7 +83,7 @@ def test_a_share_that_is_held_out_by_hash_is_test(tmp_path: Path) -> None:
 
 def test_names_of_tars_follow_the_rule(tmp_path: Path) -> None:
     for number, name in enumerate(("a-train", "a-eval")):
-        write_tar(tmp_path / f"{name}.tar", pictures(3 * number, 3))
+        write_tar(tmp_path / f"{name}.tar", images(3 * number, 3))
     assert index_shards(tmp_path).manifest.splits == ("train", "test")
 
 

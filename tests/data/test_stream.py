@@ -31,7 +31,7 @@ from data.tars.indexing import index_shards
 from data.tars.labels import ClassList
 from data.tars.stream import StreamSample, TarReader, _number
 from tests.data.file_server import serving
-from tests.data.foreign_tars import bomb, pictures, planted_shards, png, write_tar
+from tests.data.foreign_tars import bomb, images, planted_shards, png, write_tar
 
 IMAGE = ImageConfig(size=16)
 
@@ -44,10 +44,10 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 8 tars of 6 pictures, t0.tar to t7.tar."""
+    """A folder of 8 tars of 6 images, t0.tar to t7.tar."""
     folder = tmp_path_factory.mktemp("eight")
     for number in range(8):
-        write_tar(folder / f"t{number}.tar", pictures(6 * number, 6))
+        write_tar(folder / f"t{number}.tar", images(6 * number, 6))
     return folder
 
 
@@ -228,7 +228,7 @@ def cut_between_samples(tar: Path) -> None:
 
 def members_with(number: int, members: list[tuple[str, bytes]]) -> Callable[[Path], None]:
     key = f"{number:05d}"
-    others = [member for member in pictures(0, 6) if not member[0].startswith(key)]
+    others = [member for member in images(0, 6) if not member[0].startswith(key)]
     return lambda tar: write_tar(tar, [*others, *((f"{key}.{e}", data) for e, data in members)])
 
 
@@ -242,7 +242,7 @@ DAMAGE = {
     "no member": (lambda tar: write_tar(tar, []), set(), ["the whole of it: there is no member"]),
     "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["no tar header, 600 bytes"]),
     "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: no .cls or .json beside"]),
-    "no picture": (members_with(3, [("cls", b"1")]), NOT_3, ["00003: no .jpg, .jpeg, .png"]),
+    "no image": (members_with(3, [("cls", b"1")]), NOT_3, ["00003: no .jpg, .jpeg, .png"]),
     "label without class": (
         members_with(3, [("png", png(3)), ("cls", b"3")]),
         NOT_3,
@@ -256,7 +256,7 @@ DAMAGE = {
     "bomb": (
         members_with(3, [("png", bomb()), ("cls", b"0")]),
         NOT_3,
-        ["00003: a picture of 60000"],
+        ["00003: an image of 60000"],
     ),
 }
 
@@ -266,8 +266,8 @@ def test_damage_is_named_once_counted_and_left_out(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     damage, sound, said = DAMAGE[kind]
-    write_tar(tmp_path / "a.tar", pictures(0, 6))
-    write_tar(tmp_path / "b.tar", pictures(10, 2))
+    write_tar(tmp_path / "a.tar", images(0, 6))
+    write_tar(tmp_path / "b.tar", images(10, 2))
     damage(tmp_path / "a.tar")
     loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, stream={"buffer": 1})
     expected = {number_of(tmp_path / "a.tar", number) for number in sorted(sound)} | {
@@ -287,9 +287,9 @@ def number_of(tar: Path, number: int) -> int:
 
 
 def test_more_damage_than_the_limit_stops_with_the_list(classes: Path, tmp_path: Path) -> None:
-    members = pictures(0, 8)
+    members = images(0, 8)
     for number in (1, 4, 6):
-        members[2 * number] = (f"{number:05d}.png", b"no picture")
+        members[2 * number] = (f"{number:05d}.png", b"no image")
     write_tar(tmp_path / "a.tar", members)
     with pytest.raises(ValueError, match=r"3 bad samples in training, and .* is 2: .*0000[146]: "):
         take(stream_loader(classes, f"{tmp_path}/a.tar", max_bad_samples=2), 20)
@@ -321,7 +321,7 @@ def test_a_tar_without_a_sample_stops_no_reader_while_others_have_some(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tar(tmp_path / "a.tar", [])
-    write_tar(tmp_path / "b.tar", [*pictures(0, 2), ("3.png", b"x"), ("3.cls", b"0")])
+    write_tar(tmp_path / "b.tar", [*images(0, 2), ("3.png", b"x"), ("3.cls", b"0")])
     loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, workers=2)
     assert len(set(numbers(take(loader, 20)))) == 2
     # Each of the two workers has met both.
@@ -351,7 +351,7 @@ def test_a_member_that_is_too_large_is_passed_over(
     assert len(noise) > 5_000
     write_tar(
         tmp_path / "a.tar",
-        [*pictures(0, 1), ("00000.mp4", noise), ("1.png", noise), ("1.cls", b"0"), *pictures(2, 1)],
+        [*images(0, 1), ("00000.mp4", noise), ("1.png", noise), ("1.cls", b"0"), *images(2, 1)],
     )
     found = take(stream_loader(classes, f"{tmp_path}/a.tar", global_batch=2), 2)
     assert set(numbers(found)) == {number_of(tmp_path / "a.tar", n) for n in (0, 2)}
@@ -363,7 +363,7 @@ def test_what_is_passed_over_takes_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data.tars.stream._MAX_MEMBER", 5_000)
-    write_tar(tmp_path / "a.tar", [("0.film", bytes(30_000_000)), *pictures(0, 3)])
+    write_tar(tmp_path / "a.tar", [("0.film", bytes(30_000_000)), *images(0, 3)])
     reader = TarReader(("png",), "label", ClassList(("0", "1", "2"), positions=True), attempts=1)
     tracemalloc.start()
     try:
@@ -371,7 +371,7 @@ def test_what_is_passed_over_takes_no_memory(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == 4  # with the film's key, which has no picture
+    assert len(found) == 4  # with the film's key, which has no image
     assert peak < 6_000_000
 
 
@@ -414,7 +414,7 @@ def test_a_broken_connection_is_taken_up_at_its_byte(
 
 def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path: Path) -> None:
     tar = tmp_path / "t.tar"  # of more than is read ahead
-    write_tar(tar, [("00000.film", bytes(20_000_000)), *pictures(0, 6)])
+    write_tar(tar, [("00000.film", bytes(20_000_000)), *images(0, 6)])
     with serving(tmp_path) as server:
         server.ranges = True
         server.instead = {"t.tar": ["cut", "cut"]}

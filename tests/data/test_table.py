@@ -1,4 +1,4 @@
-"""Tables of texts or pictures with labels."""
+"""Tables of texts or images with labels."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from data.shards.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import Table
 from launch.commands.shard import app
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 
 TEXTS = [("so, good", "yes"), ("no\ttabs", "no"), ('"quoted" ❤️', "yes"), ("ende", "10")]
 
@@ -112,12 +112,12 @@ def test_a_column_says_the_split(tmp_path: Path) -> None:
     }
 
 
-def test_tables_of_pictures_pack_them(tmp_path: Path) -> None:
+def test_tables_of_images_pack_them(tmp_path: Path) -> None:
     for i, (height, width) in enumerate([(20, 30), (90, 60), (20, 20)]):
-        write_picture(tmp_path / f"p/{i}.png", i, height, width)
+        write_image(tmp_path / f"p/{i}.png", i, height, width)
     (tmp_path / "a.csv").write_text("file,kind\np/0.png,a\np/1.png,b\np/2.png,a\n")
     done = kway(
-        "table", tmp_path / "a.csv", "-o", tmp_path / "out", "--picture", "file",
+        "table", tmp_path / "a.csv", "-o", tmp_path / "out", "--image", "file",
         "--label", "kind", "--short-side", 40, "--test-fraction", 0,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -132,25 +132,25 @@ def test_tables_of_pictures_pack_them(tmp_path: Path) -> None:
     ("name", "said"),
     [("../secret.png", r"'\.\./secret\.png' is outside"), ("gone.png", "correct the row, or give")],
 )
-def test_bad_pictures_are_named(tmp_path: Path, name: str, said: str) -> None:
+def test_bad_images_are_named(tmp_path: Path, name: str, said: str) -> None:
     for path in ("secret.png", "in/0.png", "in/1.png"):
-        write_picture(tmp_path / path, 0)
+        write_image(tmp_path / path, 0)
     file = tmp_path / "in/a.csv"
     file.write_text(f"file,kind\n0.png,a\n1.png,b\n{name},a\n")
-    source = Table((file,), tmp_path / "work", "kind", picture="file", test_fraction=0)
+    source = Table((file,), tmp_path / "work", "kind", image="file", test_fraction=0)
     with pytest.raises(ValueError, match=said):
         write_shards(source, tmp_path / "out", workers=0)
 
 
-def test_bad_pictures_may_be_left_out(tmp_path: Path) -> None:
-    write_picture(tmp_path / "0.png", 0)
-    write_picture(tmp_path / "1.png", 1)
+def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
+    write_image(tmp_path / "0.png", 0)
+    write_image(tmp_path / "1.png", 1)
     (tmp_path / "a.csv").write_text("file,kind\n0.png,a\n1.png,b\na.csv,a\ngone.png,b\n")
     source = Table(
         (tmp_path / "a.csv",),
         tmp_path / "work",
         "kind",
-        picture="file",
+        image="file",
         test_fraction=0,
         skip_bad=True,
     )
@@ -162,8 +162,8 @@ def test_bad_pictures_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
-        ("t,y\na,b\n", {}, "name one column, of texts with --text or pictures --picture"),
-        ("t,y\na,b\n", {"text": "t", "picture": "t"}, "name one column"),
+        ("t,y\na,b\n", {}, "name one column, of texts with --text or images --image"),
+        ("t,y\na,b\n", {"text": "t", "image": "t"}, "name one column"),
         ("t,y\na,b\n", {"text": "x"}, r"a\.csv has no column 'x': it has t, y"),
         ("t,y\na,b\nc,b\n", {"text": "t"}, "1 classes with 1 or more rows in column 'y'"),
         ("t,y\na,b,c\n", {"text": "t"}, r"byte 4: the row has 3 cells and the first line 2"),

@@ -154,7 +154,7 @@ def test_padding_fills_up_to_a_multiple_of_eight() -> None:
     assert pad_tokens([[1] * 17], pad_id=0, max_length=20)["input_ids"].shape == (1, 20)
 
 
-def test_texts_without_a_tokenizer_and_pictures_with_one_are_refused(
+def test_texts_without_a_tokenizer_and_images_with_one_are_refused(
     texts: Path, glyphs: Path
 ) -> None:
     with (
@@ -162,12 +162,12 @@ def test_texts_without_a_tokenizer_and_pictures_with_one_are_refused(
         pytest.raises(ValueError, match=r"holds texts and data\.text is missing"),
     ):
         TrainLoader(split, DataConfig(shards=texts), global_batch=2, cursor=Cursor(0))
-    pictures = config(texts).model_copy(update={"shards": glyphs})
+    images = config(texts).model_copy(update={"shards": glyphs})
     with (
         open_split(glyphs, "train") as split,
-        pytest.raises(ValueError, match=r"holds pictures and data\.text is given"),
+        pytest.raises(ValueError, match=r"holds images and data\.text is given"),
     ):
-        TrainLoader(split, pictures, global_batch=2, cursor=Cursor(0))
+        TrainLoader(split, images, global_batch=2, cursor=Cursor(0))
 
 
 def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -
         assert order.samples_at_least == np.diff(starts).min() == 12
 
 
-def test_texts_refuse_the_augmentation_of_pictures(texts: Path) -> None:
+def test_texts_refuse_the_augmentation_of_images(texts: Path) -> None:
     flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
     with (
         open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"data\.augment is for pictures"),
+        pytest.raises(ValueError, match=r"data\.augment is for images"),
     ):
         TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))

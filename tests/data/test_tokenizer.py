@@ -21,7 +21,7 @@ from data.sources import EmojiNames, Table
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer
 from data.text.wordpiece import train_wordpiece
-from tests.shards import picture_shards
+from tests.shards import image_shards
 
 TEXTS = [
     "up-right arrow",
@@ -379,13 +379,13 @@ def test_the_command_names_and_counts_damaged_texts(kway, capsys, names, tmp_pat
     assert "held out" in printed.out.splitlines()[-1]
 
 
-def test_the_command_refuses_pictures_an_existing_folder_and_a_small_vocabulary(
+def test_the_command_refuses_images_an_existing_folder_and_a_small_vocabulary(
     kway, capsys, names, folder, tmp_path
 ) -> None:
-    pictures = picture_shards(tmp_path)
+    images = image_shards(tmp_path)
     before = files(folder)
     for arguments, message in (
-        ((pictures, "-o", tmp_path / "t"), "holds pictures: kway tokenizer reads texts"),
+        ((images, "-o", tmp_path / "t"), "holds images: kway tokenizer reads texts"),
         ((names, "-o", folder), "exists already: name another folder, or delete it"),
         (
             (names, "-o", tmp_path / "t", "--vocab-size", 100, "--alphabet", 90),

@@ -48,7 +48,7 @@ def test_sound_shards_have_no_damage(copy: Path) -> None:
     assert progress[-1] == (42, 42)
 
 
-def test_a_flipped_byte_of_a_picture_is_named_with_its_key(copy: Path) -> None:
+def test_a_flipped_byte_of_an_image_is_named_with_its_key(copy: Path) -> None:
     with open_split(copy, "train") as split:
         key = split.key(3)
     index = open_index(copy / FIRST)
@@ -131,11 +131,11 @@ def test_an_index_of_another_shard_does_not_hide_the_shard(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"this is text", bomb(), png(1)[:200], b""])
-def test_pictures_that_were_written_bad_are_found_by_decoding(tmp_path: Path, bad: bytes) -> None:
+def test_figures_that_were_written_bad_are_found_by_decoding(tmp_path: Path, bad: bytes) -> None:
     shards = planted_shards(tmp_path / "out", {7: bad})
     assert found(shards) == []
     (lost,) = found(shards, decode=True)
-    assert lost.kind == "picture"
+    assert lost.kind == "image"
     assert "00007: " in lost.line
 
 

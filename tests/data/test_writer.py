@@ -22,7 +22,7 @@ from data.shards.split import open_split
 from data.shards.writer import write_shards
 from data.skipped import SKIPPED, Skipped, SkippedFile
 from data.sources import ImageFolder, Sample
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 from tests.data.killed import check_killed_and_resumed, contents
 
 SHA256 = {
@@ -57,8 +57,8 @@ class Numbers:
         return Sample(f"{task:04d}", f"number {task}".encode(), "txt", task % 2)
 
 
-def write(pictures: Path, folder: Path, workers: int = 1):
-    source = ImageFolder(pictures, test_fraction=0.2)
+def write(images: Path, folder: Path, workers: int = 1):
+    source = ImageFolder(images, test_fraction=0.2)
     return write_shards(source, folder, samples_per_shard=10, workers=workers)
 
 
@@ -68,7 +68,7 @@ def _safe_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_safe_webdataset")
-def test_webdataset_reads_every_sample(shards: Path, pictures: Path) -> None:
+def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
     manifest = Manifest.load(shards)
     for name in manifest.splits:
         files = [str(shards / shard.file) for shard in manifest.of_split(name)]
@@ -84,27 +84,27 @@ def test_webdataset_reads_every_sample(shards: Path, pictures: Path) -> None:
                 assert sample["__key__"] == split.key(i)
                 assert sample[extension] == data
                 assert int(sample["cls"]) == label == split.labels[i]
-                # Small pictures keep their bytes.
+                # Small images keep their bytes.
                 assert data in {
-                    p.read_bytes() for p in (pictures / split.classes[label].name).iterdir()
+                    p.read_bytes() for p in (images / split.classes[label].name).iterdir()
                 }
 
 
-def test_all_pictures_are_there_once_and_mixed(shards: Path, pictures: Path) -> None:
+def test_all_images_are_there_once_and_mixed(shards: Path, images: Path) -> None:
     found = []
     for name in ("train", "test"):
         with open_split(shards, name) as split:
             found += [split.read(i)[0] for i in range(len(split))]
             if name == "train":
                 assert len(set(split.labels[:10])) > 2
-    assert sorted(found) == sorted(p.read_bytes() for p in pictures.glob("*/*"))
+    assert sorted(found) == sorted(p.read_bytes() for p in images.glob("*/*"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_writing_twice_gives_the_same_bytes(
-    shards: Path, pictures: Path, tmp_path: Path, workers: int
+    shards: Path, images: Path, tmp_path: Path, workers: int
 ) -> None:
-    written = write(pictures, tmp_path / "again", workers)
+    written = write(images, tmp_path / "again", workers)
     assert not written.complete_before
     assert contents(tmp_path / "again") == contents(shards)
 
@@ -135,24 +135,24 @@ def test_a_hundred_million_samples_need_no_memory_to_begin_with(tmp_path: Path) 
     assert peak < 10 * 2**20
 
 
-def test_second_run_says_that_all_is_there(pictures: Path, tmp_path: Path) -> None:
-    write(pictures, tmp_path / "out")
+def test_second_run_says_that_all_is_there(images: Path, tmp_path: Path) -> None:
+    write(images, tmp_path / "out")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
-    assert write(pictures, tmp_path / "out").complete_before
+    assert write(images, tmp_path / "out").complete_before
     assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_and_resumed_gives_the_same_bytes(
-    pictures: Path, tmp_path: Path, workers: int
+    images: Path, tmp_path: Path, workers: int
 ) -> None:
-    source = ImageFolder(pictures, test_fraction=0.2)
+    source = ImageFolder(images, test_fraction=0.2)
     check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=workers)
 
 
 def test_samples_skipped_before_a_kill_stay_listed(tmp_path: Path) -> None:
     for i in range(24):
-        write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     for i in range(6):
         (tmp_path / "in" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
     source = ImageFolder(tmp_path / "in", skip_bad=True, test_fraction=0)
@@ -176,23 +176,23 @@ def test_lines_of_a_shard_that_was_not_finished_are_written_again(tmp_path: Path
 
 
 def test_other_parameters_are_refused_and_nothing_changes(
-    shards: Path, pictures: Path, tmp_path: Path
+    shards: Path, images: Path, tmp_path: Path
 ) -> None:
-    write(pictures, tmp_path / "out")
+    write(images, tmp_path / "out")
     with pytest.raises(
         ValueError, match=r"test_fraction=0\.2.*, not .*test_fraction=0\.5"
     ) as error:
-        write_shards(ImageFolder(pictures, test_fraction=0.5), tmp_path / "out", workers=1)
+        write_shards(ImageFolder(images, test_fraction=0.5), tmp_path / "out", workers=1)
     assert "\n" not in str(error.value)
     assert contents(tmp_path / "out") == contents(shards)
 
 
-def test_other_parameters_are_refused_half_way_too(pictures: Path, tmp_path: Path) -> None:
+def test_other_parameters_are_refused_half_way_too(images: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done == 15:
             raise KeyboardInterrupt
 
-    source = ImageFolder(pictures)
+    source = ImageFolder(images)
     with pytest.raises(KeyboardInterrupt):
         write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1, report=stop)
     before = contents(tmp_path / "out")
@@ -203,10 +203,10 @@ def test_other_parameters_are_refused_half_way_too(pictures: Path, tmp_path: Pat
     assert write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1).resumed == 1
 
 
-def test_a_folder_with_something_else_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_refused(images: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match=r"holds something else \(thesis.tex\)"):
-        write(pictures, tmp_path)
+        write(images, tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b"precious"}
 
 
@@ -228,39 +228,39 @@ def test_a_killed_worker_is_one_line_and_the_folder_can_be_gone_on_with(tmp_path
     assert len(again.manifest.shards) == 11
 
 
-def test_two_writers_do_not_share_a_folder(pictures: Path, tmp_path: Path) -> None:
+def test_two_writers_do_not_share_a_folder(images: Path, tmp_path: Path) -> None:
     refused = []
 
     def meanwhile(done: int, total: int) -> None:
         if done == 5:
             with pytest.raises(ValueError, match="being written by another kway shard") as error:
-                write_shards(ImageFolder(pictures), tmp_path / "out", workers=1)
+                write_shards(ImageFolder(images), tmp_path / "out", workers=1)
             refused.append(error)
 
-    write_shards(ImageFolder(pictures), tmp_path / "out", workers=1, report=meanwhile)
+    write_shards(ImageFolder(images), tmp_path / "out", workers=1, report=meanwhile)
     assert len(refused) == 1
 
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_picture_leaves_nothing_behind(tmp_path: Path, exists: bool, workers: int) -> None:
+def test_a_bad_image_leaves_nothing_behind(tmp_path: Path, exists: bool, workers: int) -> None:
     for i in range(12):
-        write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
     out = tmp_path / "out"
     if exists:
         out.mkdir()
     with pytest.raises(
-        ValueError, match=r"a/bad\.png: not a picture.*remove it, or give --skip-bad"
+        ValueError, match=r"a/bad\.png: not an image.*remove it, or give --skip-bad"
     ):
         write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
     assert out.exists() == exists
     assert not exists or contents(out) == {}
 
 
-def test_bad_pictures_are_counted_when_skipped(tmp_path: Path) -> None:
+def test_bad_images_are_counted_when_skipped(tmp_path: Path) -> None:
     for i in range(12):
-        write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
     written = write_shards(
         ImageFolder(tmp_path / "in", skip_bad=True),
@@ -278,7 +278,7 @@ def test_bad_pictures_are_counted_when_skipped(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_is_lost_of_a_finished_folder_is_written_again(
-    shards: Path, pictures: Path, tmp_path: Path, lost: str, cut: bool
+    shards: Path, images: Path, tmp_path: Path, lost: str, cut: bool
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(shards, out)
@@ -286,44 +286,44 @@ def test_what_is_lost_of_a_finished_folder_is_written_again(
         (out / lost).write_bytes((out / lost).read_bytes()[:300])
     else:
         (out / lost).unlink()
-    written = write(pictures, out)
+    written = write(images, out)
     assert not written.complete_before
     assert written.resumed == len(written.manifest.shards) - 1
     assert contents(out) == contents(shards)
 
 
 def test_shards_without_their_manifest_are_left_alone(
-    shards: Path, pictures: Path, tmp_path: Path
+    shards: Path, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(shards, out)
     (out / "manifest.json").unlink()
     before = contents(out)
     with pytest.raises(ValueError, match="choose an empty folder, or delete this one"):
-        write(pictures, out)
+        write(images, out)
     assert contents(out) == before
 
 
 @pytest.mark.parametrize(("limit", "named"), [(100, UNFINISHED), (9_000, "train-000000.tar")])
 def test_a_full_disk_is_named_and_the_same_call_goes_on(
-    shards: Path, pictures: Path, tmp_path: Path, limit: int, named: str
+    shards: Path, images: Path, tmp_path: Path, limit: int, named: str
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(OSError, match=rf"{named} cannot be written \(.*\): free space"):
-            write(pictures, tmp_path / "out")
+            write(images, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.glob("out/*.aside"))
-    write(pictures, tmp_path / "out")
+    write(images, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(shards)
 
 
-def test_a_file_is_no_folder(pictures: Path, tmp_path: Path) -> None:
+def test_a_file_is_no_folder(images: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
     with pytest.raises(ValueError, match="out is a file: name a folder"):
-        write(pictures, tmp_path / "out")
+        write(images, tmp_path / "out")
 
 
 def test_of_writers_that_start_at_once_one_owns_the_folder(tmp_path: Path) -> None:
@@ -352,10 +352,10 @@ def test_of_writers_that_start_at_once_one_owns_the_folder(tmp_path: Path) -> No
         assert sum("is being written by another" in line for line in outcomes) == 3
 
 
-def test_nothing_but_bad_pictures_is_refused(tmp_path: Path) -> None:
+def test_nothing_but_bad_images_is_refused(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "bad.png").write_bytes(b"this is text")
-    with pytest.raises(ValueError, match=r"sample was skipped, such as ./bad\.png: not a picture"):
+    with pytest.raises(ValueError, match=r"sample was skipped, such as ./bad\.png: not an image"):
         write_shards(ImageFolder(tmp_path / "in", skip_bad=True), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()

@@ -23,7 +23,7 @@ from tests.heads.cases import (
 )
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
-from tests.trainer.training import pictures, take_steps, whole_entries
+from tests.trainer.training import images, take_steps, whole_entries
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
@@ -94,7 +94,7 @@ def test_a_task_trains_as_on_the_cpu(device, glyphs, changes):
 def test_a_task_in_bf16_trains_float32_weights(device, glyphs):
     task = make_task(glyphs, one_process(device), train__precision="bf16")
     exact = make_task(glyphs, one_process(device))
-    rounded, wanted = (each.backward(pictures(0, 12), step=1) for each in (task, exact))
+    rounded, wanted = (each.backward(images(0, 12), step=1) for each in (task, exact))
     torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
     assert {parameter.grad.dtype for parameter in task.parameters()} == {torch.float32}
 
@@ -107,7 +107,7 @@ def test_an_evaluation_measures_what_the_cpu_measures(device, glyphs):
         recipe = glyph_recipe(glyphs, Path("unused"))
         vectors = torch.from_numpy(label_vectors_of(recipe, Manifest.load(glyphs)))
         with torch.backends.cudnn.flags(allow_tf32=False):
-            batches = [pictures(0, 5), pictures(5, 12)]
+            batches = [images(0, 5), images(5, 12)]
             found.append(evaluate(task, batches, recipe.evaluation, world, label_vectors=vectors))
     expected, got = found
     assert got.num_samples == expected.num_samples == 12

@@ -1,4 +1,4 @@
-"""Tree files, their statistics and pictures, and heads that are built on them."""
+"""Tree files, their statistics and images, and heads that are built on them."""
 
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def test_statistics_count_what_there_is():
 
 
 @pytest.mark.parametrize("rows", [4, 12, 500])
-def test_a_picture_shows_no_more_rows_than_asked_for(tmp_path, named, rows):
+def test_an_image_shows_no_more_rows_than_asked_for(tmp_path, named, rows):
     num_drawn = draw_tree(named, tmp_path / "a.png", rows=rows)
     assert 1 <= num_drawn <= named.tree.num_nodes
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -191,7 +191,7 @@ def test_a_picture_shows_no_more_rows_than_asked_for(tmp_path, named, rows):
         assert num_drawn == named.tree.num_nodes
 
 
-def test_a_picture_of_names_that_no_font_has_warns_of_nothing(tmp_path):
+def test_an_image_of_names_that_no_font_has_warns_of_nothing(tmp_path):
     names = ["🇨🇿", "👩‍🦰", "日本語", "$x^", "\U000f0000", "a" * 200]
     rows = np.random.default_rng(4).normal(size=(6, 2))
     named = NamedTree.of_cover_tree(build_cover_tree(rows), names, "vtree")

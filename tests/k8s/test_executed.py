@@ -181,9 +181,9 @@ def check_the_model(service: RayService, folder: Path) -> None:
 
 
 def check_an_answer(service: RayService, made: Path, folder: Path) -> None:
-    """The server says of pictures what the bundle says without a server."""
+    """The server says of images what the bundle says without a server."""
     for question in make_questions(made / SHARDS, folder):
-        about = ["--class", question.asked, str(question.picture), "--recall", "0.9", "--json"]
+        about = ["--class", question.asked, str(question.image), "--recall", "0.9", "--json"]
         url, token = "http://127.0.0.1:8000", ["--token-file", str(folder / "tokens")]
         program = [*KWAY, "query", url, *token, *about]
         served = json.loads(forwarded(service, *program, folder=folder))

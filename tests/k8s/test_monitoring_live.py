@@ -24,12 +24,12 @@ from tests.k8s.monitoring_files import (
     of_kind,
 )
 from tests.prometheus import needs_prometheus, prometheus
-from tests.serving.started import Server, as_json, bundle, end, of_each, pictures, start
+from tests.serving.started import Server, as_json, bundle, end, images, of_each, start
 from tests.serving.watching import frames, send, watch
 from tests.system.processes import ROOT
 from tests.system.runs import launched
 
-__all__ = ["bundle", "pictures"]  # fixtures
+__all__ = ["bundle", "images"]  # fixtures
 
 pytestmark = [pytest.mark.slow, needs_kubectl, needs_prometheus]
 TOKEN = "a-token-of-this-test-0123456789"
@@ -141,7 +141,7 @@ def empty_panels(api: httpx.Client) -> set[str]:
 
 @pytest.fixture(scope="module")
 def watched(
-    glyphs: Path, bundle: Path, pictures: list[Path], tmp_path_factory: pytest.TempPathFactory
+    glyphs: Path, bundle: Path, images: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[httpx.Client, str]]:
     """Prometheus, with the alerts, once every panel has something to show; the server's own page
     of metrics at that time."""
@@ -151,7 +151,7 @@ def watched(
     credentials.chmod(0o600)
     each_second = [{**group, "interval": "1s"} for group in groups()]
     rules.write_text(yaml.safe_dump({"groups": each_second}))
-    frame = pictures[0].read_bytes()
+    frame = images[0].read_bytes()
     with ExitStack() as opened:
         options = ["--token-file", credentials, "--replicas", 1]
         server = start(bundle, folder / "stderr", *options)
@@ -167,7 +167,7 @@ def watched(
         deadline = time.monotonic() + PATIENCE_SECONDS
         while empty := empty_panels(prom):
             assert time.monotonic() < deadline, empty
-            body = as_json(pictures[:2], classes=["husky"])
+            body = as_json(images[:2], classes=["husky"])
             assert client.post("/v1/query", json=body).status_code == 200
             assert client.get("/v1/nothing").status_code == 404
             send(client, frames([frame]))

@@ -109,9 +109,9 @@ def test_export_writes_a_bundle_that_query_asks(kway, run, tmp_path, capsys):
     assert capsys.readouterr().out == f"{out} is ready: kway serve {out}\n"
     with Bundle.open(out) as bundle:
         name = bundle.names.names[3]
-    picture = tmp_path / "picture.png"
-    assert cv2.imwrite(str(picture), np.full((16, 16), 200, np.uint8))
-    assert kway("query", out, picture, "--class", name, "--recall", "0.9") == 0
+    image = tmp_path / "image.png"
+    assert cv2.imwrite(str(image), np.full((16, 16), 200, np.uint8))
+    assert kway("query", out, image, "--class", name, "--recall", "0.9") == 0
     assert "threshold" in capsys.readouterr().out
 
 
@@ -190,8 +190,8 @@ def query_of_no_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple
     return code, f"{tmp_path} is no bundle: it has no bundle.json; make one by kway export"
 
 
-def query_of_no_picture(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
-    return kway("query", tmp_path, "none.png", "--class", "x"), "none.png is no file: name pictures"
+def query_of_no_image(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("query", tmp_path, "none.png", "--class", "x"), "none.png is no file: name images"
 
 
 def shard_of_no_folder(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
@@ -280,7 +280,7 @@ MISTAKES = [
     export_at_a_recall_not_evaluated,
     export_onto_something,
     query_of_no_bundle,
-    query_of_no_picture,
+    query_of_no_image,
     shard_of_no_folder,
     endless_body,
     no_number,
@@ -419,7 +419,7 @@ def test_the_demo_goes_the_whole_way_twice_and_leaves_no_process(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         assert processes_with(mark) == []
         assert ("is complete already" in done.stdout) is (time == "second")
-        assert "Three questions about held-out pictures" in done.stdout
+        assert "Three questions about held-out images" in done.stdout
         runs = sorted(path.name for path in (out / "runs").iterdir())
         assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
         # Lines of steps: a finished run prints none.

@@ -83,7 +83,7 @@ def run(here: Path, glyphs: Path) -> Path:
 
 def test_the_commands_of_the_page_train_evaluate_export_and_answer(here, kway, capsys):
     image = np.zeros((16, 16), np.uint8)
-    assert cv2.imwrite(str(here / "picture.png"), image)
+    assert cv2.imwrite(str(here / "image.png"), image)
     (block,) = blocks("sh")
     lines = block.replace("\\\n", "").splitlines()
     commands = [shlex.split(line) for line in lines if line.startswith("kway ")]
@@ -118,10 +118,10 @@ def test_without_allow_import_no_command_imports_what_a_run_names(run, kway, cap
 def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, kway, capsys):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
     forget()
-    assert cv2.imwrite("picture.png", np.zeros((16, 16), np.uint8))
+    assert cv2.imwrite("image.png", np.zeros((16, 16), np.uint8))
     capsys.readouterr()
     for command in (
-        ["query", "bundle", "--class", "#3", "picture.png"],
+        ["query", "bundle", "--class", "#3", "image.png"],
         ["index", "bundle", ".", "-o", "gallery"],
     ):
         assert kway(*command) == 2
@@ -162,8 +162,8 @@ def test_a_loss_of_the_users_is_served_without_its_code(here, glyphs, kway, caps
     assert kway("export", run, "-o", "bundle", *ALLOWED[1:]) == 0
     shutil.rmtree("my_package")
     forget()
-    assert cv2.imwrite("picture.png", np.zeros((16, 16), np.uint8))
-    assert kway("query", "bundle", "--class", "#3", "picture.png") == 0
+    assert cv2.imwrite("image.png", np.zeros((16, 16), np.uint8))
+    assert kway("query", "bundle", "--class", "#3", "image.png") == 0
     assert not is_loaded()
 
 
@@ -349,6 +349,6 @@ def test_an_onnx_backbone_is_served_without_its_code(run, kway):
     assert kway("export", run, "-o", "bundle", "--onnx", *ALLOWED) == 0
     shutil.rmtree("my_package")
     forget()
-    assert cv2.imwrite("picture.png", np.zeros((16, 16), np.uint8))
-    assert kway("query", "bundle", "--class", "#3", "picture.png") == 0
+    assert cv2.imwrite("image.png", np.zeros((16, 16), np.uint8))
+    assert kway("query", "bundle", "--class", "#3", "image.png") == 0
     assert not is_loaded()

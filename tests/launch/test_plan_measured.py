@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "factored": {
         "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     },
-    "ddp, large pictures": {"data__image__size": 64, "train__clip_norm": 1.0},
+    "ddp, large images": {"data__image__size": 64, "train__clip_norm": 1.0},
     "ddp, local batch norm": {"backbone__batch_norm": "local"},
     "ddp, mixed": {"data__augment__mix": {"mixup_alpha": 0.2}},
     "ddp, texts": {"optimizer": ADAMW, "text": True},

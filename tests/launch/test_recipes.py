@@ -173,11 +173,11 @@ def trained(recipe: Recipe) -> dict[str, float]:
 
 
 def test_the_small_imagenet_recipe_learns_through_all_its_sizes(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     overrides = [
         f"run={tmp_path / 'run'}",
-        f"data.shards={pictures}",
+        f"data.shards={images}",
         "data.augment={crop_area: [0.8, 1.0], flip: 0}",  # the place of a bar tells the class
         "train.global_batch=10",
     ]

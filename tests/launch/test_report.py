@@ -215,16 +215,16 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(made):
     assert "default-src 'none'" in page
 
 
-def test_every_picture_is_sound_says_what_it_shows_and_has_the_page_s_colours(made):
-    pictures = re.findall(r"<svg.*?</svg>", page_of(made("one"), made("two")), re.DOTALL)
-    assert len(pictures) > 8
-    for picture in pictures:
-        root = ElementTree.fromstring(picture)
+def test_every_image_is_sound_says_what_it_shows_and_has_the_page_s_colours(made):
+    images = re.findall(r"<svg.*?</svg>", page_of(made("one"), made("two")), re.DOTALL)
+    assert len(images) > 8
+    for image in images:
+        root = ElementTree.fromstring(image)
         assert root.get("role") == "img"
         assert re.search(r"A.*\d", root.get("aria-label", ""))
-        colours = set(re.findall(r"#[0-9a-f]{6}\b", picture)) - {"#000000", "#ffffff"}
+        colours = set(re.findall(r"#[0-9a-f]{6}\b", image)) - {"#000000", "#ffffff"}
         assert colours == set(), "a colour that does not follow the page"
-        assert "var(--run0)" in picture
+        assert "var(--run0)" in image
 
 
 def test_names_from_a_run_are_escaped_everywhere(made, tmp_path):
@@ -356,10 +356,10 @@ def test_long_runs_make_no_large_page(made):
     assert len(page_of(folder)) < 400_000
 
 
-def test_every_section_has_pictures_of_a_whole_run(made):
+def test_every_section_has_images_of_a_whole_run(made):
     runs = read_runs([made()])
-    for title, pictures in SECTIONS.items():
-        assert list(pictures(runs)), title
+    for title, images in SECTIONS.items():
+        assert list(images(runs)), title
 
 
 # ------------------------------------------------------------------ the command

@@ -90,10 +90,10 @@ def words(line: str) -> list[str]:
     return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_line_to_paste_names_a_picture_of_yours_and_sends_the_token(tmp_path: Path) -> None:
+def test_the_line_to_paste_names_an_image_of_yours_and_sends_the_token(tmp_path: Path) -> None:
     with Bundle.open(write(tmp_path / "pets")) as pets:
         assert words(_curl_line(pets, has_tokens=False)) == [
-            "--form-string", "classes=husky", "-F", "images=@your-picture.png"
+            "--form-string", "classes=husky", "-F", "images=@your-image.png"
         ]  # fmt: skip
         with_token = words(_curl_line(pets, has_tokens=True))
     assert with_token[:2] == ["-H", "Authorization: Bearer secret"]

@@ -1,4 +1,4 @@
-"""`kway tree`: from each kind of source to a tree file and a picture, and its one-line errors."""
+"""`kway tree`: from each kind of source to a tree file and an image, and its one-line errors."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from data.shards.writer import write_shards
 from data.sources import ImageFolder
 from heads.tree import NamedTree, read_wordnet
 from launch.commands.shard import app
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 from tests.heads.wordnet_files import write_wordnet
 
 
@@ -53,7 +53,7 @@ def test_the_hierarchy_of_shards_becomes_a_tree_where_it_is_asked_for(
 
 def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path, capsys):
     for i, name in enumerate(("n00000006_poodle", "n00000007", "crane.n.01", "n00000004")):
-        write_picture(tmp_path / "in" / name / "0.png", i)
+        write_image(tmp_path / "in" / name / "0.png", i)
     wordnet = write_wordnet(tmp_path / "dict")
     options = ("--wordnet", wordnet, "--test-fraction", 0, "--workers", 0)
     source = ImageFolder(tmp_path / "in", test_fraction=0, taxonomy=read_wordnet(wordnet))
@@ -76,7 +76,7 @@ def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path
 
 def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, tmp_path):
     for i, name in enumerate(("n00000006", "n00000005")):
-        write_picture(tmp_path / "in" / name / "0.png", i)
+        write_image(tmp_path / "in" / name / "0.png", i)
     taxonomy = read_wordnet(write_wordnet(tmp_path / "dict"))
     source = ImageFolder(tmp_path / "in", test_fraction=0, taxonomy=taxonomy)
     write_shards(source, tmp_path / "out", workers=0)
@@ -86,10 +86,10 @@ def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, 
     assert NamedTree.load(tmp_path / "a.tree").classes == ("n00000005", "n00000006")
 
 
-def test_shards_that_carry_neither_say_so(kway, pictures, tmp_path, capsys):
-    assert kway("tree", "build", pictures, "-o", tmp_path / "a.tree") == 2
+def test_shards_that_carry_neither_say_so(kway, images, tmp_path, capsys):
+    assert kway("tree", "build", images, "-o", tmp_path / "a.tree") == 2
     assert "has no hierarchy: source imagefolder gives none" in capsys.readouterr().err
-    assert kway("tree", "build", pictures, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
+    assert kway("tree", "build", images, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
     assert "has no label vectors" in capsys.readouterr().err
 
 

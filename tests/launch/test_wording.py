@@ -12,7 +12,7 @@ from data.messages import printable
 from launch.commands.shard import app
 from launch.main import main
 from launch.terminal import table_cell
-from tests.data.conftest import write_picture
+from tests.data.conftest import write_image
 
 
 def test_what_moves_a_cursor_or_ends_a_line_is_printed_as_its_number() -> None:
@@ -36,8 +36,8 @@ def test_a_folder_with_an_escape_in_its_name_cannot_colour_the_lines_about_it(
 ) -> None:
     folder = tmp_path / "red\x1b[31m\nname"
     for i, name in enumerate(("one", "two")):
-        write_picture(folder / name / "0.png", i)
-    write_picture(folder / "loose.png", 2)
+        write_image(folder / name / "0.png", i)
+    write_image(folder / "loose.png", 2)
     out = tmp_path / "out\x1b[31m"
     arguments = ("imagefolder", folder, "-o", out, "--test-fraction", 0, "--workers", 0)
     done = CliRunner().invoke(app, [*map(str, arguments)])

@@ -22,14 +22,14 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def conducted(
     papers_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Experiment], Section]:
-    """Runs an experiment at toy size in this process; its pictures are below `tmp_path`."""
+    """Runs an experiment at toy size in this process; its images are below `tmp_path`."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the trainer would take every core
 
     def run(experiment: Experiment) -> Section:
         with Laboratory(papers_data, tmp_path, workers=0) as laboratory:
             (section,) = conduct([experiment], laboratory, minutes=0)
-        for picture in section.pictures:
-            assert (tmp_path / "pictures" / picture.file).stat().st_size > 1000
+        for image in section.images:
+            assert (tmp_path / "images" / image.file).stat().st_size > 1000
         return section
 
     return run

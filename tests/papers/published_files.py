@@ -31,9 +31,9 @@ def _write_mnist(folder: Path, sizes: dict[str, int]) -> None:
     folder.mkdir(parents=True)
     for stem, number in sizes.items():
         labels = (np.arange(number) % 10).astype(np.uint8)
-        pictures = _pictures(labels, 10, 28, channels=1)[..., 0]
+        images = _images(labels, 10, 28, channels=1)[..., 0]
         header = struct.pack(">4I", 0x803, number, 28, 28)
-        (folder / f"{stem}-images-idx3-ubyte").write_bytes(header + pictures.tobytes())
+        (folder / f"{stem}-images-idx3-ubyte").write_bytes(header + images.tobytes())
         header = struct.pack(">2I", 0x801, number)
         (folder / f"{stem}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
 
@@ -47,10 +47,10 @@ def _write_cifar(path: Path, sizes: dict[str, int]) -> None:
     }
     for split, number in sizes.items():
         labels = (np.arange(number) % 100).astype(np.uint8)
-        planes = _pictures(labels, 100, 32, channels=3).transpose(0, 3, 1, 2)
+        planes = _images(labels, 100, 32, channels=3).transpose(0, 3, 1, 2)
         files[f"{split}.bin"] = b"".join(
-            bytes([label // 5, label]) + picture.tobytes()
-            for label, picture in zip(labels, planes, strict=True)
+            bytes([label // 5, label]) + image.tobytes()
+            for label, image in zip(labels, planes, strict=True)
         )
     with tarfile.open(path, "w:gz") as tar:
         for name, content in files.items():
@@ -85,7 +85,7 @@ def _write_emoji_vectors(path: Path) -> None:
     path.write_bytes(f"{len(_EMOJI)} 8\n".encode() + b"".join(lines))
 
 
-def _pictures(labels: np.ndarray, num_classes: int, side: int, *, channels: int) -> np.ndarray:
+def _images(labels: np.ndarray, num_classes: int, side: int, *, channels: int) -> np.ndarray:
     """uint8 [N, side, side, channels]: a pattern a class, with noise."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 200, (num_classes, side, side, channels))

@@ -21,7 +21,7 @@ _NEEDED = "numbers.txt"
 
 
 def _section_of(name: str, paper: str, album: Album, double: int) -> Section:
-    picture = album.add(name, Figure(figsize=(1, 1)), title="Nothing.", words="A blank.")
+    image = album.add(name, Figure(figsize=(1, 1)), title="Nothing.", words="A blank.")
     return Section(
         name,
         paper,
@@ -29,7 +29,7 @@ def _section_of(name: str, paper: str, album: Album, double: int) -> Section:
         "As it was.",
         claims=[Claim("it is doubled", "holds", f"{double}", Kind.PAPER)],
         tables=[Table("Doubles", ["double"], [[f"{double}"]])],
-        pictures=[picture],
+        images=[image],
     )
 
 
@@ -149,7 +149,7 @@ def test_a_folder_in_use_is_left_alone(
 
 
 @pytest.mark.usefixtures("_three")
-def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measured_again(
+def test_a_page_is_written_with_its_images_and_what_was_measured_is_not_measured_again(
     papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ("--data", data, "--out", "out", "--budget", "2", "--workers", "1")
@@ -175,8 +175,8 @@ def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measur
     assert capsys.readouterr().out.endswith("of papers.md: 2 experiments\n")
     both = elsewhere.read_text()
     assert both.index("### Experiment 001-one") < both.index("### Experiment 002-two")
-    pictures = {path.name for path in (elsewhere.parent / "papers").iterdir()}
-    assert pictures == {"001-one.png", "002-two.png"}
+    images = {path.name for path in (elsewhere.parent / "papers").iterdir()}
+    assert images == {"001-one.png", "002-two.png"}
 
     # An error ends it, and what was done before stands on the page.
     page.unlink()

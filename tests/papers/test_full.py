@@ -41,7 +41,7 @@ def _made_up(job: Job) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", _NETWORKS)
-def test_published_networks_are_searched_at_all_pictures(name: str, tmp_path: Path) -> None:
+def test_published_networks_are_searched_at_all_images(name: str, tmp_path: Path) -> None:
     (experiment,) = (one for one in EXPERIMENTS if one.name == name)
     for job in searched(experiment, tmp_path):
         recipe = built(job, tmp_path)

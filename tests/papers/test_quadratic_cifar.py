@@ -25,7 +25,7 @@ def test_three_losses_are_compared_on_three_sets_of_classes(
     }
     assert "(below 20)" in best.rows[-2][3]  # the paper's words on quadratic, all classes
     assert len(section.claims) == 6
-    assert len(section.pictures) == 2
+    assert len(section.images) == 2
 
 
 def test_mammals_are_those_of_the_five_superclasses_and_the_random_classes_differ() -> None:

@@ -17,7 +17,7 @@ def test_losses_are_compared_at_shares_of_the_training_set(
     assert int(least[1]) == round(0.05 * int(whole[1]))
     assert least[-2:] == ["58.31", "60.44"]  # as published
     assert [claim.statement for claim in section.claims] == [
-        "smooth_topk beats ce with 5% of the training pictures (top-5)",
-        "smooth_topk gains on ce from 100% to 5% of the pictures (top-5)",
+        "smooth_topk beats ce with 5% of the training images (top-5)",
+        "smooth_topk gains on ce from 100% to 5% of the images (top-5)",
     ]
     assert "stand-in for ResNet-18 on ImageNet" in section.setup

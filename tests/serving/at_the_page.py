@@ -21,7 +21,7 @@ TOKEN = "a-token-of-this-test-0123456789"
 NUM_ITEMS = 40  # of the gallery
 
 
-def picture(seed: int) -> bytes:
+def image(seed: int) -> bytes:
     """A PNG that no other seed gives."""
     pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     return cv2.imencode(".png", pixels)[1].tobytes()

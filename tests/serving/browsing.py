@@ -27,7 +27,7 @@ def chromium() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
-    # A picture that moves stands in for a camera.
+    # An image that moves stands in for a camera.
     camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=camera)

@@ -141,11 +141,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
-def write_pictures(folder: Path) -> list[Path]:
+def write_images(folder: Path) -> list[Path]:
     random = np.random.default_rng(0)
     paths = [folder / f"{place}.png" for place in range(6)]
     for path in paths:
@@ -153,8 +153,8 @@ def write_pictures(folder: Path) -> list[Path]:
     return paths
 
 
-def as_json(pictures: list[Path], **fields: object) -> dict[str, object]:
-    images = [base64.b64encode(path.read_bytes()).decode() for path in pictures]
+def as_json(paths: list[Path], **fields: object) -> dict[str, object]:
+    images = [base64.b64encode(path.read_bytes()).decode() for path in paths]
     return {"images": images, **fields}
 
 

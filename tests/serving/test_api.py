@@ -15,25 +15,25 @@ from PIL import Image
 
 from serving.http.routes import classes
 from serving.service import Service
-from tests.serving.bad_pictures import encoded
+from tests.serving.bad_images import encoded
 from tests.serving.in_process import application, ask, post, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
 MAX_BODY = 100_000
 
 
-def picture(kind: str) -> bytes:
+def image(kind: str) -> bytes:
     return encoded(Image.radial_gradient("L").resize((40, 30)), kind)
 
 
-PNG = picture("png")
+PNG = image("png")
 BASE64 = base64.b64encode(PNG).decode()
 RIGHT = json.dumps({"classes": [0], "images": [BASE64]}).encode()
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    bundle = write(tmp_path_factory.mktemp("bundles") / "pictures")
+    bundle = write(tmp_path_factory.mktemp("bundles") / "images")
     return application(bundle, max_body_bytes=MAX_BODY, max_inputs=4, max_classes=5)
 
 
@@ -54,10 +54,10 @@ def verdicts(api: FastAPI, body: dict) -> dict:
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "bmp", "gif"])
 @pytest.mark.parametrize("stated", ["image/{}", "application/octet-stream", "IMAGE/x-any; q=1"])
-def test_a_picture_as_the_body_gives_the_answer_of_the_same_one_in_json(
+def test_an_image_as_the_body_gives_the_answer_of_the_same_one_in_json(
     api: FastAPI, kind: str, stated: str
 ) -> None:
-    file = picture(kind)
+    file = image(kind)
     url = "/v1/query?classes=tabby%20cat&classes=%235&recall=0.9"
     found = post(api, url, file, stated.format(kind))
     body = {"images": [base64.b64encode(file).decode()], "classes": ["tabby cat", "#5"]}
@@ -103,14 +103,14 @@ def test_a_text_as_the_body_gives_the_answer_of_the_same_one_in_json(
         "data:text/html;base64,AAAA",
     ],
 )
-def test_a_picture_by_its_url_is_refused_with_what_to_send_instead(api: FastAPI, url: str) -> None:
+def test_an_image_by_its_url_is_refused_with_what_to_send_instead(api: FastAPI, url: str) -> None:
     body = {"classes": [0], "images": [BASE64, url]}
     answer = ask(api, "POST", "/v1/query", json=body)
     assert refusal(answer) in ((422, "urls_refused"), (400, "invalid_base64"))
     assert answer.json()["error"]["message"].startswith("images[1] is ")
     if "://" in url:
         assert refusal(answer)[1] == "urls_refused"
-        assert "fetches nothing: send the picture itself, in base64" in answer.text
+        assert "fetches nothing: send the image itself, in base64" in answer.text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
-from tests.serving.bad_pictures import encoded
+from tests.serving.bad_images import encoded
 from tests.serving.in_process import application, ask
 from tests.tiny_bundle import write, write_of_texts
 
@@ -96,7 +96,7 @@ def answerable(case: schemathesis.Case) -> schemathesis.Case:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+def images(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return application(write(tmp_path_factory.mktemp("bundles") / "b"), max_inputs=4)
 
 
@@ -107,13 +107,13 @@ def assert_all_asked(answers: set[str]) -> None:
     assert not [answer for answer in answers if answer.split()[-1] >= "500"]
 
 
-def test_answers_are_as_documented(pictures: FastAPI) -> None:
-    assert_all_asked(check(pictures, 5))
+def test_answers_are_as_documented(images: FastAPI) -> None:
+    assert_all_asked(check(images, 5))
 
 
 @pytest.mark.slow
-def test_many_answers_are_as_documented(pictures: FastAPI) -> None:
-    assert_all_asked(check(pictures, 300))
+def test_many_answers_are_as_documented(images: FastAPI) -> None:
+    assert_all_asked(check(images, 300))
 
 
 @pytest.mark.slow
@@ -122,14 +122,14 @@ def test_many_answers_about_texts_are_as_documented(tmp_path: Path) -> None:
     assert "POST /v1/query 404" in answers
 
 
-def test_the_document_is_valid_openapi(pictures: FastAPI) -> None:
-    document = ask(pictures, "GET", "/openapi.json").json()
+def test_the_document_is_valid_openapi(images: FastAPI) -> None:
+    document = ask(images, "GET", "/openapi.json").json()
     OpenAPIV31SpecValidator(document).validate()
     assert "$defs" not in json.dumps(document)
 
 
-def test_every_operation_describes_its_refusals_in_the_one_shape(pictures: FastAPI) -> None:
-    document = ask(pictures, "GET", "/openapi.json").json()
+def test_every_operation_describes_its_refusals_in_the_one_shape(images: FastAPI) -> None:
+    document = ask(images, "GET", "/openapi.json").json()
     for path, methods in document["paths"].items():
         for operation in methods.values():
             for status, described in operation["responses"].items():
@@ -138,8 +138,8 @@ def test_every_operation_describes_its_refusals_in_the_one_shape(pictures: FastA
                     assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (path, status)
 
 
-def test_every_operation_has_a_group_and_a_line_that_says_what_it_does(pictures: FastAPI) -> None:
-    document = ask(pictures, "GET", "/openapi.json").json()
+def test_every_operation_has_a_group_and_a_line_that_says_what_it_does(images: FastAPI) -> None:
+    document = ask(images, "GET", "/openapi.json").json()
     operations = [one for methods in document["paths"].values() for one in methods.values()]
     groups = [one["name"] for one in document["tags"]]
     assert {tag for one in operations for tag in one["tags"]} == set(groups)
@@ -152,12 +152,12 @@ def test_every_operation_has_a_group_and_a_line_that_says_what_it_does(pictures:
         assert "\n" not in summary
         assert not one.get("description", "").startswith(summary)
     query = document["paths"]["/v1/query"]["post"]
-    assert query["summary"] == "Is each picture, or text, of these classes?"
-    assert query["description"].startswith("JSON with pictures in base64")
+    assert query["summary"] == "Is each image, or text, of these classes?"
+    assert query["description"].startswith("JSON with images in base64")
 
 
-def test_every_kind_of_body_is_documented(pictures: FastAPI) -> None:
-    paths = ask(pictures, "GET", "/openapi.json").json()["paths"]
+def test_every_kind_of_body_is_documented(images: FastAPI) -> None:
+    paths = ask(images, "GET", "/openapi.json").json()["paths"]
     query, stream = (paths[path]["post"] for path in ("/v1/query", "/v1/query:stream"))
     assert {JSON, "multipart/form-data", "image/jpeg", "application/octet-stream", "text/plain"} < (
         query["requestBody"]["content"].keys()

@@ -18,7 +18,7 @@ from PIL import Image
 from serving.http.streams import split_lines
 from serving.model import Model
 from serving.service import Service
-from tests.serving.bad_pictures import encoded
+from tests.serving.bad_images import encoded
 from tests.serving.in_process import NoCounts, application, ask, post, refusal
 from tests.tiny_bundle import write, write_of_texts
 
@@ -161,14 +161,14 @@ def test_of_several_classes_those_that_match_are_in_a_hit(api: FastAPI) -> None:
     assert [one["class"] for one in found[0]["verdicts"]] == [higher]
 
 
-def test_a_model_of_pictures_reads_base64_and_data_urls(tmp_path: Path) -> None:
+def test_a_model_of_images_reads_base64_and_data_urls(tmp_path: Path) -> None:
     api = application(write(tmp_path / "b"))
     text = base64.b64encode(encoded(Image.radial_gradient("L"), "png")).decode()
     body = lines_of({"image": text}, {"image": "data:image/png;base64," + text}, {"image": "AAAA"})
     first, second, third, last = asked(api, "?classes=husky", body)
     assert first["verdicts"] == second["verdicts"]
     assert third["error"]["code"] == "not_a_picture"
-    assert third["error"]["message"].startswith("not a picture: JPEG")
+    assert third["error"]["message"].startswith("not an image: JPEG")
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 

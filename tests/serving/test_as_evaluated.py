@@ -28,7 +28,7 @@ def of_crops(texts: Path, glyphs: Path, run: Path) -> Recipe:
     ("make", "card"),
     [
         (of_texts, ["reads | texts, cut at 24 tokens", '--text "TEXT"']),
-        (of_crops, ["reads | pictures, 16 x 16 x 1, the mean of 10 crops", " PICTURE"]),
+        (of_crops, ["reads | images, 16 x 16 x 1, the mean of 10 crops", " IMAGE"]),
     ],
 )
 def test_thresholds_of_evaluation_are_the_logits_that_the_bundle_gives(

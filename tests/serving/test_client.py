@@ -312,7 +312,7 @@ def test_a_token_file_for_a_bundle_is_an_error(tmp_path: Path) -> None:
     ("inputs", "words"),
     [
         ([], "nothing to ask"),
-        ([b"picture"], "reads texts: give texts"),
+        ([b"image"], "reads texts: give texts"),
         (["x" * 11], "has 11 characters"),
     ],
 )

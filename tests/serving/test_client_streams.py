@@ -13,7 +13,7 @@ from PIL import Image
 
 from serving.client import Client, Done, Hit, Item, LineError, RefusedError
 from tests.serving import in_process
-from tests.serving.bad_pictures import encoded
+from tests.serving.bad_images import encoded
 from tests.serving.in_process import application
 from tests.serving.relay import relayed
 from tests.tiny_bundle import write, write_of_texts
@@ -105,22 +105,22 @@ def test_an_answer_comes_before_the_next_input_is_there(client: Client) -> None:
 
 
 def test_ids_come_back_and_what_is_wrong_with_a_line_is_a_value(client: Client) -> None:
-    sent = [Item("a cat", id="猫\u2028\n"), b"a picture", Item("x" * BODY, id="long"), "a dog"]
-    first, picture, long, last, done = client.stream(["husky"], sent)
+    sent = [Item("a cat", id="猫\u2028\n"), b"an image", Item("x" * BODY, id="long"), "a dog"]
+    first, image, long, last, done = client.stream(["husky"], sent)
     assert (first.id, last.id) == ("猫\u2028\n", 3)
-    assert isinstance(picture, LineError)
-    assert (picture.id, picture.error.code) == (1, "not_a_picture_model")
+    assert isinstance(image, LineError)
+    assert (image.id, image.error.code) == (1, "not_a_picture_model")
     assert (long.id, long.line, long.error.code) == (None, 2, "line_too_long")
     assert done.done.errors == 2
 
 
-def test_pictures_go_as_files_or_bytes(tmp_path: Path) -> None:
-    picture = encoded(Image.effect_noise((20, 30), 50), "PNG")
-    (tmp_path / "1.png").write_bytes(picture)
+def test_figures_go_as_files_or_bytes(tmp_path: Path) -> None:
+    image = encoded(Image.effect_noise((20, 30), 50), "PNG")
+    (tmp_path / "1.png").write_bytes(image)
     api = application(write(tmp_path / "pets"))
     with in_process.listening(api) as url, Client(url) as client:
-        hits, _ = read(client.stream(["husky"], [tmp_path / "1.png", picture]))
-        asked = client.query(["husky"], [picture]).results[0].verdicts[0].score
+        hits, _ = read(client.stream(["husky"], [tmp_path / "1.png", image]))
+        asked = client.query(["husky"], [image]).results[0].verdicts[0].score
         assert [hit.verdicts[0].score for hit in hits] == pytest.approx([asked] * 2)
         with pytest.raises(FileNotFoundError):
             list(client.stream(["husky"], [tmp_path / "none.png"]))
@@ -279,14 +279,14 @@ def test_inputs_that_come_seldom_keep_their_stream(
 
 
 def test_five_thousand_lines_are_held_a_few_at_a_time(url: str) -> None:
-    picture = bytes(1000)  # 6.7 MB in all, each refused, for that is quick
+    image = bytes(1000)  # 6.7 MB in all, each refused, for that is quick
     taken = 0
 
     def inputs() -> Iterator[bytes]:
         nonlocal taken
         for _ in range(5_000):
             taken += 1
-            yield picture
+            yield image
 
     with Client(url, patience=20) as client:
         tracemalloc.start()

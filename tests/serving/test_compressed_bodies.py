@@ -10,15 +10,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.serving.at_the_page import picture
+from tests.serving.at_the_page import image
 from tests.serving.in_process import application, ask, refusal
 from tests.tiny_bundle import write
 
 MAX_BODY = 100_000
 JSON, NDJSON = "application/json", "application/x-ndjson"
-IMAGE = base64.b64encode(picture(0)).decode()
+IMAGE = base64.b64encode(image(0)).decode()
 RIGHT = json.dumps({"classes": [2], "images": [IMAGE], "recall": 0.9}).encode()
-PICTURE_QUERY = "/v1/query?classes=husky"
+IMAGE_QUERY = "/v1/query?classes=husky"
 GZIPPED, DEFLATED = gzip.compress(RIGHT, mtime=0), zlib.compress(RIGHT)
 
 
@@ -64,9 +64,9 @@ def test_a_compressed_body_gets_the_same_answer_as_the_plain_one(
 
 
 def test_every_route_that_reads_a_whole_body_decompresses_it(api: FastAPI) -> None:
-    body = gzip.compress(picture(0))
-    assert sent(api, PICTURE_QUERY, body, "gzip", "image/png").is_success
-    fields, files = {"classes": "husky"}, {"images": picture(0)}
+    body = gzip.compress(image(0))
+    assert sent(api, IMAGE_QUERY, body, "gzip", "image/png").is_success
+    fields, files = {"classes": "husky"}, {"images": image(0)}
     form = httpx.Request("POST", "http://kway", data=fields, files=files)
     kind = form.headers["content-type"]
     assert sent(api, "/v1/query", gzip.compress(form.read()), "gzip", kind).is_success
@@ -83,7 +83,7 @@ def test_every_route_that_reads_a_whole_body_decompresses_it(api: FastAPI) -> No
     assert sent(api, "/v2/models/pets/infer", body, "gzip").is_success
 
 
-@pytest.mark.parametrize(("path", "kind"), [("/v1/query", JSON), (PICTURE_QUERY, "image/png")])
+@pytest.mark.parametrize(("path", "kind"), [("/v1/query", JSON), (IMAGE_QUERY, "image/png")])
 @pytest.mark.parametrize(
     ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )

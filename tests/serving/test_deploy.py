@@ -26,7 +26,7 @@ from tests.serving.started import (
     bundle,
     end,
     error_of,
-    pictures,
+    images,
     replicas_of,
     run,
     scores_of,
@@ -35,7 +35,7 @@ from tests.serving.started import (
 from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES
 
-__all__ = ["bundle", "pictures"]  # fixtures
+__all__ = ["bundle", "images"]  # fixtures
 
 # Prints the config file as the command does, and builds its application as Serve does.
 _PRINT_AND_BUILD = """
@@ -121,7 +121,7 @@ def wait_for(url: str, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_config_file_deploys(bundle: Path, pictures: list[Path]) -> None:
+def test_the_printed_config_file_deploys(bundle: Path, images: list[Path]) -> None:
     port = free_port("127.0.0.1", 0)
     printed = run("serve", bundle, "--print-config", "--port", port)
     with TemporaryDirectory() as name:
@@ -142,7 +142,7 @@ def test_the_printed_config_file_deploys(bundle: Path, pictures: list[Path]) -> 
         try:
             url = f"http://127.0.0.1:{port}"
             wait_for(url, 120)
-            answer = httpx.post(f"{url}/v1/query", json=as_json(pictures[:1], classes=[1, 2]))
+            answer = httpx.post(f"{url}/v1/query", json=as_json(images[:1], classes=[1, 2]))
             assert [v["class_id"] for v in answer.json()["results"][0]["verdicts"]] == [1, 2]
         finally:
             children = psutil.Process(process.pid).children(recursive=True)
@@ -163,9 +163,9 @@ def server(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [("--replicas", 2)], indirect=True)
 def test_of_2000_questions_with_a_replica_killed_in_the_middle_none_is_lost(
-    server: Server, pictures: list[Path]
+    server: Server, images: list[Path]
 ) -> None:
-    bodies = [as_json(pictures[:1], classes=[place]) for place in range(len(NAMES))]
+    bodies = [as_json(images[:1], classes=[place]) for place in range(len(NAMES))]
     right = [scores_of(httpx.post(f"{server.url}/v1/query", json=b).json()) for b in bodies]
     before = replicas_of(server)
     assert len(before) == 2
@@ -211,9 +211,9 @@ def test_of_2000_questions_with_a_replica_killed_in_the_middle_none_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [("--replicas", "1:2", "--max-requests", 64)], indirect=True)
-def test_a_second_replica_comes_when_there_is_work(server: Server, pictures: list[Path]) -> None:
+def test_a_second_replica_comes_when_there_is_work(server: Server, images: list[Path]) -> None:
     assert len(replicas_of(server)) == 1
-    body = as_json(pictures[:2], classes=["husky"])
+    body = as_json(images[:2], classes=["husky"])
 
     async def ask_until(deadline: float) -> set[int]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:

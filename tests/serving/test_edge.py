@@ -634,8 +634,8 @@ def test_a_question_to_a_replica_that_dies_is_asked_at_another_and_a_change_is_n
 ) -> None:
     with started(written_by_ray["two"], [replica(), replica(dies=True)]) as proxy:
         for _ in range(10):
-            answer = httpx.post(f"{proxy.url}/v1/query", content=b"a picture")
-            assert answer.json()["body"] == "a picture"
+            answer = httpx.post(f"{proxy.url}/v1/query", content=b"an image")
+            assert answer.json()["body"] == "an image"
         assert proxy.replicas[1].asked
         for path in ("/v1/watches", "/v1/others"):
             for dying in proxy.replicas:

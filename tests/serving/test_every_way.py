@@ -44,11 +44,11 @@ Decisions = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The validation set as the trainer saw it: `pictures` (files) [N], `names` [K], `scores`
+    """The validation set as the trainer saw it: `images` (files) [N], `names` [K], `scores`
     [N, K], and `decisions` [N, K] by the classes' thresholds at the recall."""
 
     bundle: Path
-    pictures: list[bytes]
+    images: list[bytes]
     names: list[str]
     scores: Scores
     decisions: Decisions
@@ -71,11 +71,11 @@ def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluat
     thresholds = saved.classes.threshold[:, saved.classes.recalls.index(RECALL)]
     scores = scores_of(trained)
     with open_split(glyphs, recipe.data.eval_split) as split:
-        pictures = [split.read(place)[0] for place in range(len(split))]
+        images = [split.read(place)[0] for place in range(len(split))]
     decisions = (scores >= thresholds).numpy()
     assert 0 < decisions.mean() < 1
     return Evaluated(
-        folder / "glyphs", pictures, list(trained.manifest.class_names), scores.numpy(), decisions
+        folder / "glyphs", images, list(trained.manifest.class_names), scores.numpy(), decisions
     )
 
 
@@ -109,7 +109,7 @@ def ids(evaluated: Evaluated) -> list[int]:
 
 
 def in_base64(evaluated: Evaluated) -> list[str]:
-    return [base64.b64encode(picture).decode() for picture in evaluated.pictures]
+    return [base64.b64encode(image).decode() for image in evaluated.images]
 
 
 def test_rest_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None:
@@ -122,7 +122,7 @@ def test_rest_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None
 def test_the_inference_protocol_over_rest_answers_as_evaluated(
     server: Server, evaluated: Evaluated
 ) -> None:
-    shape = len(evaluated.pictures), len(evaluated.names)
+    shape = len(evaluated.images), len(evaluated.names)
     body = {
         "parameters": {"recall": RECALL},
         "inputs": [
@@ -144,20 +144,20 @@ def test_the_inference_protocol_over_rest_answers_as_evaluated(
 def test_the_inference_protocol_over_grpc_answers_as_evaluated(
     server: Server, evaluated: Evaluated
 ) -> None:
-    pictures = triton.InferInput("images", [len(evaluated.pictures)], "BYTES")
-    pictures.set_data_from_numpy(np.array(evaluated.pictures, dtype=np.object_))
+    images = triton.InferInput("images", [len(evaluated.images)], "BYTES")
+    images.set_data_from_numpy(np.array(evaluated.images, dtype=np.object_))
     classes = triton.InferInput("class_ids", [len(evaluated.names)], "INT64")
     classes.set_data_from_numpy(np.array(ids(evaluated), dtype=np.int64))
     with triton.InferenceServerClient(server.grpc) as client:
         answer = client.infer(
-            evaluated.bundle.name, [pictures, classes], parameters={"recall": RECALL}
+            evaluated.bundle.name, [images, classes], parameters={"recall": RECALL}
         )
     evaluated.check(answer.as_numpy("scores"), answer.as_numpy("matches"))
 
 
 def test_the_client_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None:
     with Client(server.url) as client:
-        answer = client.query(evaluated.names, evaluated.pictures, recall=RECALL)
+        answer = client.query(evaluated.names, evaluated.images, recall=RECALL)
     rows = [result.verdicts for result in answer.results]
     evaluated.check(
         [[v.score for v in row] for row in rows], [[v.match for v in row] for row in rows]
@@ -166,8 +166,8 @@ def test_the_client_answers_as_evaluated(server: Server, evaluated: Evaluated) -
 
 def test_the_page_shows_what_was_evaluated(server: Server, evaluated: Evaluated) -> None:
     files = [
-        {"name": f"{place}.png", "mimeType": "image/png", "buffer": picture}
-        for place, picture in enumerate(evaluated.pictures)
+        {"name": f"{place}.png", "mimeType": "image/png", "buffer": image}
+        for place, image in enumerate(evaluated.images)
     ]
     with chromium() as browser, visit(browser, server.url) as page:
         for number, name in enumerate(evaluated.names, 1):

@@ -8,7 +8,7 @@ import pytest
 from launch.commands.index import index
 from serving.client import Client
 from serving.schemas import Answer
-from tests.serving.at_the_page import picture
+from tests.serving.at_the_page import image
 from tests.serving.in_process import application, ask, listening
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write, write_of_format_2
@@ -51,13 +51,13 @@ def url(bundle: Path) -> Iterator[str]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "1.png").write_bytes(picture(0))
+    (tmp_path / "1.png").write_bytes(image(0))
     return tmp_path / "1.png"
 
 
 def test_an_answer_reports_it_once_per_class_and_in_each_verdict(url: str) -> None:
     with Client(url) as client:
-        answer = client.query([2, 6], [picture(0), picture(1)], recall=0.9)
+        answer = client.query([2, 6], [image(0), image(1)], recall=0.9)
     assert [one.model_dump() for one in answer.thresholds] == [OWN, POOLED]
     for result in answer.results:
         assert [one.expected_precision for one in result.verdicts] == [5 / 8, 0.25]
@@ -72,8 +72,8 @@ def test_a_watch_reports_it_for_each_of_its_classes(url: str) -> None:
 
 def test_for_a_threshold_of_the_request_it_is_unknown(url: str) -> None:
     with Client(url) as client:
-        decided = client.query([2], [picture(0)], threshold=1.0)
-        scored = client.query([2], [picture(0)])
+        decided = client.query([2], [image(0)], threshold=1.0)
+        scored = client.query([2], [image(0)])
     (one,) = decided.thresholds
     assert (one.threshold, one.threshold_source, one.class_samples) == (1.0, "request", 5)
     assert (one.expected_precision, one.class_reached, one.all_reached) == (None, None, None)
@@ -92,7 +92,7 @@ def test_the_command_prints_it_below_the_verdicts(bundle: Path, file: Path) -> N
 def test_for_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path) -> None:
     bundle = write_of_format_2(tmp_path / "old")
     with listening(application(bundle)) as url, Client(url) as client:
-        answer = client.query([2, 6], [picture(0)], recall=0.9)
+        answer = client.query([2, 6], [image(0)], recall=0.9)
     known = ("class", "class_id", "threshold", "threshold_source", "class_samples")
     for one, expected in zip(answer.thresholds, (OWN, POOLED), strict=True):
         found = one.model_dump()
@@ -113,7 +113,7 @@ def test_an_answer_of_an_older_server_can_be_read() -> None:
 def test_a_gallery_page_reports_it_with_and_without_hits(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "collection"
     folder.mkdir()
-    (folder / "1.png").write_bytes(picture(0))
+    (folder / "1.png").write_bytes(image(0))
     index(bundle, folder, tmp_path / "gallery")
     api = application(bundle, galleries={"all": str(tmp_path / "gallery")})
     body = {"classes": [2, 6], "recall": 0.9}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.serving.bad_pictures import encoded
+from tests.serving.bad_images import encoded
 from tests.serving.in_process import application, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
@@ -41,7 +41,7 @@ BASE64 = [base64.b64encode(file).decode() for file in FILES]
 def apis(tmp_path_factory: pytest.TempPathFactory) -> list[FastAPI]:
     folder = tmp_path_factory.mktemp("bundles")
     return [
-        application(write(folder / "pictures"), **LIMITS),
+        application(write(folder / "images"), **LIMITS),
         application(write_of_texts(folder / "texts"), **LIMITS),
     ]
 

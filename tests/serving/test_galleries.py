@@ -38,19 +38,19 @@ NUM = 23
 ODD = ("new\nline.png", "tab\t'quote\".png", "猫 🐶.png", "[markup].png", os.fsdecode(b"\xff.png"))
 
 
-def picture(seed: int, height: int = 20, width: int = 30, ending: str = ".png") -> bytes:
+def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return cv2.imencode(ending, pixels)[1].tobytes()
 
 
 def fill(folder: Path, num: int = NUM) -> Path:
-    """Pictures at three depths, of odd names, and twice the same picture, which makes ties."""
+    """Images at three depths, of odd names, and twice the same image, which makes ties."""
     for place in range(num):
         inside = folder / ("", "cats", "cats/deep")[place % 3]
         inside.mkdir(parents=True, exist_ok=True)
-        (inside / f"{place}.png").write_bytes(picture(place % (num - 5)))
+        (inside / f"{place}.png").write_bytes(image(place % (num - 5)))
     for place, name in enumerate(ODD):
-        (folder / name).write_bytes(picture(100 + place))
+        (folder / name).write_bytes(image(100 + place))
     return folder
 
 
@@ -61,7 +61,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill(tmp_path_factory.mktemp("pictures"))
+    return fill(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +118,14 @@ def search(ask: Ask, **body: object) -> dict:
 # ---------------------------------------------------------------------------- making
 
 
-def test_every_readable_picture_is_in_the_gallery_in_one_order(gallery: Path, folder: Path) -> None:
+def test_every_readable_image_is_in_the_gallery_in_one_order(gallery: Path, folder: Path) -> None:
     wanted = [path.relative_to(folder) for path in folder.rglob("*.png")]
     assert names(gallery) == [str(path) for path in sorted(wanted, key=lambda path: path.parts)]
     assert len(names(gallery)) == NUM + len(ODD)
     assert not gallery.with_name("pets.partial").exists()
 
 
-def test_features_are_those_of_each_picture_alone(
-    gallery: Path, folder: Path, bundle: Path
-) -> None:
+def test_features_are_those_of_each_image_alone(gallery: Path, folder: Path, bundle: Path) -> None:
     model = Model.open(bundle)
     found = load_file(gallery / "features.safetensors")["matrix"]
     assert found.shape == (NUM + len(ODD), DIM)
@@ -143,11 +141,11 @@ def test_only_what_is_new_or_changed_is_computed(bundle: Path, tmp_path: Path) -
     assert summary(command(bundle, folder, "-o", path)) == [14, 0, 14, 0]
     assert (path / "gallery.json").stat().st_ino == before  # nothing was written again
 
-    (folder / "cats" / "1.png").write_bytes(picture(200, 21))  # of another size
+    (folder / "cats" / "1.png").write_bytes(image(200, 21))  # of another size
     os.utime(folder / "3.png", ns=(0, 0))  # of another time
     (folder / "0.png").unlink()
-    (folder / "cats" / "deep" / "new.jpg").write_bytes(picture(201, ending=".jpg"))
-    (folder / "a.webp").write_bytes(picture(202, ending=".webp"))
+    (folder / "cats" / "deep" / "new.jpg").write_bytes(image(201, ending=".jpg"))
+    (folder / "a.webp").write_bytes(image(202, ending=".webp"))
     assert summary(command(bundle, folder, "-o", path)) == [15, 4, 11, 3]
     fresh = tmp_path / "fresh"
     command(bundle, folder, "-o", fresh)
@@ -175,7 +173,7 @@ def wait(done, total):
         time.sleep(60)
 
 index_collection(
-    Model.open(bundle), open_collection(folder, "pictures"), out, IndexOptions(batch_size=4),
+    Model.open(bundle), open_collection(folder, "images"), out, IndexOptions(batch_size=4),
     computing=wait,
 )
 """
@@ -202,7 +200,7 @@ def test_a_killed_run_is_gone_on_with(
             running.kill()
     assert not path.exists()
 
-    (folder / "first.png").write_bytes(picture(7))  # stands before all that was computed
+    (folder / "first.png").write_bytes(image(7))  # stands before all that was computed
     total = NUM + len(ODD)
     try:
         assert summary(command(bundle, folder, "-o", path)) == [total + 1, total - 7, 8, 0]
@@ -223,7 +221,7 @@ def test_an_interrupted_run_loses_nothing_and_leaves_no_half_gallery(
             raise KeyboardInterrupt
 
     def run(report: Callable[[int, int], None]) -> IndexResult:
-        opened = open_collection(folder, "pictures")
+        opened = open_collection(folder, "images")
         how = IndexOptions(batch_size=4)
         return index_collection(Model.open(bundle), opened, path, how, computing=report)
 
@@ -247,12 +245,12 @@ def test_a_kill_between_the_two_renames_loses_nothing(bundle: Path, tmp_path: Pa
 
 def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path) -> None:
     folder, path = fill(tmp_path / "in", 6), tmp_path / "out"
-    (tmp_path / "secret.png").write_bytes(picture(1))
-    (folder / "cut.png").write_bytes(picture(0)[:60])
-    (folder / "text.jpg").write_bytes(b"no picture")
+    (tmp_path / "secret.png").write_bytes(image(1))
+    (folder / "cut.png").write_bytes(image(0)[:60])
+    (folder / "text.jpg").write_bytes(b"no image")
     (folder / "notes.txt").write_bytes(b"")
     (folder / ".hidden").mkdir()
-    (folder / ".hidden" / "1.png").write_bytes(picture(1))
+    (folder / ".hidden" / "1.png").write_bytes(image(1))
     os.mkfifo(folder / "pipe.png")
     (folder / "out.png").symlink_to(tmp_path / "secret.png")
     (folder / "in.png").symlink_to(folder / "0.png")
@@ -265,14 +263,14 @@ def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path)
     assert set(reasons) == {"cut.png", "text.jpg", "pipe.png", "out.png", "nowhere.png"}
     assert reasons["out.png"] == "a link out of the folder"
     assert reasons["pipe.png"] == "no regular file"
-    assert "left out: text.jpg: not a picture" in output
-    assert "warning: left out 5 unreadable pictures, listed in" in output
+    assert "left out: text.jpg: not an image" in output
+    assert "warning: left out 5 unreadable images, listed in" in output
     assert "note: ignoring 3 other files" in output
 
     with pytest.raises(ValueError, match=r"in: .* cannot be read .* and 4 more: .*--strict"):
         command(bundle, folder, "-o", tmp_path / "strict", "--strict")
     assert not (tmp_path / "strict").exists()
-    (folder / "text.jpg").write_bytes(picture(3, ending=".jpg"))
+    (folder / "text.jpg").write_bytes(image(3, ending=".jpg"))
     assert summary(command(bundle, folder, "-o", path)) == [13, 1, 12, 0]
 
 
@@ -284,9 +282,9 @@ class _Overflowing(Model):
 
 
 def test_features_that_are_not_finite_do_not_enter_a_gallery(bundle: Path, tmp_path: Path) -> None:
-    pictures = open_collection(fill(tmp_path / "in", 6), "pictures")
+    images = open_collection(fill(tmp_path / "in", 6), "images")
     how = IndexOptions(batch_size=4)
-    done = index_collection(_Overflowing.open(bundle), pictures, tmp_path / "out", how)
+    done = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", how)
     assert (done.computed, done.info.num_items, done.info.unreadable) == (8, 8, 3)
     assert set(unreadable(tmp_path / "out").values()) == {"the model gives it no finite features"}
     assert np.isfinite(load_file(tmp_path / "out" / "features.safetensors")["matrix"]).all()
@@ -294,12 +292,12 @@ def test_features_that_are_not_finite_do_not_enter_a_gallery(bundle: Path, tmp_p
 
 def test_nothing_to_index_is_an_error(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no pictures: there is nothing to index"):
+    with pytest.raises(ValueError, match="empty holds no images: there is nothing to index"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     (tmp_path / "empty" / "a.png").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"a\.png cannot be read \(not a picture"):
+    with pytest.raises(ValueError, match=r"a\.png cannot be read \(not an image"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="is no folder: the model reads pictures"):
+    with pytest.raises(FileNotFoundError, match="is no folder: the model reads images"):
         command(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
     with pytest.raises(ValueError, match="is no gallery: name another place"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "empty")
@@ -432,7 +430,7 @@ def test_pages_join_to_the_whole_and_equal_scores_stand_in_the_order_of_items(as
     (whole,) = search(ask, classes=["husky"], limit=1000)["results"]
     order = [(-hit["score"], hit["item"]) for hit in whole["hits"]]
     assert order == sorted(order)
-    assert len({score for score, _ in order}) == len(order) - 5  # the pictures that stand twice
+    assert len({score for score, _ in order}) == len(order) - 5  # the images that stand twice
     pages = [
         search(ask, classes=["husky"], limit=4, offset=offset)["results"][0]
         for offset in range(0, len(order) + 4, 4)
@@ -471,13 +469,13 @@ def test_names_are_told_whatever_they_hold(ask: Ask, gallery: Path) -> None:
     ]
 
 
-def test_a_thumbnail_is_a_small_picture_of_its_item(ask: Ask, bundle: Path, tmp_path: Path) -> None:
+def test_a_thumbnail_is_a_small_image_of_its_item(ask: Ask, bundle: Path, tmp_path: Path) -> None:
     pixels = np.zeros((400, 1000, 3), np.uint8)
     pixels[:, :500] = (0, 0, 255)  # red, on the left
     for name in ("a.jpg", "b.png", "c.bmp"):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(cv2.imencode(name[1:], pixels)[1].tobytes())
-    (tmp_path / "in" / "d.png").write_bytes(picture(1))
+    (tmp_path / "in" / "d.png").write_bytes(image(1))
     command(bundle, tmp_path / "in", "-o", tmp_path / "out")
     command(bundle, tmp_path / "in", "-o", tmp_path / "bare", "--no-thumbnails")
     ask = served(bundle, big=tmp_path / "out", bare=tmp_path / "bare")
@@ -496,7 +494,7 @@ def test_a_thumbnail_is_a_small_picture_of_its_item(ask: Ask, bundle: Path, tmp_
 def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
     assert ask("GET", "/v1/galleries").json() == {
         "galleries": [
-            {"name": "pets", "num_items": 28, "reads": "pictures", "thumbnails": True},
+            {"name": "pets", "num_items": 28, "reads": "images", "thumbnails": True},
         ]
     }
 

@@ -201,7 +201,7 @@ def test_a_long_line_is_parsed_and_decoded_in_one_turn_of_a_thread(
 def test_too_many_pictures_are_refused_before_one_is_decoded(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_body, "picture_bytes", None)
+    monkeypatch.setattr(query_body, "image_bytes", None)
     body = json.dumps({"classes": ["husky"], "images": [""] * 5000}).encode()
     answer = post(api, "/v1/query", body, "application/json")
     assert refusal(answer) == (413, "too_many_pictures")

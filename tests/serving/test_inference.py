@@ -32,7 +32,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return api_of(write_of_texts(tmp_path_factory.mktemp("bundles") / "texts"))
 
 
-def picture(seed: int) -> str:
+def encoded(seed: int) -> str:
     pixels = np.random.default_rng(seed).integers(0, 256, (20, 33, 3), dtype=np.uint8)
     return base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
 
@@ -41,8 +41,8 @@ def tensor(name: str, datatype: str, data: list, shape: list[int] | None = None)
     return {"name": name, "datatype": datatype, "shape": shape or [len(data)], "data": data}
 
 
-PICTURES = [picture(seed) for seed in range(3)]
-IMAGES = tensor("images", "BYTES", PICTURES)
+ENCODED = [encoded(seed) for seed in range(3)]
+IMAGES = tensor("images", "BYTES", ENCODED)
 CLASS_IDS = tensor("class_ids", "INT64", [2, 0])
 
 
@@ -57,7 +57,7 @@ def queried(api: FastAPI, **body: Any) -> list[dict]:
 
 
 def test_scores_thresholds_and_matches_are_those_of_the_query(pets: FastAPI) -> None:
-    expected = queried(pets, classes=[2, 0], images=PICTURES, recall=0.9)
+    expected = queried(pets, classes=[2, 0], images=ENCODED, recall=0.9)
     answer = inferred(pets, IMAGES, CLASS_IDS, id="seven", parameters={"recall": 0.9})
     assert answer.status_code == 200
     found = answer.json()
@@ -75,7 +75,7 @@ def test_names_serve_as_well_and_only_the_wanted_outputs_come(pets: FastAPI) -> 
     names = tensor("classes", "BYTES", [NAMES[2], NAMES[0]])
     wanted = {"parameters": {"threshold": 0.1}, "outputs": [{"name": "matches"}]}
     (matches,) = inferred(pets, IMAGES, names, **wanted).json()["outputs"]
-    expected = queried(pets, classes=[2, 0], images=PICTURES, threshold=0.1)
+    expected = queried(pets, classes=[2, 0], images=ENCODED, threshold=0.1)
     assert matches["data"] == [verdict["match"] for verdict in expected]
     (scores,) = inferred(pets, IMAGES, names).json()["outputs"]
     assert scores["name"] == "scores"
@@ -105,7 +105,7 @@ def test_server_and_model_say_what_they_are(pets: FastAPI) -> None:
     [
         ([IMAGES], {}, 400, "exactly one of the inputs class_ids"),
         ([IMAGES, CLASS_IDS, tensor("classes", "BYTES", ["a"])], {}, 400, "exactly one"),
-        ([CLASS_IDS], {}, 400, "reads pictures"),
+        ([CLASS_IDS], {}, 400, "reads images"),
         ([IMAGES, CLASS_IDS, CLASS_IDS], {}, 400, "stands twice"),
         ([IMAGES, tensor("class_ids", "INT32", [1])], {}, 400, "send it as INT64"),
         ([IMAGES, tensor("class_ids", "INT64", [True])], {}, 400, "no INT64"),
@@ -113,15 +113,15 @@ def test_server_and_model_say_what_they_are(pets: FastAPI) -> None:
         ([IMAGES, tensor("class_ids", "INT64", [1, 2], [3])], {}, 400, "do not agree"),
         ([IMAGES, tensor("class_ids", "INT64", [1, 2, 3, 4], [2, 2])], {}, 400, "one dimension"),
         ([IMAGES, tensor("class_ids", "INT64", [0] * 6)], {}, 413, "at most 5"),
-        ([tensor("images", "BYTES", PICTURES[:1] * 5), CLASS_IDS], {}, 413, "at most 4"),
+        ([tensor("images", "BYTES", ENCODED[:1] * 5), CLASS_IDS], {}, 413, "at most 4"),
         ([tensor("images", "BYTES", ["?"]), CLASS_IDS], {}, 400, "not base64"),
         ([tensor("images", "BYTES", ["aGVsbG8="]), CLASS_IDS], {}, 400, "images[0]"),
         ([tensor("images", "BYTES", [7]), CLASS_IDS], {}, 400, "not strings"),
-        ([tensor("pictures", "BYTES", PICTURES), CLASS_IDS], {}, 400, "is unknown"),
+        ([tensor("photos", "BYTES", ENCODED), CLASS_IDS], {}, 400, "is unknown"),
         ([IMAGES, CLASS_IDS], {"outputs": [{"name": "matches"}]}, 400, "without recall"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": 0.123}}, 422, "0.123"),
-        ([], {}, 400, "reads pictures"),
+        ([], {}, 400, "reads images"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_the_protocols_shape(

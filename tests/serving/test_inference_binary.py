@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.at_the_page import picture
+from tests.serving.at_the_page import image
 from tests.serving.in_process import application, ask, listening
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
-PICTURES = [picture(seed) for seed in range(3)]
+IMAGES = [image(seed) for seed in range(3)]
 HEADER = "Inference-Header-Content-Length"
 
 
@@ -47,7 +47,7 @@ def given(name: str, values: list, datatype: str, *, binary: bool = True) -> Inf
 
 
 def queried(url: str, **body: Any) -> list[dict]:
-    files = [("images", one) for one in PICTURES]
+    files = [("images", one) for one in IMAGES]
     found = httpx.post(f"{url}/v1/query", data=body, files=files).json()
     return [verdict for result in found["results"] for verdict in result["verdicts"]]
 
@@ -55,7 +55,7 @@ def queried(url: str, **body: Any) -> list[dict]:
 def assert_as_queried(answer: Any, url: str, classes: list[int]) -> None:
     names = [f"#{one}" for one in classes]
     expected = queried(url, classes=names, recall="0.9")
-    shape = (len(PICTURES), len(classes))
+    shape = (len(IMAGES), len(classes))
     for output, field in (("scores", "score"), ("matches", "match")):
         wanted = np.array([one[field] for one in expected]).reshape(shape)
         np.testing.assert_allclose(answer.as_numpy(output), wanted, rtol=1e-5, atol=1e-5)
@@ -70,7 +70,7 @@ def test_a_client_with_default_settings_gets_the_answers_of_the_query(
 ) -> None:
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
     assert client.is_model_ready("pets")
-    inputs = [given("images", PICTURES, "BYTES"), given("class_ids", [2, 6], "INT64")]
+    inputs = [given("images", IMAGES, "BYTES"), given("class_ids", [2, 6], "INT64")]
     answer = client.infer("pets", inputs, request_id="7", parameters={"recall": 0.9})
     assert_as_queried(answer, url, [2, 6])
     assert answer.get_response()["id"] == "7"
@@ -83,7 +83,7 @@ def test_a_client_with_default_settings_gets_the_answers_of_the_query(
 def test_a_compressed_request_gets_the_same_answer(
     client: InferenceServerClient, url: str, algorithm: str
 ) -> None:
-    inputs = [given("images", PICTURES, "BYTES"), given("class_ids", [2, 6], "INT64")]
+    inputs = [given("images", IMAGES, "BYTES"), given("class_ids", [2, 6], "INT64")]
     answer = client.infer(
         "pets", inputs, parameters={"recall": 0.9}, request_compression_algorithm=algorithm
     )
@@ -94,7 +94,7 @@ def test_binary_and_json_may_be_mixed_in_inputs_and_outputs(
     client: InferenceServerClient, url: str
 ) -> None:
     inputs = [
-        given("images", PICTURES, "BYTES"),
+        given("images", IMAGES, "BYTES"),
         given("classes", [NAMES[2], NAMES[6]], "BYTES", binary=False),
     ]
     outputs = [
@@ -123,16 +123,16 @@ def test_texts_are_accepted_as_bytes(tmp_path: Path) -> None:
 
 
 def test_the_client_gets_the_message_of_an_error(client: InferenceServerClient) -> None:
-    inputs = [given("images", [b"no picture"], "BYTES"), given("class_ids", [2], "INT64")]
+    inputs = [given("images", [b"no image"], "BYTES"), given("class_ids", [2], "INT64")]
     with pytest.raises(InferenceServerException, match=r"images\[0\]"):
         client.infer("pets", inputs)
-    inputs = [given("images", PICTURES * 2, "BYTES"), given("class_ids", [2], "INT64")]
-    with pytest.raises(InferenceServerException, match="6 pictures in one request, at most 4"):
+    inputs = [given("images", IMAGES * 2, "BYTES"), given("class_ids", [2], "INT64")]
+    with pytest.raises(InferenceServerException, match="6 images in one request, at most 4"):
         client.infer("pets", inputs)
 
 
 IDS = np.array([2], "<i8").tobytes()
-IMAGE = len(PICTURES[0]).to_bytes(4, "little") + PICTURES[0]
+IMAGE = len(IMAGES[0]).to_bytes(4, "little") + IMAGES[0]
 
 
 def body_of(sizes: tuple[Any, Any], binary: bytes, **more: Any) -> tuple[bytes, int]:

@@ -70,9 +70,7 @@ def test_raw_bytes_that_are_cut_off_are_refused_or_end_with_an_element(
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_a_refusal(raw: bytes) -> None:
     with suppress(ApiError):  # anything else would be a fault of ours
-        check_inference(
-            inference_of(parsed(pb.ModelInferRequest, raw)), "pictures", ServingConfig()
-        )
+        check_inference(inference_of(parsed(pb.ModelInferRequest, raw)), "images", ServingConfig())
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=6), st.booleans())
@@ -125,7 +123,7 @@ def test_a_shape_whose_size_has_a_million_digits_is_refused_at_once() -> None:
     images = request.inputs.add(name="images", datatype="BYTES", shape=[0])
     request.raw_input_contents.append(b"")
     with pytest.raises(ApiError, match="50001 dimensions"):
-        check_inference(inference_of(request), "pictures", ServingConfig())
+        check_inference(inference_of(request), "images", ServingConfig())
     del request.inputs[0].shape[1:]
     images.shape[0] = -1
     with pytest.raises(ApiError, match="negative"):

@@ -27,13 +27,13 @@ from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
 from trainer.bundle.bundle import Bundle
 
 
-def of_pictures(path: Path) -> Path:
+def of_images(path: Path) -> Path:
     return write(path, write_onnx=lambda file: write_onnx(tiny_backbone(), IMAGE, file))
 
 
-def of_crops(path: Path, pictures: Path) -> Path:
-    """The same network, over ten crops of each picture."""
-    shutil.copytree(pictures, path)
+def of_crops(path: Path, images: Path) -> Path:
+    """The same network, over ten crops of each image."""
+    shutil.copytree(images, path)
     content = json.loads((path / "bundle.json").read_text())
     content["model"]["image"].update(resize=20, crops=10)
     (path / "bundle.json").write_text(json.dumps(content))
@@ -46,7 +46,7 @@ def of_texts(path: Path) -> Path:
     )
 
 
-def pictures() -> list[bytes]:
+def images() -> list[bytes]:
     draw = np.random.default_rng(0)
     sizes = [(20, 33), (16, 16), (40, 21)]
     drawn = [draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
@@ -57,13 +57,13 @@ def pictures() -> list[bytes]:
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("bundles")
     return {
-        "pictures": of_pictures(folder / "pictures"),
-        "crops": of_crops(folder / "crops", folder / "pictures"),
+        "images": of_images(folder / "images"),
+        "crops": of_crops(folder / "crops", folder / "images"),
         "texts": of_texts(folder / "texts"),
     }
 
 
-@pytest.mark.parametrize("kind", ["pictures", "crops", "texts"])
+@pytest.mark.parametrize("kind", ["images", "crops", "texts"])
 def test_onnxruntime_gives_the_verdicts_of_torch_in_batches_of_any_size(
     kind: str, bundles: dict[str, Path]
 ) -> None:
@@ -72,7 +72,7 @@ def test_onnxruntime_gives_the_verdicts_of_torch_in_batches_of_any_size(
     assert (model.engine, other.engine) == ("onnxruntime", "torch")
     model.bundle.verify()
     model.self_check()
-    raw = ["a cat", "猫 und a dog " * 20, "x"] if kind == "texts" else pictures()
+    raw = ["a cat", "猫 und a dog " * 20, "x"] if kind == "texts" else images()
     question = ask(model.bundle, list(WAYS_TO_ASK), threshold=0.1)
     for inputs in (raw, raw[:1], raw * 3):
         prepared = [model.prepare(one) for one in inputs]
@@ -89,7 +89,7 @@ def test_a_bundle_whose_onnx_backbone_cannot_be_used_says_so(
 ) -> None:
     monkeypatch.setattr("serving.model.onnx_is_installed", lambda: False)
     with caplog.at_level(logging.WARNING, "kway.serving"):
-        assert Model.open(bundles["pictures"]).engine == "torch"
+        assert Model.open(bundles["images"]).engine == "torch"
     assert "onnxruntime is not installed: torch computes instead" in caplog.text
 
 
@@ -102,7 +102,7 @@ def test_a_backbone_that_computes_otherwise_is_refused_and_leaves_no_bundle(
 
     monkeypatch.setattr(onnx_backbone, "OnnxBackbone", Off)
     with pytest.raises(ValueError, match=r"differ from torch's by 1\.0e-03 of the largest"):
-        of_pictures(tmp_path / "b")
+        of_images(tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,4 +150,4 @@ def test_a_gpu_that_is_not_there_is_refused(bundles: dict[str, Path]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(ValueError, match="device is cuda and torch finds no GPU here"):
-        Model.open(bundles["pictures"], device="cuda")
+        Model.open(bundles["images"], device="cuda")

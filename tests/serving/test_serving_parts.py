@@ -27,13 +27,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model.open(write(tmp_path_factory.mktemp("bundles") / "pets"))
 
 
-def picture(height: int, width: int, seed: int = 0) -> bytes:
+def photo(height: int, width: int, seed: int = 0) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return cv2.imencode(".png", pixels)[1].tobytes()
 
 
 def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(model: Model) -> None:
-    files = [picture(20, 33, seed) for seed in range(3)]
+    files = [photo(20, 33, seed) for seed in range(3)]
     found = model.answer(
         [model.prepare(file) for file in files], ask(model.bundle, ["samoyed", 0], threshold=0.1)
     )
@@ -52,28 +52,28 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
 
 def test_a_recall_is_decided_by_the_bundles_thresholds(model: Model) -> None:
     question = ask(model.bundle, ["malamute", "7"], recall=0.9)
-    own, pooled = model.answer([model.prepare(picture(9, 9))], question).results[0].verdicts
+    own, pooled = model.answer([model.prepare(photo(9, 9))], question).results[0].verdicts
     assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.score >= 1.0)
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
 def test_without_a_threshold_there_is_no_verdict(model: Model) -> None:
-    asked = model.answer([model.prepare(picture(9, 9))], ask(model.bundle, [0]))
+    asked = model.answer([model.prepare(photo(9, 9))], ask(model.bundle, [0]))
     verdict = asked.results[0].verdicts[0]
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
 
 
 def test_a_model_that_is_not_aligned_says_so_in_every_answer(tmp_path: Path, model: Model) -> None:
-    assert model.answer([model.prepare(picture(9, 9))], ask(model.bundle, [0])).notice is None
+    assert model.answer([model.prepare(photo(9, 9))], ask(model.bundle, [0])).notice is None
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
     other = Model.open(tmp_path / "b")
-    found = other.answer([other.prepare(picture(9, 9))], ask(other.bundle, [0]))
+    found = other.answer([other.prepare(photo(9, 9))], ask(other.bundle, [0]))
     assert not found.aligned
     assert "trained with ce, which is not aligned" in str(found.notice)
 
 
 @pytest.mark.parametrize("key", ["size", "resize"])
-def test_a_bundle_of_huge_pictures_is_refused(tmp_path: Path, key: str) -> None:
+def test_a_bundle_of_huge_images_is_refused(tmp_path: Path, key: str) -> None:
     file = write(tmp_path / "b") / "bundle.json"
     content = json.loads(file.read_text())
     content["model"]["image"][key] = 100_000
@@ -90,7 +90,7 @@ def test_the_features_of_several_crops_are_averaged_as_in_evaluation(tmp_path: P
     file.write_text(json.dumps(content))
     model = Model.open(path)
     model.self_check()
-    files = [picture(30, 41, seed) for seed in range(2)]
+    files = [photo(30, 41, seed) for seed in range(2)]
     found = model.features([model.prepare(one) for one in files])
     image = model.bundle.spec.image
     for one, features in zip(files, found, strict=True):
@@ -106,7 +106,7 @@ def test_a_thin_strip_is_refused_and_does_not_become_gigabytes(
     model: Model, size: tuple[int, int]
 ) -> None:
     with pytest.raises(ValueError, match="too thin a strip"):
-        model.prepare(picture(*size))
+        model.prepare(photo(*size))
 
 
 # ---------------------------------------------------------------------------- batches

@@ -214,11 +214,11 @@ def test_the_table_shows_texts(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{texts}",), "give pictures, or texts by --text or --texts, and not both"),
+        (("{texts}",), "give images, or texts by --text or --texts, and not both"),
         (("{texts}", "--text", "a", "{file}"), "and not both"),
         (("{texts}", "{file}"), "texts reads texts: give --text or --texts"),
         (("{url}", "{file}"), "reads texts: give --text or --texts"),
-        (("{pictures}", "--text", "a"), "pictures reads pictures: name picture files"),
+        (("{images}", "--text", "a"), "images reads images: name image files"),
         (("{texts}", "--texts", "{file}"), "file is not UTF-8 from its byte 1 on"),
         (("{texts}", "--text", "a\udcff"), "text 0 is no Unicode"),
         (("{url}", "--text", "a\udcff"), "refuses: Invalid JSON"),
@@ -234,7 +234,7 @@ def test_a_wrong_question_is_refused_in_one_line(
     (tmp_path / "empty").touch()
     places = {
         "texts": bundle,
-        "pictures": write(tmp_path / "pictures"),
+        "images": write(tmp_path / "images"),
         "url": url,
         "file": tmp_path / "file",
         "empty": tmp_path / "empty",

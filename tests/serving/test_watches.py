@@ -21,15 +21,15 @@ from tests.serving.watching import (
     encoded,
     eventually,
     frames,
+    images,
     listening,
-    pictures,
     running,
     send,
     watch,
 )
 from tests.tiny_bundle import WAYS_TO_ASK
 
-__all__ = ["alice", "pictures"]  # fixtures
+__all__ = ["alice", "images"]  # fixtures
 MOST, FRAME_BYTES, JSON = 4, 20_000, "application/json"
 
 
@@ -49,8 +49,8 @@ def kway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kway]:
         yield opened
 
 
-def test_hits_are_what_a_query_decides(alice: httpx.Client, pictures: list[bytes]) -> None:
-    asked = {"classes": list(WAYS_TO_ASK), "images": [encoded(picture) for picture in pictures]}
+def test_hits_are_what_a_query_decides(alice: httpx.Client, images: list[bytes]) -> None:
+    asked = {"classes": list(WAYS_TO_ASK), "images": [encoded(image) for image in images]}
     scores = [
         verdict["score"]
         for result in alice.post("/v1/query", json=asked).json()["results"]
@@ -61,7 +61,7 @@ def test_hits_are_what_a_query_decides(alice: httpx.Client, pictures: list[bytes
         {"classes": list(WAYS_TO_ASK), "threshold": float(np.median(scores))},
     ]
     made = [watch(alice, **{"threshold": None, **question}) for question in questions]
-    lines = send(alice, frames(pictures))
+    lines = send(alice, frames(images))
     total = 0
     for one, question in zip(made, questions, strict=True):
         found = alice.post("/v1/query", json={**question, "images": asked["images"]}).json()
@@ -83,33 +83,33 @@ def test_hits_are_what_a_query_decides(alice: httpx.Client, pictures: list[bytes
         assert [hit["score"] for hit in hits] == pytest.approx(wanted_scores, rel=1e-5, abs=1e-6)
         total += len(wanted)
     assert 0 < total < len(scores) * 2
-    counts = {"frames": len(pictures), "hits": total, "errors": 0, "dropped": 0}
+    counts = {"frames": len(images), "hits": total, "errors": 0, "dropped": 0}
     assert lines[-1] == {"done": counts}
 
 
 def test_many_watches_cost_one_forward_pass_and_one_product_a_frame(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = [watch(alice, classes=list(WAYS_TO_ASK[: place + 1])) for place in range(MOST)]
     forwards, products = kway.model.forwards, kway.model.products
     with kway.socket("/v1/feeds/door/frames?acknowledge=true") as socket:
-        for place, picture in enumerate(pictures):
-            socket.send(picture)
+        for place, image in enumerate(images):
+            socket.send(image)
             hits = [json.loads(socket.recv()) for _ in range(1 + 2 + 3 + 4)]
             assert {hit["watch"] for hit in hits} == {one["id"] for one in made}
             assert json.loads(socket.recv()) == {"answered": place, "hits": 10}
-    assert kway.model.forwards - forwards == len(pictures)
-    assert kway.model.products - products == len(pictures)
+    assert kway.model.forwards - forwards == len(images)
+    assert kway.model.products - products == len(images)
 
 
 def test_a_frame_that_no_watch_looks_at_costs_no_forward_pass(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     watch(alice, feeds=["gate"])
     forwards = kway.model.forwards
-    assert [*send(alice, frames(pictures))[-1]["done"].values()] == [6, 0, 0, 0]
+    assert [*send(alice, frames(images))[-1]["done"].values()] == [6, 0, 0, 0]
     assert kway.model.forwards == forwards
-    assert send(alice, frames(pictures), "gate")[-1]["done"]["hits"] == 6
+    assert send(alice, frames(images), "gate")[-1]["done"]["hits"] == 6
 
 
 def test_a_watch_is_described_changed_renewed_and_deleted(alice: httpx.Client) -> None:
@@ -180,7 +180,7 @@ def test_the_least_and_the_longest_time_may_be_asked_for(
 
 
 def test_another_clients_watch_is_invisible_and_its_hits_are(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice)
     where = f"/v1/watches/{made['id']}"
@@ -193,12 +193,12 @@ def test_another_clients_watch_is_invisible_and_its_hits_are(
             bob.get(f"{where}/hits"),
         ):
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_watch")
-        assert send(bob, frames(pictures))[-1]["done"]["hits"] == 0
+        assert send(bob, frames(images))[-1]["done"]["hits"] == 0
     assert alice.get(where).json() == made
 
 
 def test_a_listener_hears_hits_of_frames_that_others_send(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice, label="dogs")
     with (
@@ -209,7 +209,7 @@ def test_a_listener_hears_hits_of_frames_that_others_send(
         assert json.loads(socket.recv()) == {"listening": made["id"]}
         answer = alice.get(f"/v1/watches/{made['id']}/hits")
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_listeners")
-        own = send(bob, frames(pictures[:3], id="x", time=7.5))
+        own = send(bob, frames(images[:3], id="x", time=7.5))
         assert own == [{"done": {"frames": 3, "hits": 0, "errors": 0, "dropped": 0}}]
         for heard in (
             [next(lines) for _ in range(3)],
@@ -241,10 +241,10 @@ def test_a_disconnect_frees_its_listener_and_its_feed(
 
 
 def test_garbage_frames_are_answered_and_the_feed_goes_on(
-    alice: httpx.Client, pictures: list[bytes]
+    alice: httpx.Client, images: list[bytes]
 ) -> None:
     watch(alice)
-    good = frames(pictures[:1])
+    good = frames(images[:1])
     wrong = [
         b"{\n",
         b"\xff\n",
@@ -275,15 +275,15 @@ def test_garbage_frames_are_answered_and_the_feed_goes_on(
 
 
 def test_a_frames_own_id_comes_back_even_if_it_is_zero_or_empty(
-    alice: httpx.Client, pictures: list[bytes]
+    alice: httpx.Client, images: list[bytes]
 ) -> None:
     watch(alice)
-    sent = [frames(pictures[:1], **said) for said in ({}, {"id": 0}, {"id": ""}, {})]
+    sent = [frames(images[:1], **said) for said in ({}, {"id": 0}, {"id": ""}, {})]
     assert [line["frame"] for line in send(alice, b"".join(sent))[:-1]] == [0, 0, "", 3]
 
 
 def test_a_socket_answers_garbage_in_the_same_way(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice)
     with kway.socket("/v1/feeds/door/frames") as socket:
@@ -291,7 +291,7 @@ def test_a_socket_answers_garbage_in_the_same_way(
             socket.send(message)
         codes = [json.loads(socket.recv())["error"]["code"] for _ in range(4)]
         assert codes == ["not_a_picture", "invalid_json", "frame_too_long", "not_a_text_model"]
-        socket.send(pictures[0])
+        socket.send(images[0])
         assert (json.loads(socket.recv())["watch"]) == made["id"]
 
 
@@ -313,17 +313,17 @@ def test_a_socket_is_told_why_it_is_closed(kway: Kway, path: str, close: int, co
 
 
 def test_a_live_feed_drops_overtaken_frames_and_says_so(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     watch(alice)
     with kway.socket("/v1/feeds/door/frames?latest=true") as socket:
         before, begun = kway.counts.frames.count("dropped"), kway.model.begun
         kway.model.gate.clear()
         try:
-            socket.send(pictures[0])
+            socket.send(images[0])
             eventually(lambda: kway.model.begun > begun)
-            for picture in pictures[1:5]:
-                socket.send(picture)
+            for image in images[1:5]:
+                socket.send(image)
             time.sleep(0.5)  # they arrive
         finally:
             kway.model.gate.set()

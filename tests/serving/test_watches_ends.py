@@ -19,14 +19,14 @@ from tests.serving.watching import (
     eventually,
     feeding,
     frames,
+    images,
     listening,
-    pictures,
     running,
     send,
     watch,
 )
 
-__all__ = ["alice", "pictures"]  # fixtures
+__all__ = ["alice", "images"]  # fixtures
 IDLE_SECONDS = 1.0
 
 
@@ -123,7 +123,7 @@ def test_a_client_may_have_so_many_listeners_over_all_its_watches(
 
 
 def test_a_feed_without_a_frame_for_too_long_ends_with_its_reason(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice)
     reason = f"no frame came for {IDLE_SECONDS:g} s: an empty line now and then is enough"
@@ -131,8 +131,8 @@ def test_a_feed_without_a_frame_for_too_long_ends_with_its_reason(
         feeding(kway.url, "/v1/feeds/door") as feed,
         kway.socket("/v1/feeds/door/frames") as socket,
     ):
-        feed.send(frames(pictures[:1]))
-        socket.send(pictures[0])
+        feed.send(frames(images[:1]))
+        socket.send(images[0])
         assert feed.line()["watch"] == made["id"]  # before the body's end
         assert json.loads(socket.recv())["watch"] == made["id"]
         assert feed.line() == {"error": {"code": "idle", "message": reason}}
@@ -142,7 +142,7 @@ def test_a_feed_without_a_frame_for_too_long_ends_with_its_reason(
 
 
 def test_empty_lines_and_messages_keep_a_feed_alive(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice)
     with (
@@ -154,8 +154,8 @@ def test_empty_lines_and_messages_keep_a_feed_alive(
             feed.send(b"\n")
             socket.send("")
             time.sleep(IDLE_SECONDS / 10)
-        feed.send(frames(pictures[:1]))
-        socket.send(pictures[0])
+        feed.send(frames(images[:1]))
+        socket.send(images[0])
         for heard in (feed.line(), json.loads(socket.recv())):
             assert (heard["watch"], heard["frame"]) == (made["id"], 0)
         feed.finish()
@@ -208,7 +208,7 @@ def test_what_another_sites_page_may_post_unasked_is_no_feed_and_no_watch(
 
 
 def test_a_watch_whose_time_is_over_ends_its_listeners_with_the_reason(
-    kway: Kway, alice: httpx.Client, pictures: list[bytes]
+    kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice, ttl_seconds=1)
     with (
@@ -217,7 +217,7 @@ def test_a_watch_whose_time_is_over_ends_its_listeners_with_the_reason(
         kway.client() as again,
     ):
         socket.recv()
-        send(again, frames(pictures[:1]))
+        send(again, frames(images[:1]))
         for heard in (next(lines), json.loads(socket.recv())):
             assert heard["watch"] == made["id"]
         eventually(lambda: again.get("/v1/watches").json() == {"watches": []})
@@ -234,7 +234,7 @@ def test_a_watch_whose_time_is_over_ends_its_listeners_with_the_reason(
 def test_a_clock_that_is_set_ends_no_watch_and_no_listener_and_keeps_none_alive(
     kway: Kway,
     alice: httpx.Client,
-    pictures: list[bytes],
+    images: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
     jump: float,
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_clock_that_is_set_ends_no_watch_and_no_listener_and_keeps_none_alive(
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() + jump)
         eventually(lambda: len(again.get("/v1/watches").json()["watches"]) == 1)
-        hits = send(again, frames(pictures[:1]))
+        hits = send(again, frames(images[:1]))
         assert [line.get("watch") for line in hits] == [long["id"], None]
         assert next(lines)["watch"] == long["id"]
     assert refused(alice.get(f"/v1/watches/{short['id']}"))[:2] == (404, "unknown_watch")

@@ -162,18 +162,18 @@ def alice(kway: Kway) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> list[bytes]:
+def images() -> list[bytes]:
     random = np.random.default_rng(0)
     made = [random.integers(0, 256, (20, 31), dtype=np.uint8) // (place + 1) for place in range(6)]
-    return [cv2.imencode(".png", picture)[1].tobytes() for picture in made]
+    return [cv2.imencode(".png", image)[1].tobytes() for image in made]
 
 
-def encoded(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()
+def encoded(image: bytes) -> str:
+    return base64.b64encode(image).decode()
 
 
-def frames(pictures: list[bytes], **fields: object) -> bytes:
-    lines = [json.dumps({"image": encoded(picture), **fields}) for picture in pictures]
+def frames(images: list[bytes], **fields: object) -> bytes:
+    lines = [json.dumps({"image": encoded(image), **fields}) for image in images]
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -151,7 +151,7 @@ def test_a_changed_or_missing_tokenizer_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"image": None}, {"text": {"max_length": 9}}])
-def test_a_model_reads_exactly_one_of_pictures_and_texts(changes: dict) -> None:
+def test_a_model_reads_exactly_one_of_images_and_texts(changes: dict) -> None:
     with pytest.raises(ValueError, match="give exactly one of image, text"):
         BundleSpec.model_validate({**spec().model_dump(), **changes})
 

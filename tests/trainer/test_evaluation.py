@@ -51,12 +51,12 @@ def naive(shards: Path, weights: str):
     """All logits of the test split at once, as float32 numpy, and its labels."""
     task, recipe = task_and_recipe(shards, weights)
     with open_split(shards, "test") as split:
-        pictures = [
+        images = [
             for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
             for i in range(len(split))
         ]
         labels = split.labels
-    features = task.features({"pixel_values": torch.from_numpy(np.stack(pictures))})
+    features = task.features({"pixel_values": torch.from_numpy(np.stack(images))})
     logits = np.zeros((len(labels), task.head.num_classes), dtype=np.float32)
     for block in task.head.class_rows():
         logits[:, block.class_ids.numpy()] = task.head.logits(features, block).numpy()

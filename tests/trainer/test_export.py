@@ -33,13 +33,13 @@ def train_here(recipe: Recipe) -> None:
 
 
 def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarray]:
-    """All pictures of the test split as a batch of inputs, and their labels."""
+    """All images of the test split as a batch of inputs, and their labels."""
     with open_split(shards, "test") as split:
-        pictures = [
+        images = [
             for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
             for i in range(len(split))
         ]
-        return {"pixel_values": torch.from_numpy(np.stack(pictures))}, split.labels.copy()
+        return {"pixel_values": torch.from_numpy(np.stack(images))}, split.labels.copy()
 
 
 def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:

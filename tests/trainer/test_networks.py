@@ -35,7 +35,7 @@ from trainer.run.trained_run import open_trained
 from trainer.train import train
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
-# Of grey pictures of 16 x 16 pixels.
+# Of grey images of 16 x 16 pixels.
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"hidden_sizes": [24, 16], "image_size": 16},
     "slc_cnn": {"conv_channels": [4, 5, 6, 7, 8, 9], "hidden_size": 16, "image_size": 16},
@@ -63,7 +63,7 @@ def build(config: dict[str, Any], image: ImageConfig = IMAGE, *, seed: int = 0) 
 
 
 def published(model_type: str, **fields: Any) -> Backbone:
-    """Of pictures as its paper has them, without memory."""
+    """Of images as its paper has them, without memory."""
     is_mnist = model_type == "mlp"
     image = IMAGE.model_copy(update={"size": 28}) if is_mnist else ImageConfig(size=32)
     with torch.device("meta"):
@@ -155,7 +155,7 @@ def test_features_are_the_mean_of_a_map_of_the_configurations_width(model_type):
 
 @pytest.mark.parametrize("model_type", ["cifar_resnet", "wide_resnet", "cifar_densenet"])
 @pytest.mark.parametrize("size", [4, 17, 24])
-def test_a_network_without_weights_a_pixel_takes_pictures_of_any_size(model_type, size):
+def test_a_network_without_weights_a_pixel_takes_images_of_any_size(model_type, size):
     backbone = build(small(model_type)).eval()
     assert features(backbone, noise(2, size)).shape == (2, backbone.dim)
 
@@ -336,9 +336,9 @@ def test_a_folder_of_transformers_weights_is_a_pretrained_backbone(tmp_path):
     assert isinstance(AutoModel.from_pretrained(tmp_path / "weights"), NETWORKS["wide_resnet"])
 
 
-def test_a_run_trains_is_exported_and_answers_as_it_was_trained(pictures, tmp_path):
-    """Of four steps, on shards of pictures in colour, which it reads as grey ones."""
-    recipe = glyph_recipe(pictures, tmp_path / "run", backbone__config=small("wide_resnet"))
+def test_a_run_trains_is_exported_and_answers_as_it_was_trained(images, tmp_path):
+    """Of four steps, on shards of images in colour, which it reads as grey ones."""
+    recipe = glyph_recipe(images, tmp_path / "run", backbone__config=small("wide_resnet"))
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     task = open_trained(recipe.run, rank_world()).task
@@ -383,8 +383,8 @@ def test_the_plan_measures_a_network_as_it_is(model_type):
         ({"model_type": "slc_cnn", "conv_channels": [4, 4, 4, 0, 4, 4]}, "every number"),
         ({"model_type": "mlp", "hidden_sizes": []}, r"hidden_sizes is \[\]: every number"),
         ({"model_type": "mlp", "image_size": 0}, "image_size is 0: every number"),
-        ({"model_type": "mlp"}, r"image_size is 28, pictures have 16 x 16 .* mlp takes one size"),
-        ({"model_type": "slc_cnn"}, r"image_size is 32, pictures have 16 x 16 .* data.image.size"),
+        ({"model_type": "mlp"}, r"image_size is 28, images have 16 x 16 .* mlp takes one size"),
+        ({"model_type": "slc_cnn"}, r"image_size is 32, images have 16 x 16 .* data.image.size"),
     ],
 )
 def test_fields_that_make_no_network_are_named_with_a_remedy(fields, message):
@@ -393,13 +393,13 @@ def test_fields_that_make_no_network_are_named_with_a_remedy(fields, message):
 
 
 @pytest.mark.parametrize("model_type", ["mlp", "slc_cnn"])
-def test_pictures_of_a_size_that_a_network_has_no_weights_for_are_refused(model_type):
+def test_figures_of_a_size_that_a_network_has_no_weights_for_are_refused(model_type):
     """Such as those of `data.augment.progressive`, which a configuration does not know."""
-    with pytest.raises(ValueError, match=r"image_size is 16, pictures have 12 x 12 pixels"):
+    with pytest.raises(ValueError, match=r"image_size is 16, images have 12 x 12 pixels"):
         features(build(small(model_type)).eval(), noise(2, size=12))
 
 
-def test_pictures_that_transitions_leave_nothing_of_are_refused():
+def test_figures_that_transitions_leave_nothing_of_are_refused():
     with pytest.raises(ValueError, match=r"3 x 3 pixels .* set data.image.size to 4 or more"):
         features(build(small("cifar_densenet")).eval(), noise(2, size=3))
 

@@ -47,8 +47,8 @@ def test_a_mapping_whose_kind_changes_is_replaced_and_others_merge(tmp_path):
 
 
 def test_another_model_type_takes_no_settings_of_the_old_one_along():
-    """The line for ResNet-50 that launch/recipes/pictures.yaml gives."""
-    path = Path("launch/recipes/pictures.yaml")
+    """The line for ResNet-50 that launch/recipes/images.yaml gives."""
+    path = Path("launch/recipes/images.yaml")
     for override in ("backbone.config={model_type: resnet}", "backbone.config.model_type=vit"):
         config = load_recipe(path, [override]).backbone.config
         assert config.keys() == {"model_type"}

@@ -21,14 +21,14 @@ from trainer.train import train
 @pytest.fixture(scope="module")
 def tars(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The training samples of `glyphs` in 4 tars, part-0.tar to part-3.tar, and one that is no
-    picture."""
+    image."""
     folder = tmp_path_factory.mktemp("tars")
     writers = [webdataset.TarWriter(str(folder / f"part-{number}.tar")) for number in range(4)]
     with open_split(glyphs, "train") as split:
         for i in range(len(split)):
             data, extension, label = split.read(i)
             writers[i % 4].write({"__key__": f"{i:04d}", extension: data, "cls": label})
-    writers[0].write({"__key__": "damaged", "png": b"no picture", "cls": 0})
+    writers[0].write({"__key__": "damaged", "png": b"no image", "cls": 0})
     for writer in writers:
         writer.close()
     return folder

@@ -10,7 +10,7 @@ import torch
 from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
-from tests.trainer.training import make_task, pictures, share, started, take_steps, whole_entries
+from tests.trainer.training import images, make_task, share, started, take_steps, whole_entries
 from trainer.task import Task
 
 SHARDED = {"head.weight", "head.bias"}
@@ -66,7 +66,7 @@ def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
     whole = started(glyphs, **common)
     split = started(glyphs, **common, train__micro_batches=2)
     split.load_state_dict(whole.state_dict())
-    losses = [task.train().backward(pictures(0, 8), step=1) for task in (whole, split)]
+    losses = [task.train().backward(images(0, 8), step=1) for task in (whole, split)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     expected, got = gradients(whole), gradients(split)
     assert expected.keys() == got.keys()
@@ -84,7 +84,7 @@ def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]
     )
     world = task.world
     begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
-    value = task.train().backward(pictures(begin, end), step=1)
+    value = task.train().backward(images(begin, end), step=1)
     return float(value), gradients(task)
 
 
@@ -93,7 +93,7 @@ def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
     whole = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
     )
-    value = float(whole.train().backward(pictures(0, 11), step=1))
+    value = float(whole.train().backward(images(0, 11), step=1))
     expected = gradients(whole)
     for got_value, got in run_on_ranks(2, micro_batched, glyphs, loss):
         assert got_value == pytest.approx(value, rel=1e-5)
@@ -102,8 +102,8 @@ def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
 
 
 def mixed(begin: int, end: int) -> Batch:
-    """`pictures` whose rows have a second class, some with no weight."""
-    batch = pictures(begin, end)
+    """`images` whose rows have a second class, some with no weight."""
+    batch = images(begin, end)
     weights = torch.tensor([1.0, 0.3, 0.6, 0.0, 0.5, 0.9, 0.2, 0.7, 1.0, 0.4, 0.1])[begin:end]
     return replace(batch, mixed=Mixed((batch.labels + 3) % 13, weights))
 
@@ -178,7 +178,7 @@ def few_rows(
     )
     world = task.world
     begin, end = rows * world.rank // world.size, rows * (world.rank + 1) // world.size
-    inputs = pictures(0, rows) if config["model_type"] == "vit" else texts(rows)
+    inputs = images(0, rows) if config["model_type"] == "vit" else texts(rows)
     batch = inputs.each(lambda tensor: tensor[begin:end])
     return float(task.train().backward(batch, step=1)), gradients(task)
 
@@ -201,12 +201,12 @@ def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
     weighting = replace(task.head.engine.row_weighting, class_weights=torch.zeros(13))
     task.head.engine = replace(task.head.engine, row_weighting=weighting)
     with pytest.raises(ValueError, match="no rows that count"):
-        task.train().backward(pictures(0, 4), step=1)
+        task.train().backward(images(0, 4), step=1)
 
 
 def test_a_label_outside_the_classes_is_refused_in_parts_too(glyphs):
     task = started(glyphs, train__global_batch=4, train__micro_batches=2)
-    batch = pictures(0, 4)
+    batch = images(0, 4)
     outside = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
     with pytest.raises(ValueError, match="labels are outside"):
         task.train().backward(outside, step=1)
@@ -241,7 +241,7 @@ def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
 def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
     changes = {"head__loss__kind": "batch_ce", "train__global_batch": 12, "train__micro_batches": 3}
     task = started(glyphs, **changes).train()
-    task.backward(pictures(0, 12), step=1)
+    task.backward(images(0, 12), step=1)
     counts = {int(b) for n, b in task.named_buffers() if n.endswith("num_batches_tracked")}
     assert counts == {3}
 
@@ -264,7 +264,7 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
 @pytest.mark.parametrize("pooling", ["auto", "cls", "mean"])
 def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
     task = started(glyphs, backbone__config=TINY_VIT, backbone__pooling=pooling).train()
-    task.backward(pictures(0, 12), step=1)
+    task.backward(images(0, 12), step=1)
     assert task.head.dim == 16
     assert all(parameter.grad is not None for parameter in task.parameters())
 
@@ -272,7 +272,7 @@ def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
 def test_a_feature_map_has_no_first_token(glyphs):
     task = started(glyphs, backbone__pooling="cls")
     with pytest.raises(ValueError, match=r"pooling is cls and this encoder gives a feature"):
-        task.backward(pictures(0, 12), step=1)
+        task.backward(images(0, 12), step=1)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def clipped(shards: Path) -> tuple[float, float]:
     task = started(shards, train__global_batch=12)
     world = task.world
     task.train().backward(
-        pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
+        images(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
     )
     return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
 
@@ -344,7 +344,7 @@ def test_bf16_autocast_trains_float32_weights(glyphs):
     task = started(glyphs, train__precision="bf16").train()
     exact = started(glyphs).train()
     exact.load_state_dict(task.state_dict())
-    rounded, wanted = (each.backward(pictures(0, 12), step=1) for each in (task, exact))
+    rounded, wanted = (each.backward(images(0, 12), step=1) for each in (task, exact))
     torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
     assert {p.grad.dtype for p in task.parameters()} == {torch.float32}
     assert not torch.equal(rounded, wanted)

@@ -145,7 +145,7 @@ def test_a_backbone_that_does_not_run_on_tokens_is_refused_in_one_line() -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_of_texts_is_refused_for_pictures(glyphs: Path, tmp_path: Path) -> None:
+def test_a_backbone_of_texts_is_refused_for_images(glyphs: Path, tmp_path: Path) -> None:
     recipe = glyph_recipe(glyphs, tmp_path / "run", backbone__config=TINY_BERT)
-    with pytest.raises(ValueError, match="holds pictures and the backbone reads texts"):
+    with pytest.raises(ValueError, match="holds images and the backbone reads texts"):
         train(recipe, rank_world())

@@ -11,7 +11,7 @@ import torch
 from torch import _dynamo as dynamo
 
 from tests.ranks import run_on_ranks
-from tests.trainer.training import pictures, share, started, take_steps, whole_entries
+from tests.trainer.training import images, share, started, take_steps, whole_entries
 from trainer.backbone.blocks import compile_blocks
 from trainer.config import EmaConfig
 from trainer.steps.ema import MovingAverage
@@ -170,7 +170,7 @@ def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]
     task = started(shards, **changes, train__ema={"decay": 0.5, "warmup": False})
     take_steps(task, 3)
     task.eval()
-    inputs = pictures(0, 3).inputs
+    inputs = images(0, 3).inputs
     found = [task.features(inputs).numpy()]
     with task.averaged():
         found.append(task.features(inputs).numpy())

@@ -35,8 +35,8 @@ def started(shards: Path, class_ranks: int | None = None, **changes: Any) -> Tas
     return task.train()
 
 
-def pictures(begin: int, end: int, num_classes: int = 13) -> Batch:
-    """Rows `begin` to `end` of 12 pictures of noise."""
+def images(begin: int, end: int, num_classes: int = 13) -> Batch:
+    """Rows `begin` to `end` of 12 images of noise."""
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randint(256, (12, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.randint(num_classes, (12,), generator=generator)
@@ -46,7 +46,7 @@ def pictures(begin: int, end: int, num_classes: int = 13) -> Batch:
 def share(task: Task, rows: int = 12) -> Batch:
     """This rank's part of the first `rows` of them."""
     world = task.world
-    return pictures(rows * world.rank // world.size, rows * (world.rank + 1) // world.size)
+    return images(rows * world.rank // world.size, rows * (world.rank + 1) // world.size)
 
 
 def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) -> list[float]:

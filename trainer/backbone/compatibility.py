@@ -29,7 +29,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     fails."""
     if manifest.modality != backbone.modality:
         held, read = (
-            "texts" if modality == "text" else "pictures"
+            "texts" if modality == "text" else "images"
             for modality in (manifest.modality, backbone.modality)
         )
         raise ValueError(

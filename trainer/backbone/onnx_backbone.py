@@ -22,7 +22,7 @@ from trainer.backbone.backbone import Backbone
 # Maximum difference from torch's features, relative to the largest feature.
 TOLERANCE = 1e-4
 _EXPORT_NEEDS = ("onnx", "onnxscript", "onnxruntime")
-_PICTURES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
+_IMAGES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
 # Batch sizes and text lengths for the comparison, different from those of the traced inputs.
 _TRIED = ((1, 5), (3, 2))
 
@@ -93,7 +93,7 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
     if missing:
         raise ValueError(f"--onnx needs {missing[0]}, which is not installed: install kway[onnx]")
     plain = _plain(backbone)
-    names = _TEXTS if backbone.modality == "text" else _PICTURES
+    names = _TEXTS if backbone.modality == "text" else _IMAGES
     dynamic = {0: torch.export.Dim.DYNAMIC}
     if names is _TEXTS:
         dynamic[1] = torch.export.Dim.DYNAMIC

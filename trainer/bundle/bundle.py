@@ -222,6 +222,6 @@ class Bundle:
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of a text model. It truncates texts to the same length as in
         training."""
-        assert self.spec.text is not None, "a model of pictures has no tokenizer"
+        assert self.spec.text is not None, "a model of images has no tokenizer"
         folder = self.path / TOKENIZER
         return open_tokenizer(str(folder), max_length=self.spec.text.max_length)

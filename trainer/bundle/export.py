@@ -191,7 +191,7 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
         else "NOT aligned with the Principle of Logit Separation: one logit alone may mislead; "
         "prefer a model trained with `batch_ce` or `bce` for one-class questions"
     )
-    asked = "PICTURE" if recipe.data.text is None else '--text "TEXT"'
+    asked = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
     pooled = "\n".join(
         f"| {entry.recall:g} | {entry.min_positives} | "
         f"{int((thresholds.positives < entry.min_positives).sum())} | "
@@ -243,4 +243,4 @@ def _reads(data: DataConfig) -> str:
         return f"texts, cut at {data.text.max_length} tokens of `tokenizer/`"
     image = data.image
     crops = f", the mean of {image.crops} crops" if image.crops > 1 else ""
-    return f"pictures, {image.size} x {image.size} x {image.channels}{crops}"
+    return f"images, {image.size} x {image.size} x {image.channels}{crops}"

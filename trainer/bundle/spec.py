@@ -15,7 +15,7 @@ from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import ScoreKind
 
-Reads = Literal["pictures", "texts"]
+Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Format 2 does not contain the validation counts of thresholds, which are then unknown. Formats 2
 # and 3 do not contain the logit map, which is then `dot`.
@@ -96,7 +96,7 @@ class BundleSpec(Spec):
     backbone: BackboneSpec | None = Field(
         None, description="of an imported one; others are described in encoder/config.json"
     )
-    image: ImageConfig | None = Field(None, description="of a model of pictures")
+    image: ImageConfig | None = Field(None, description="of a model of images")
     text: TextSpec | None = Field(None, description="of a model of texts")
     num_classes: int = Field(gt=0)
     loss: LossSpec
@@ -110,12 +110,12 @@ class BundleSpec(Spec):
     @model_validator(mode="after")
     def _reads_one_thing(self) -> "BundleSpec":
         if (self.image is None) == (self.text is None):
-            raise ValueError("a model reads pictures or texts: give exactly one of image, text")
+            raise ValueError("a model reads images or texts: give exactly one of image, text")
         return self
 
     @property
     def reads(self) -> Reads:
-        return "texts" if self.image is None else "pictures"
+        return "texts" if self.image is None else "images"
 
     @property
     def width(self) -> int:

@@ -138,7 +138,7 @@ def _of_classes(
         for done, (synset, found) in enumerate(listings, start=1):
             images = _image_members(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
             if not images:
-                raise ValueError(f"{where}: class {synset} has no pictures: add some, or remove it")
+                raise ValueError(f"{where}: class {synset} has no images: add some, or remove it")
             for name, member in images:
                 file = tar or f"{where.name}/{member.name}"
                 image = ImageEntry(f"{synset}/{name}", file, member.offset, member.size, synset)
@@ -152,7 +152,7 @@ def _flat(
 ) -> ImageList:
     if devkit is None:
         raise ValueError(
-            f"{where} does not tell the classes of its pictures: put {DEVKIT}.tar.gz beside it, or "
+            f"{where} does not tell the classes of its images: put {DEVKIT}.tar.gz beside it, or "
             "give it with --devkit"
         )
     listed = ImageList()

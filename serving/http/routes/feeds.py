@@ -98,7 +98,7 @@ async def send(
 @router.websocket("/v1/feeds/{feed}/frames")
 @facts(streams=True)
 async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
-    """A frame a message: a picture's bytes, or the JSON of a line as text."""
+    """A frame a message: an image's bytes, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
     async with accepted(socket, config, config.feed_idle_seconds) as out:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed

@@ -73,7 +73,7 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
 async def thumbnail(
     name: str, index: Annotated[int, Path(ge=0)], resources: ResourcesDep
 ) -> Response:
-    """A small picture of an item, out of the gallery's own file."""
+    """A small image of an item, out of the gallery's own file."""
     gallery = _named(resources.galleries, name)
     try:
         small = await resources.service.in_thread(gallery.thumbnail, index)

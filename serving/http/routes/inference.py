@@ -152,7 +152,7 @@ async def infer(
         str | None, Header(alias=HEADER, description="length of the JSON before binary tensors")
     ] = None,
 ) -> Response:
-    """Scores of pictures, or texts, for the classes in `class_ids`."""
+    """Scores of images, or texts, for the classes in `class_ids`."""
     model.check(name, "")
     async with service.admitted() as progress:
         limits = service.config

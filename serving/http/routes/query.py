@@ -49,17 +49,17 @@ _FORM = {
 _FILE = {
     "type": "string",
     "format": "binary",
-    "description": "one picture; the question is in the URL",
+    "description": "one image; the question is in the URL",
 }
 _TEXT = {"type": "string", "description": "one text; the question is in the URL"}
-_PICTURES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
+_IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {"schema": schema_of(QueryBody)},
             "multipart/form-data": {"schema": _FORM},
-            **{kind: {"schema": _FILE} for kind in (*_PICTURES, "application/octet-stream")},
+            **{kind: {"schema": _FILE} for kind in (*_IMAGES, "application/octet-stream")},
             "text/plain": {"schema": _TEXT},
         },
     }
@@ -74,9 +74,9 @@ router = APIRouter()
 async def query(
     request: Request, parameters: Annotated[QuestionParameters, Query()], service: ServiceDep
 ) -> Answer:
-    """Is each picture, or text, of these classes?
+    """Is each image, or text, of these classes?
 
-    JSON with pictures in base64, a form with files, or one picture or text as the body and the
+    JSON with images in base64, a form with files, or one image or text as the body and the
     question in the URL.
     """
     async with service.admitted() as progress:
@@ -116,7 +116,7 @@ async def stream(
     service: ServiceDep,
     limit: Annotated[ClientLimit, Depends(per_application(_limit))],
 ) -> Response:
-    """Is each line's picture, or text, of these classes? Answered while lines still come.
+    """Is each line's image, or text, of these classes? Answered while lines still come.
 
     Read the answer while you send: who does not read is not read either.
     """
@@ -221,7 +221,7 @@ class _Stream:
     def _whole(self, raw: bytes | None) -> bytes:
         if raw is None:
             limit = self._limits.max_body_bytes
-            message = f"the line is over {limit} bytes: send a smaller picture or text"
+            message = f"the line is over {limit} bytes: send a smaller image or text"
             raise ApiError(413, "line_too_long", message)
         return raw
 

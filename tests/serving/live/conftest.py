@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
-from tests.serving.started import Server, SharedServer, write_pictures
+from tests.serving.started import Server, SharedServer, write_images
 from tests.tiny_bundle import write
 
 
 @pytest.fixture(scope="package")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="package")

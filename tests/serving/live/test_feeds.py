@@ -18,9 +18,9 @@ from websockets.sync.client import ClientConnection
 
 from tests.serving.live.servers import LISTENERS, REPLICAS
 from tests.serving.started import Server, SharedServer
-from tests.serving.watching import Feeding, feeding, frames, listening, pictures, socket_to, watch
+from tests.serving.watching import Feeding, feeding, frames, images, listening, socket_to, watch
 
-__all__ = ["pictures"]  # a fixture
+__all__ = ["images"]  # a fixture
 HEAD_SECONDS = 7.0
 HANDSHAKE = {
     "Connection": "Upgrade",
@@ -67,11 +67,9 @@ def assert_hit(line: dict, of: dict) -> None:
     assert line.get("watch") == of["id"], line
 
 
-def is_heard(
-    feed: ClientConnection, listener: ClientConnection, picture: bytes, made: dict
-) -> bool:
+def is_heard(feed: ClientConnection, listener: ClientConnection, image: bytes, made: dict) -> bool:
     """Whether a listener hears a frame's hit. It takes a moment until a replica knows of it."""
-    feed.send(picture)
+    feed.send(image)
     assert_hit(said(feed), made)
     try:
         line = json.loads(listener.recv(timeout=1))
@@ -81,25 +79,25 @@ def is_heard(
 
 
 def test_hits_come_back_through_haproxy_while_the_body_is_still_sent(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(client)
     with feeding(server.url, "/v1/feeds/door?acknowledge=true") as feed:
-        for place, picture in enumerate(pictures):
-            feed.send(frames([picture]))
+        for place, image in enumerate(images):
+            feed.send(frames([image]))
             heard = feed.line()
             assert heard is not None
             assert (heard["watch"], heard["frame"]) == (made["id"], place)
             assert feed.line() == {"answered": place, "hits": 1}
         feed.finish()
-        done = {"frames": len(pictures), "hits": len(pictures), "errors": 0, "dropped": 0}
+        done = {"frames": len(images), "hits": len(images), "errors": 0, "dropped": 0}
         assert feed.line() == {"done": done}
         assert feed.line() is None
 
 
 @pytest.mark.slow
 def test_a_feed_is_silent_for_longer_than_a_head_may_take_and_goes_on(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(client)
     with (
@@ -107,8 +105,8 @@ def test_a_feed_is_silent_for_longer_than_a_head_may_take_and_goes_on(
         socket_to(server.url, "/v1/feeds/gate/frames") as socket,
     ):
         time.sleep(HEAD_SECONDS + 1)
-        feed.send(frames(pictures[:1]))
-        socket.send(pictures[0])
+        feed.send(frames(images[:1]))
+        socket.send(images[0])
         for heard in (feed.line(), said(socket)):
             assert heard is not None
             assert heard["watch"] == made["id"]
@@ -124,7 +122,7 @@ def test_a_feed_is_silent_for_longer_than_a_head_may_take_and_goes_on(
 
 
 def test_listeners_over_both_ways_hear_hits_in_order_and_the_end(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(client)
     with (
@@ -134,11 +132,11 @@ def test_listeners_over_both_ways_hear_hits_in_order_and_the_end(
         httpx.Client(base_url=server.url) as other,
     ):
         assert said(socket) == {"listening": made["id"]}
-        for picture in pictures:
-            feed.send(picture)
+        for image in images:
+            feed.send(image)
             assert_hit(said(feed), made)
-        for heard in ([next(lines) for _ in pictures], [said(socket) for _ in pictures]):
-            assert [hit["frame"] for hit in heard] == list(range(len(pictures)))
+        for heard in ([next(lines) for _ in images], [said(socket) for _ in images]):
+            assert [hit["frame"] for hit in heard] == list(range(len(images)))
         other.delete(f"/v1/watches/{made['id']}")
         assert next(lines) == said(socket) == {"end": "deleted"}
 
@@ -212,7 +210,7 @@ def test_a_server_on_loopback_without_tokens_gives_another_name_no_answer(server
 
 
 def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_other_requests(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(client)
     live = f"{server.url.replace('http', 'ws')}/v1/watches/{made['id']}/live"
@@ -236,7 +234,7 @@ def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_othe
         for _ in range(4):
             assert client.get("/v1/classes").status_code == 200
         with socket_to(server.url, "/v1/feeds/door/frames") as feed:
-            feed.send(pictures[0])
+            feed.send(images[0])
             assert_hit(said(feed), made)
 
     def is_of_both() -> bool:
@@ -249,7 +247,7 @@ def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_othe
 
 
 def test_the_actor_is_killed_and_watches_live_on_while_a_feed_goes_on(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(client)
     (actor,) = processes(server, "WatchActor")
@@ -258,9 +256,9 @@ def test_the_actor_is_killed_and_watches_live_on_while_a_feed_goes_on(
         socket_to(server.url, f"/v1/watches/{made['id']}/live") as listener,
     ):
         assert said(listener) == {"listening": made["id"]}
-        eventually(lambda: is_heard(feed, listener, pictures[0], made))
+        eventually(lambda: is_heard(feed, listener, images[0], made))
         actor.kill()
-        feed.send(pictures[1])
+        feed.send(images[1])
         assert_hit(said(feed), made)
         while "error" not in (line := said(listener)):
             assert_hit(line, made)
@@ -277,7 +275,7 @@ def test_the_actor_is_killed_and_watches_live_on_while_a_feed_goes_on(
             assert said(again) == {"listening": made["id"]}
 
             def heard() -> bool:
-                feed.send(pictures[2])
+                feed.send(images[2])
                 assert_hit(said(feed), made)
                 try:
                     return "watch" in json.loads(again.recv(timeout=0.5))
@@ -289,7 +287,7 @@ def test_the_actor_is_killed_and_watches_live_on_while_a_feed_goes_on(
 
 
 def test_a_replica_is_killed_and_its_feeds_end_and_new_ones_work(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(client)
     before = {one.pid: one for one in processes(server, "ServeReplica")}
@@ -297,22 +295,22 @@ def test_a_replica_is_killed_and_its_feeds_end_and_new_ones_work(
     with ExitStack() as opened:
         feeds = [opened.enter_context(feeding(server.url, "/v1/feeds/door")) for _ in range(4)]
         for feed in feeds:
-            feed.send(frames(pictures[:1]))
+            feed.send(frames(images[:1]))
             heard = feed.line()
             assert heard is not None
             assert heard["watch"] == made["id"]
         next(iter(before.values())).kill()
-        ended = [is_ended(feed, pictures[1]) for feed in feeds]
+        ended = [is_ended(feed, images[1]) for feed in feeds]
         assert any(ended)
     with feeding(server.url, "/v1/feeds/door") as feed:
-        feed.send(frames(pictures[:1]))
+        feed.send(frames(images[:1]))
         heard = feed.line()
         assert heard is not None
         assert heard["watch"] == made["id"]
     assert client.get(f"/v1/watches/{made['id']}").json() == made
     eventually(lambda: len(set(pids(server)) - {*before}) == 1)
     with socket_to(server.url, "/v1/feeds/door/frames") as socket:
-        socket.send(pictures[0])
+        socket.send(images[0])
         assert said(socket)["watch"] == made["id"]
 
 
@@ -320,10 +318,10 @@ def pids(server: Server) -> list[int]:
     return [one.pid for one in processes(server, "ServeReplica")]
 
 
-def is_ended(feed: Feeding, picture: bytes) -> bool:
+def is_ended(feed: Feeding, image: bytes) -> bool:
     """Whether a feed has ended without its last line; one that goes on answers."""
     try:
-        feed.send(frames([picture]))
+        feed.send(frames([image]))
         heard = feed.line()
     except OSError:
         return True
@@ -335,7 +333,7 @@ def is_ended(feed: Feeding, picture: bytes) -> bool:
 
 @pytest.mark.slow
 def test_feeds_of_a_replica_outlast_the_reload_of_haproxy_that_the_loss_of_another_causes(
-    server: Server, client: httpx.Client, pictures: list[bytes]
+    server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     """With Ray's own setting, HAProxy would end them 120 s after the reload."""
     watch(client, ttl_seconds=600)
@@ -349,11 +347,11 @@ def test_feeds_of_a_replica_outlast_the_reload_of_haproxy_that_the_loss_of_anoth
     with ExitStack() as opened:
         feeds = [opened.enter_context(feeding(server.url, "/v1/feeds/door")) for _ in range(6)]
         processes(server, "ServeReplica")[0].kill()
-        feeds = [feed for feed in feeds if not is_ended(feed, pictures[0])]
+        feeds = [feed for feed in feeds if not is_ended(feed, images[0])]
         assert feeds
         most_haproxies, until = 0, time.monotonic() + 150
         while time.monotonic() < until:
-            assert [is_ended(feed, pictures[0]) for feed in feeds] == [False] * len(feeds)
+            assert [is_ended(feed, images[0]) for feed in feeds] == [False] * len(feeds)
             most_haproxies = max(most_haproxies, len(processes(server, "haproxy")))
             time.sleep(1)
         assert most_haproxies > 1, "HAProxy did not reload"

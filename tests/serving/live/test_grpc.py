@@ -126,9 +126,9 @@ def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
     triton: InferenceServerClient,
     client: httpx.Client,
     bundle: Path,
-    pictures: list[Path],
+    images: list[Path],
 ) -> None:
-    three, classes = pictures[:3], [2, 6]
+    three, classes = images[:3], [2, 6]
     names = ("--class", NAMES[2], "--class", NAMES[6])
     here = json.loads(ask(bundle, *names, "--recall", 0.9, *three, "--json"))["results"]
     there = client.post("/v1/query", json=as_json(three, classes=classes, recall=0.9)).json()
@@ -160,9 +160,9 @@ def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
 
 
 def test_names_serve_as_well_and_only_the_wanted_outputs_come(
-    triton: InferenceServerClient, client: httpx.Client, pictures: list[Path]
+    triton: InferenceServerClient, client: httpx.Client, images: list[Path]
 ) -> None:
-    one = pictures[:1]
+    one = images[:1]
     asked = {"classes": NAMES[:3], "threshold": 0}
     verdicts = client.post("/v1/query", json=as_json(one, **asked)).json()["results"][0]["verdicts"]
     names = infer_input("classes", "BYTES", [name.encode() for name in NAMES[:3]])
@@ -250,8 +250,8 @@ def ask_for_a_long_name(request: pb.ModelInferRequest) -> None:
         (set_ids(), CODE.INVALID_ARGUMENT, "no classes"),
         (set_ids(*[0] * 101), CODE.RESOURCE_EXHAUSTED, "at most 100"),
         (set_images(*[b"x"] * 5), CODE.RESOURCE_EXHAUSTED, "at most 4"),
-        (set_images(b"hello"), CODE.INVALID_ARGUMENT, "images[0]: not a picture"),
-        (set_input(0, name="pictures"), CODE.INVALID_ARGUMENT, "is unknown"),
+        (set_images(b"hello"), CODE.INVALID_ARGUMENT, "images[0]: not an image"),
+        (set_input(0, name="photos"), CODE.INVALID_ARGUMENT, "is unknown"),
         (set_input(0, name="猫" * 3000), CODE.INVALID_ARGUMENT, "is unknown"),
         (set_input(1, name="images"), CODE.INVALID_ARGUMENT, "stands twice"),
         (set_input(1, datatype="INT32"), CODE.INVALID_ARGUMENT, "INT32"),
@@ -273,12 +273,12 @@ def ask_for_a_long_name(request: pb.ModelInferRequest) -> None:
 )
 def test_what_does_not_fit_is_refused_with_its_code(
     stub: GRPCInferenceServiceStub,
-    pictures: list[Path],
+    images: list[Path],
     change: Change,
     code: grpc.StatusCode,
     words: str,
 ) -> None:
-    request = typed(pictures[:1], 2)
+    request = typed(images[:1], 2)
     change(request)
     found = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
     assert found[0] == code, found
@@ -299,12 +299,12 @@ def test_what_does_not_fit_is_refused_with_its_code(
 )
 def test_raw_contents_that_are_cut_off_or_too_long_are_refused(
     stub: GRPCInferenceServiceStub,
-    pictures: list[Path],
+    images: list[Path],
     place: int,
     change: Callable[[bytes], bytes],
     words: str,
 ) -> None:
-    request = raw(pictures[:2], 1, 2)
+    request = raw(images[:2], 1, 2)
     assert stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents
     request.raw_input_contents[place] = change(request.raw_input_contents[place])
     code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
@@ -313,9 +313,9 @@ def test_raw_contents_that_are_cut_off_or_too_long_are_refused(
 
 
 def test_raw_contents_are_one_for_each_input(
-    stub: GRPCInferenceServiceStub, pictures: list[Path]
+    stub: GRPCInferenceServiceStub, images: list[Path]
 ) -> None:
-    request = raw(pictures[:1], 2)
+    request = raw(images[:1], 2)
     del request.raw_input_contents[1]
     code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
     assert (code, "1 raw_input_contents for 2 inputs" in details) == (CODE.INVALID_ARGUMENT, True)
@@ -452,9 +452,9 @@ def test_metadata_that_ray_would_obey_is_not_passed_on(stub: GRPCInferenceServic
 
 
 def test_a_deadline_ends_the_work_and_excess_is_shed_and_both_are_counted(
-    stub: GRPCInferenceServiceStub, client: httpx.Client, pictures: list[Path]
+    stub: GRPCInferenceServiceStub, client: httpx.Client, images: list[Path]
 ) -> None:
-    request = raw(pictures[:1], 2, 3)
+    request = raw(images[:1], 2, 3)
     right = stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
     time.sleep(3)  # reports are a second apart
     before = counts(client)
@@ -553,9 +553,9 @@ def test_the_config_file_for_clusters_has_grpc_where_it_is_asked_for() -> None:
 
 
 def test_when_a_replica_is_killed_calls_are_answered_by_the_other(
-    stub: GRPCInferenceServiceStub, server: Server, pictures: list[Path]
+    stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
 ) -> None:
-    request = raw(pictures[:1], 2)
+    request = raw(images[:1], 2)
     right = np.frombuffer(
         stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0], "<f4"
     )
@@ -588,15 +588,15 @@ def test_a_fault_of_the_server_is_told_in_its_log_and_not_to_clients(
     server: Server,
     client: httpx.Client,
     bundle: Path,
-    pictures: list[Path],
+    images: list[Path],
 ) -> None:
     weights = bundle / "class_weights.safetensors"
-    request = typed(pictures[:1], NEVER_ASKED)
+    request = typed(images[:1], NEVER_ASKED)
     whole = weights.read_bytes()
     os.truncate(weights, 100)
     try:
         code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
-        answer = client.post("/v1/query", json=as_json(pictures[:1], classes=[NEVER_ASKED]))
+        answer = client.post("/v1/query", json=as_json(images[:1], classes=[NEVER_ASKED]))
     finally:
         weights.write_bytes(whole)
     assert error_of(answer)[:2] == (500, "internal")

@@ -40,9 +40,9 @@ from tests.tiny_bundle import NAMES
 
 
 def test_json_multipart_and_the_command_give_the_answer_of_the_bundle_in_process(
-    server: Server, client: httpx.Client, bundle: Path, tokens: Path, pictures: list[Path]
+    server: Server, client: httpx.Client, bundle: Path, tokens: Path, images: list[Path]
 ) -> None:
-    two = pictures[:2]
+    two = images[:2]
     fields = {"classes": ["samoyed", "7"], "recall": 0.9}
     answers = [
         client.post("/v1/query", json=as_json(two, **fields)).json(),
@@ -74,20 +74,20 @@ def test_json_multipart_and_the_command_give_the_answer_of_the_bundle_in_process
 
 
 def test_concurrent_requests_of_different_classes_each_get_their_own_answer(
-    client: httpx.Client, pictures: list[Path]
+    client: httpx.Client, images: list[Path]
 ) -> None:
     classes = [one for one in range(len(NAMES)) if one != NEVER_ASKED]
     alone: dict[tuple[int, int], float] = {}
     for first in (0, MAX_INPUTS):
-        some = pictures[first : first + MAX_INPUTS]
+        some = images[first : first + MAX_INPUTS]
         scores = scores_of(client.post("/v1/query", json=as_json(some, classes=classes)).json())
         places = product(range(first, first + len(some)), classes)
         alone |= dict(zip(places, scores, strict=True))
     assert len({round(score, 3) for score in alone.values()}) > len(NAMES)
 
     def score_of(question: tuple[int, int]) -> float:
-        picture, wanted = question
-        answer = client.post("/v1/query", json=as_json([pictures[picture]], classes=[wanted]))
+        image, wanted = question
+        answer = client.post("/v1/query", json=as_json([images[image]], classes=[wanted]))
         assert answer.status_code == 200, answer.text
         (verdict,) = answer.json()["results"][0]["verdicts"]
         assert verdict["class"] == NAMES[wanted]
@@ -98,15 +98,15 @@ def test_concurrent_requests_of_different_classes_each_get_their_own_answer(
     assert together == pytest.approx(list(alone.values()), rel=1e-4, abs=1e-5)
 
 
-def test_the_commands_table_shows_classes_and_verdicts(bundle: Path, pictures: list[Path]) -> None:
-    table = ask(bundle, "--class", "husky", "--threshold", "-1000", pictures[0])
+def test_the_commands_table_shows_classes_and_verdicts(bundle: Path, images: list[Path]) -> None:
+    table = ask(bundle, "--class", "husky", "--threshold", "-1000", images[0])
     assert re.search(r"husky .* -1000\.000 .* yes", table)
 
 
-def test_the_command_asks_about_more_pictures_than_one_request_may_hold(
-    server: Server, bundle: Path, tokens: Path, pictures: list[Path]
+def test_the_command_asks_about_more_images_than_one_request_may_hold(
+    server: Server, bundle: Path, tokens: Path, images: list[Path]
 ) -> None:
-    many = pictures * 3
+    many = images * 3
     for source in ((server.url, "--token-file", tokens), (bundle,)):
         found = Answer.model_validate_json(ask(*source, "--class", "husky", "--json", *many))
         assert [result.input for result in found.results] == list(range(18))
@@ -116,15 +116,15 @@ def test_the_command_asks_about_more_pictures_than_one_request_may_hold(
 
 
 def test_an_unknown_class_is_404_with_the_nearest_names(
-    client: httpx.Client, pictures: list[Path]
+    client: httpx.Client, images: list[Path]
 ) -> None:
-    answer = client.post("/v1/query", json=as_json(pictures[:1], classes=["husky", "hsky"]))
+    answer = client.post("/v1/query", json=as_json(images[:1], classes=["husky", "hsky"]))
     status, code, message = error_of(answer)
     assert (status, code) == (404, "unknown_class")
     assert "nearest names are 'husky'" in message
 
 
-PICTURE = base64.b64encode(b"GIF89a no").decode()
+IMAGE = base64.b64encode(b"GIF89a no").decode()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ PICTURE = base64.b64encode(b"GIF89a no").decode()
         (b'{"classes": ["husky"], "texts": ["a dog"]}', 422, "not_a_text_model"),
         (b'{"classes": ["husky"], "images": ["*"]}', 400, "invalid_base64"),
         (b'{"classes": ["husky"], "images": ["AAAA"]}', 400, "not_a_picture"),
-        (json.dumps({"classes": [0], "images": [PICTURE]}).encode(), 400, "not_a_picture"),
+        (json.dumps({"classes": [0], "images": [IMAGE]}).encode(), 400, "not_a_picture"),
         (json.dumps({"classes": [0], "images": ["AA=="] * 5}).encode(), 413, "too_many_pictures"),
         (
             json.dumps({"classes": [0] * 101, "images": ["AA=="]}).encode(),
@@ -170,15 +170,15 @@ def test_bad_json_bodies_are_refused_with_a_reason(
     assert error_of(answer)[:2] == (status, code), answer.text
 
 
-def test_the_position_of_a_bad_picture_is_named(client: httpx.Client, pictures: list[Path]) -> None:
-    good = pictures[0].read_bytes()
-    files = [("images", good), ("images", b"no picture")]
+def test_the_position_of_a_bad_image_is_named(client: httpx.Client, images: list[Path]) -> None:
+    good = images[0].read_bytes()
+    files = [("images", good), ("images", b"no image")]
     answer = client.post("/v1/query", data={"classes": ["husky"]}, files=files)
-    assert error_of(answer)[2].startswith("images[1]: not a picture")
+    assert error_of(answer)[2].startswith("images[1]: not an image")
 
 
 def form(*fields: tuple[str, str]) -> bytes:
-    """A multipart form, and a picture that is none in it."""
+    """A multipart form, and an image that is none in it."""
     parts = [*fields, ('images"; filename="b', "x")]
     head = 'Content-Disposition: form-data; name="'
     return "".join(f'--b\r\n{head}{name}"\r\n\r\n{value}\r\n' for name, value in parts).encode() + (
@@ -281,11 +281,11 @@ def test_a_body_that_does_not_arrive_is_408(server: Server) -> None:
 
 
 def test_150_slow_bodies_do_not_block_other_requests(
-    server: Server, client: httpx.Client, pictures: list[Path]
+    server: Server, client: httpx.Client, images: list[Path]
 ) -> None:
     """HAProxy waits for the first 16 kB of a body: these reach the replicas incomplete."""
     start = HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 20_000
-    body, slow, deadline = as_json(pictures[:1], classes=["husky"]), [], time.monotonic() + 30
+    body, slow, deadline = as_json(images[:1], classes=["husky"]), [], time.monotonic() + 30
     with ExitStack() as opened:
         while len(slow) < 150:
             assert time.monotonic() < deadline
@@ -303,9 +303,9 @@ def test_150_slow_bodies_do_not_block_other_requests(
 
 
 def test_excess_load_is_shed_as_429_and_the_rest_is_answered_right(
-    client: httpx.Client, pictures: list[Path]
+    client: httpx.Client, images: list[Path]
 ) -> None:
-    body = as_json(pictures[:MAX_INPUTS], classes=["husky", "samoyed"])
+    body = as_json(images[:MAX_INPUTS], classes=["husky", "samoyed"])
     right = client.post("/v1/query", json=body).json()
 
     async def ask_at_once() -> list[httpx.Response]:
@@ -387,10 +387,8 @@ def test_rays_services_ask_for_a_token_that_stands_in_one_closed_file(
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_curl_line_works_as_printed(
-    server: Server, pictures: list[Path], tmp_path: Path
-) -> None:
-    (tmp_path / "your-picture.png").write_bytes(pictures[0].read_bytes())
+def test_the_curl_line_works_as_printed(server: Server, images: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "your-image.png").write_bytes(images[0].read_bytes())
     ran = subprocess.run(
         ["sh", "-c", server.curl],
         capture_output=True,
@@ -434,28 +432,28 @@ def test_a_folder_that_is_no_bundle_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{tmp}", "--class", "husky", "{picture}"), "is no bundle"),
-        (("{bundle}", "--class", "hsky", "{picture}"), "nearest names are 'husky'"),
+        (("{tmp}", "--class", "husky", "{image}"), "is no bundle"),
+        (("{bundle}", "--class", "hsky", "{image}"), "nearest names are 'husky'"),
         (
-            ("{url}", "--token-file", "{tokens}", "--class", "hsky", "{picture}"),
+            ("{url}", "--token-file", "{tokens}", "--class", "hsky", "{image}"),
             "nearest names are 'husky'",
         ),
         (("{bundle}", "--class", "husky", "{tmp}/none.png"), "is no file"),
-        (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "not a picture"),
+        (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "not an image"),
         (
             ("{url}", "--token-file", "{tokens}", "--class", "husky", "{bundle}/bundle.json"),
-            "not a picture",
+            "not an image",
         ),
-        (("{bundle}", "--class", "husky", "--threshold", "nan", "{picture}"), "a finite number"),
-        (("{bundle}", "--class", "husky", "--threshold", "inf", "{picture}"), "a finite number"),
-        (("http://127.0.0.1:1", "--class", "husky", "{picture}"), "is `kway serve` running there"),
+        (("{bundle}", "--class", "husky", "--threshold", "nan", "{image}"), "a finite number"),
+        (("{bundle}", "--class", "husky", "--threshold", "inf", "{image}"), "a finite number"),
+        (("http://127.0.0.1:1", "--class", "husky", "{image}"), "is `kway serve` running there"),
     ],
 )
 def test_a_wrong_question_is_refused_in_one_line(
     server: Server,
     bundle: Path,
     tokens: Path,
-    pictures: list[Path],
+    images: list[Path],
     tmp_path: Path,
     arguments: tuple[str, ...],
     message: str,
@@ -465,7 +463,7 @@ def test_a_wrong_question_is_refused_in_one_line(
         "bundle": bundle,
         "tokens": tokens,
         "url": server.url,
-        "picture": pictures[0],
+        "image": images[0],
     }
     with pytest.raises((ValueError, OSError), match=re.escape(message)) as caught:
         ask(*(argument.format(**places) for argument in arguments))
@@ -489,7 +487,7 @@ class _Foreign(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
 def test_a_server_that_is_not_kways_is_refused_in_one_line(
-    pictures: list[Path], answer: bytes
+    images: list[Path], answer: bytes
 ) -> None:
     handler = type("Handler", (_Foreign,), {"answer": answer})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
@@ -497,7 +495,7 @@ def test_a_server_that_is_not_kways_is_refused_in_one_line(
         thread.start()
         try:
             with pytest.raises(ValueError, match="is it a kway server") as caught:
-                ask(f"http://127.0.0.1:{other.server_port}", "--class", "husky", pictures[0])
+                ask(f"http://127.0.0.1:{other.server_port}", "--class", "husky", images[0])
         finally:
             other.shutdown()
             thread.join()
@@ -521,14 +519,14 @@ def test_a_damaged_bundle_is_not_served(
 
 
 def test_a_question_checks_all_of_a_bundle_but_its_class_weights(
-    bundle: Path, pictures: list[Path], tmp_path: Path
+    bundle: Path, images: list[Path], tmp_path: Path
 ) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     flip(copy / "class_weights.safetensors")  # of the last class, which is not asked for
-    assert "husky" in ask(copy, "--class", "husky", pictures[0])
+    assert "husky" in ask(copy, "--class", "husky", images[0])
     flip(copy / "backbone.safetensors")
     with pytest.raises(ValueError, match=r"backbone\.safetensors does not match its checksum"):
-        ask(copy, "--class", "husky", pictures[0])
+        ask(copy, "--class", "husky", images[0])
 
 
 def test_no_process_of_the_server_runs_at_a_lower_priority_than_the_command(

@@ -39,7 +39,7 @@ scrape_configs:
 
 
 @pytest.fixture(scope="module")
-def before(guarded_server: SharedServer, pictures: list[Path]) -> dict[str, float]:
+def before(guarded_server: SharedServer, images: list[Path]) -> dict[str, float]:
     """The counts before requests were sent, as many as OUTCOMES says, and some that are not
     counted."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -47,10 +47,10 @@ def before(guarded_server: SharedServer, pictures: list[Path]) -> dict[str, floa
         time.sleep(3)  # until the last requests of other tests are reported
         found = counts(client)
         for _ in range(OUTCOMES["ok"]):
-            body = as_json(pictures[:3], classes=["husky"])
+            body = as_json(images[:3], classes=["husky"])
             assert client.post("/v1/query", json=body).status_code == 200
         for _ in range(OUTCOMES["unknown_class"]):
-            body = as_json(pictures[:2], classes=["hsky"])
+            body = as_json(images[:2], classes=["hsky"])
             assert error_of(client.post("/v1/query", json=body))[1] == "unknown_class"
         for _ in range(OUTCOMES["empty_body"]):
             assert error_of(client.post("/v1/query"))[1] == "empty_body"

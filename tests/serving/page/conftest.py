@@ -15,7 +15,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from launch.commands import index
-from tests.serving.at_the_page import NAMES, NUM_ITEMS, TOKEN, picture
+from tests.serving.at_the_page import NAMES, NUM_ITEMS, TOKEN, image
 from tests.serving.browsing import chromium, visit
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write
@@ -38,7 +38,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gallery(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, path = (tmp_path_factory.mktemp(name) for name in ("collection", "galleries"))
     for place in range(NUM_ITEMS):
-        (folder / f"{place} <i>.png").write_bytes(picture(place))
+        (folder / f"{place} <i>.png").write_bytes(image(place))
     app = Typer()
     app.command()(index.index)
     made = CliRunner().invoke(app, [str(bundle), str(folder), "-o", str(path / "all")])

@@ -12,7 +12,7 @@ from tests.serving.at_the_page import (
     assert_same,
     choose,
     give,
-    picture,
+    image,
     shown,
 )
 from tests.serving.browsing import visit
@@ -36,7 +36,7 @@ def test_a_server_with_tokens_asks_for_one_and_then_works(
         page.keyboard.press("Enter")
         expect(page.locator("#rooms")).to_be_visible()
         choose(page, 0)
-        give(page, picture(0))
+        give(page, image(0))
         expect(page.locator(".verdict")).to_have_count(1)
         kept = page.evaluate(
             "[localStorage.length, document.cookie, Object.values(sessionStorage)]"
@@ -59,12 +59,12 @@ def test_a_busy_server_is_waited_for_in_words_and_then_answers(
             head = "POST /v1/query:stream?classes=%230 HTTP/1.1\r\nHost: x\r\n"
             stream.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
             assert stream.recv(4096).startswith(b"HTTP/1.1 200 ")
-            give(page, picture(0))
+            give(page, image(0))
             expect(page.locator("#waiting")).to_contain_text("The server is busy")
             expect(page.locator(".verdict")).to_have_count(0)
         expect(page.locator(".verdict")).to_have_count(1)
         expect(page.locator("#waiting")).to_be_hidden()
-        assert_same(shown(page), answered(url, [picture(0)], classes=[0], recall=0.9))
+        assert_same(shown(page), answered(url, [image(0)], classes=[0], recall=0.9))
 
 
 def test_a_server_that_is_gone_is_told_of_at_the_input_which_can_be_asked_again(
@@ -75,7 +75,7 @@ def test_a_server_that_is_gone_is_told_of_at_the_input_which_can_be_asked_again(
         choose(page, 0)
         page.context.set_offline(True)
         page.clock.install()
-        give(page, picture(0))
+        give(page, image(0))
         expect(page.locator("#waiting")).to_contain_text("cannot be reached")
         for _ in range(4):
             page.clock.run_for(5000)

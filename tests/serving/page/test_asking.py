@@ -1,4 +1,4 @@
-"""What a person asks at the page about pictures and texts, and reads there: the API's answers."""
+"""What a person asks at the page about images and texts, and reads there: the API's answers."""
 
 import base64
 import re
@@ -14,7 +14,7 @@ from tests.serving.at_the_page import (
     choose,
     file,
     give,
-    picture,
+    image,
     shown,
 )
 from tests.serving.browsing import until, visit
@@ -22,10 +22,10 @@ from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write_of_format_2, write_of_texts
 
 
-def test_by_keyboard_alone_a_class_is_found_a_picture_chosen_and_the_apis_verdict_read(
+def test_by_keyboard_alone_a_class_is_found_an_image_chosen_and_the_apis_verdict_read(
     page: Page, url: str
 ) -> None:
-    contents = [picture(seed) for seed in range(7)]  # more than two requests may hold
+    contents = [image(seed) for seed in range(7)]  # more than two requests may hold
     files = [file(f"{place}.png", content) for place, content in enumerate(contents)]
     page.on("filechooser", lambda opened: opened.set_files(files))  # type: ignore[arg-type]
     expect(page.locator("#class-input")).to_be_focused()
@@ -79,7 +79,7 @@ def test_the_combobox_follows_the_arrows_and_escape_and_backspace(page: Page) ->
     expect(page.locator(".chip")).to_have_count(0)
 
 
-def test_pictures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: str) -> None:
+def test_figures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: str) -> None:
     choose(page, 0)
     for event, seed in (("drop", 1), ("paste", 2)):
         page.evaluate(
@@ -92,20 +92,20 @@ def test_pictures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: st
                     ? new DragEvent("drop", { ...options, dataTransfer: data })
                     : new ClipboardEvent("paste", { ...options, clipboardData: data }));
             }""",
-            [event, base64.b64encode(picture(seed)).decode()],
+            [event, base64.b64encode(image(seed)).decode()],
         )
     expect(page.locator(".verdict")).to_have_count(2)
-    assert_same(shown(page), answered(url, [picture(1), picture(2)], classes=[0], recall=0.9))
+    assert_same(shown(page), answered(url, [image(1), image(2)], classes=[0], recall=0.9))
     drawn = "[...document.querySelectorAll('.card img')].map((one) => one.naturalWidth)"
     until(page, f"({drawn}).every(Boolean)")
     assert page.evaluate(drawn) == [30, 30]
 
 
-def test_a_broken_picture_is_refused_where_it_stands_and_the_others_are_answered(
+def test_a_broken_image_is_refused_where_it_stands_and_the_others_are_answered(
     page: Page, url: str
 ) -> None:
-    good = [picture(seed) for seed in range(4)]
-    give(page, good[0], b"no picture", good[1], b"", *good[2:])
+    good = [image(seed) for seed in range(4)]
+    give(page, good[0], b"no image", good[1], b"", *good[2:])
     expect(page.locator("#summary")).to_contain_text("choose a class")
     choose(page, 0)
     expect(page.locator(".verdict")).to_have_count(4)
@@ -126,7 +126,7 @@ def test_each_threshold_shows_the_samples_that_set_it_and_the_expected_precision
     page: Page,
 ) -> None:
     choose(page, 0, 6)
-    give(page, picture(0))
+    give(page, image(0))
     expect(page.locator("#decision-meaning")).to_contain_text("pooled over all classes")
     own, pooled = (page.locator(".source").nth(place) for place in range(2))
     expect(own).to_contain_text("the class’s own · expected precision 62.5 %")
@@ -148,13 +148,13 @@ def test_the_expected_precision_of_a_bundle_of_an_older_kway_is_unknown(
     ):
         page.locator("#class-input").fill("husky")
         page.locator("#class-input").press("Enter")
-        give(page, picture(0))
+        give(page, image(0))
         expect(page.locator(".source")).to_contain_text("expected precision unknown")
         expect(page.locator("#thresholds li")).to_contain_text("exported by an older kway")
 
 
 def test_what_decides_may_be_a_score_another_recall_or_nothing(page: Page, url: str) -> None:
-    contents = [picture(0)]  # alone in its batch: not a bit of its score changes
+    contents = [image(0)]  # alone in its batch: not a bit of its score changes
     choose(page, 0, 6)
     give(page, *contents)
     expect(page.locator(".verdict")).to_have_count(2)
@@ -177,7 +177,7 @@ def test_what_decides_may_be_a_score_another_recall_or_nothing(page: Page, url: 
 
 def test_the_dot_and_the_bar_stand_where_the_numbers_are(page: Page) -> None:
     choose(page, 0)
-    give(page, *(picture(seed) for seed in range(5)))
+    give(page, *(image(seed) for seed in range(5)))
     expect(page.locator(".verdict")).to_have_count(5)
     page.emulate_media(reduced_motion="reduce")
     places = page.evaluate(
@@ -199,7 +199,7 @@ def test_the_dot_and_the_bar_stand_where_the_numbers_are(page: Page) -> None:
 
 def test_a_class_that_was_asked_before_costs_no_request(page: Page) -> None:
     choose(page, 0)
-    give(page, picture(0))
+    give(page, image(0))
     expect(page.locator(".verdict")).to_have_count(1)
     choose(page, 3)
     expect(page.locator(".verdict")).to_have_count(2)

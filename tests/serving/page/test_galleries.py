@@ -25,7 +25,7 @@ def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
     expect(hits).to_have_count(24)
     more = page.locator(".ranking .button")
     expect(page.locator(".ranking [role=status]")).to_contain_text(
-        f"{matches} of {NUM_ITEMS} pictures reach the threshold"
+        f"{matches} of {NUM_ITEMS} images reach the threshold"
     )
     more.press("Enter")
     expect(hits).to_have_count(matches)

@@ -11,7 +11,7 @@ from tests.serving.at_the_page import (
     choose,
     file,
     give,
-    picture,
+    image,
 )
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
@@ -28,7 +28,7 @@ def test_names_of_classes_and_files_are_text_and_never_html(page: Page) -> None:
     expect(page.get_by_role("option")).to_have_count(len(NAMES))
     assert page.locator("[role=option] .found").all_inner_texts() == list(NAMES)
     choose(page, 1, 2, 5)
-    files = [file("<img src=x onerror=alert(1)>.png", picture(0)), file('"><b>.png', b"broken")]
+    files = [file("<img src=x onerror=alert(1)>.png", image(0)), file('"><b>.png', b"broken")]
     page.locator("#choose input").set_input_files(files)  # type: ignore[arg-type]
     expect(page.locator(".verdict")).to_have_count(3)
     assert page.locator(".class-name").all_inner_texts() == [NAMES[1], NAMES[2], NAMES[5]]
@@ -47,7 +47,7 @@ def test_at_360_pixels_nothing_is_wider_than_the_window(browser: Browser, url: s
         assert fits(page)
         choose(page, 4, 0, 2)
         page.locator("#choose input").set_input_files(
-            [file("w" * 90 + ".png", picture(0)), file("b.png", b"broken")]  # type: ignore[list-item]
+            [file("w" * 90 + ".png", image(0)), file("b.png", b"broken")]  # type: ignore[list-item]
         )
         expect(page.locator(".verdict")).to_have_count(3)
         assert fits(page)
@@ -98,7 +98,7 @@ def test_all_text_has_the_contrast_of_aa_in_light_and_dark(
 ) -> None:
     with visit(browser, url, color_scheme=scheme) as page:
         choose(page, 0, 6)
-        give(page, *(picture(seed) for seed in range(6)), b"broken")
+        give(page, *(image(seed) for seed in range(6)), b"broken")
         expect(page.locator(".verdict")).to_have_count(12)
         expect(page.locator(".badge.yes").first).to_be_visible()
         expect(page.locator(".badge.no").first).to_be_visible()

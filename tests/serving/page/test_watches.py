@@ -13,15 +13,15 @@ from tests.serving.at_the_page import (
     answered,
     choose,
     file,
-    picture,
+    image,
 )
 from tests.serving.browsing import until, visit
 
 
-def test_a_watch_is_made_fed_with_pictures_heard_from_elsewhere_and_deleted(
+def test_a_watch_is_made_fed_with_images_heard_from_elsewhere_and_deleted(
     page: Page, url: str
 ) -> None:
-    contents = [picture(seed) for seed in range(7)]
+    contents = [image(seed) for seed in range(7)]
     words = [card[0][2] for card in answered(url, contents, classes=[6], recall=0.9)]
     page.get_by_role("tab", name="Live watch").click()
     make = page.get_by_role("button", name="Watch for these classes")
@@ -40,7 +40,7 @@ def test_a_watch_is_made_fed_with_pictures_heard_from_elsewhere_and_deleted(
     files = [file(f"{place} <b>.png", content) for place, content in enumerate([*contents, b"x"])]
     page.locator("#room-watch input[type=file]").set_input_files(files)  # type: ignore[arg-type]
     expect(page.locator("#room-watch")).to_contain_text("8 frames answered, 1 hit")
-    expect(page.locator("#room-watch")).to_contain_text("7 <b>.png: not a picture")
+    expect(page.locator("#room-watch")).to_contain_text("7 <b>.png: not an image")
     hits = page.locator(".heard")
     expect(hits).to_have_count(words.count("Yes"))
     expect(hits.first).to_contain_text(f"{words.index('Yes')} <b>.png")
@@ -89,8 +89,8 @@ def test_a_frame_that_is_too_large_or_unreadable_is_named_and_the_others_are_ans
           };
         }"""
     )
-    files = [file("large.png", b"x" * (most + 1)), file("gone.png", picture(0))]
-    files += [file(f"{seed}.png", picture(seed)) for seed in range(5)]
+    files = [file("large.png", b"x" * (most + 1)), file("gone.png", image(0))]
+    files += [file(f"{seed}.png", image(seed)) for seed in range(5)]
     room, drop = page.locator("#room-watch"), page.locator("#room-watch input[type=file]")
     drop.set_input_files(files[:1])  # type: ignore[arg-type]
     expect(room).to_contain_text("large.png: is over 4.0 MiB, the most of a frame")
@@ -99,7 +99,7 @@ def test_a_frame_that_is_too_large_or_unreadable_is_named_and_the_others_are_ans
     drop.set_input_files(files[2:])  # type: ignore[arg-type]
     expect(room).to_contain_text("7 frames answered")
     drop.set_input_files(file("nearly.png", b"x" * most))  # type: ignore[arg-type]
-    expect(room).to_contain_text("nearly.png: not a picture")
+    expect(room).to_contain_text("nearly.png: not an image")
     page.get_by_role("button", name="Delete").click()
 
 

@@ -100,7 +100,7 @@ class FixedSizeConfig(PreTrainedConfig):
         """Raise ValueError if an image has another size, in pixels."""
         if (height, width) != (self.image_size, self.image_size):
             raise ValueError(
-                f"backbone.config.image_size is {self.image_size}, pictures have {height} x "
+                f"backbone.config.image_size is {self.image_size}, images have {height} x "
                 f"{width} pixels and {self.model_type} takes one size alone: make it and "
                 "data.image.size equal, and leave out other sizes of data.augment"
             )

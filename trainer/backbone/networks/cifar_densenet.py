@@ -109,7 +109,7 @@ class CifarDenseNetModel(ImageNetwork):
         height, width = pixel_values.shape[2:]
         if min(height, width) < _LEAST_SIDE:
             raise ValueError(
-                f"pictures have {height} x {width} pixels and cifar_densenet halves them twice: "
+                f"images have {height} x {width} pixels and cifar_densenet halves them twice: "
                 f"set data.image.size to {_LEAST_SIDE} or more"
             )
         hidden = self.stem(pixel_values)

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.pictures.digits import Answers, answers
-from docs.pictures.look import FALSE, INK, TRUE, new_figure
+from docs.figures.digits import Answers, answers
+from docs.figures.look import FALSE, INK, TRUE, new_figure
 from heads import LOSSES
 from heads.slc import pooled_thresholds
 

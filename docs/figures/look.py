@@ -1,6 +1,6 @@
-"""How the pictures look: colours, sizes, and the file they are written to.
+"""How the figures look: colours, sizes, and the file they are written to.
 
-The colours stay apart for colour-blind readers; no picture tells by colour what nothing else says.
+The colours stay apart for colour-blind readers; no figure tells by colour what nothing else says.
 """
 
 import io
@@ -51,7 +51,7 @@ def look() -> Iterator[None]:
 
 
 def new_figure(height: float) -> Figure:
-    """An empty picture, `height` inches high and as wide as all the others."""
+    """An empty figure, `height` inches high and as wide as all the others."""
     return Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
 
 
@@ -64,7 +64,7 @@ def bare(axes: Axes) -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG of at most 256 colours, a third as large as with all of them.
 
-    Without dates or versions in it, so that the same picture is the same file.
+    Without dates or versions in it, so that the same figure is the same file.
     """
     pixels = io.BytesIO()
     figure.savefig(pixels, dpi=_DPI, format="png")

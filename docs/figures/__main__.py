@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/: `python -m docs.pictures [NAME ...] [--out DIR]`.
+"""Draws the figures of docs/: `python -m docs.figures [NAME ...] [--out DIR]`.
 
 The same code gives the same files, byte for byte: random numbers are seeded, one thread computes.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from docs.pictures import (
+from docs.figures import (
     architecture,
     augmentations,
     cover_tree,
@@ -25,9 +25,9 @@ from docs.pictures import (
     smooth_topk,
     tree_weights,
 )
-from docs.pictures.look import look, save
+from docs.figures.look import look, save
 
-PICTURES: dict[str, Callable[[], Figure]] = {
+FIGURES: dict[str, Callable[[], Figure]] = {
     "engine": engine.draw,
     "tree-weights": tree_weights.draw,
     "separation": separation.draw,
@@ -43,13 +43,13 @@ OF_DATA: dict[str, Callable[[], Figure]] = {"augmentations": augmentations.draw}
 OF_README: dict[str, Callable[[], Figure]] = {"architecture": architecture.draw}
 _ALL = {
     name: (f"{page}-{name}.png", draw)
-    for page, pictures in (("heads", PICTURES), ("data", OF_DATA), ("kway", OF_README))
-    for name, draw in pictures.items()
+    for page, figures in (("heads", FIGURES), ("data", OF_DATA), ("kway", OF_README))
+    for name, draw in figures.items()
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m docs.figures", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(_ALL)}; all of them by default"
     )
@@ -57,7 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in _ALL]
     if unknown:
-        parser.exit(2, f"error: no picture {unknown[0]!r}: choose of {', '.join(_ALL)}\n")
+        parser.exit(2, f"error: no figure {unknown[0]!r}: choose of {', '.join(_ALL)}\n")
     if not arguments.out.is_dir():
         parser.exit(2, f"error: --out {arguments.out} is no folder: make it first\n")
     torch.set_num_threads(1)

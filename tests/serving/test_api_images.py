@@ -1,4 +1,4 @@
-"""Pictures made to do harm, or merely odd: each is answered or refused, in little memory."""
+"""Images made to do harm, or merely odd: each is answered or refused, in little memory."""
 
 import io
 import zipfile
@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 
-from tests.serving.bad_pictures import (
+from tests.serving.bad_images import (
     apng,
     bmp,
     chunk,
@@ -28,7 +28,7 @@ from tests.serving.in_process import application, post, refusal
 from tests.tiny_bundle import write
 
 MAX_PIXELS = 1_500_000
-# A pixel that is not opaque passes through several pictures of four bytes until it has a ground.
+# A pixel that is not opaque passes through several images of four bytes until it has a ground.
 BYTES_A_PIXEL = 26
 SPARE_BYTES = 24 * 2**20
 GREY = Image.radial_gradient("L").resize((64, 48))
@@ -51,7 +51,7 @@ def resident(name: str) -> int:
 
 
 def answered(api: FastAPI, file: bytes) -> tuple[int, str]:
-    """The status and code for a picture, none of which may take more than the stated memory."""
+    """The status and code for an image, none of which may take more than the stated memory."""
     url = "/v1/query?classes=husky"
     Path("/proc/self/clear_refs").write_text("5")  # the most so far is what it is now
     before = resident("VmRSS")
@@ -105,7 +105,7 @@ def shades(mode: str, size: tuple[int, int] = (64, 48)) -> Image.Image:
         lambda: encoded(shades("CMYK", (1200, 1200)), "jpeg", progressive=True),
     ],
 )
-def test_odd_pictures_are_answered(api: FastAPI, make: Callable[[], bytes]) -> None:
+def test_odd_images_are_answered(api: FastAPI, make: Callable[[], bytes]) -> None:
     assert answered(api, make()) == (200, "")
 
 
@@ -171,12 +171,12 @@ def test_bombs_are_refused(api: FastAPI, make: Callable[[], bytes]) -> None:
         PNG[:33] + PNG[8:33] + PNG[33:40],
     ],
 )
-def test_what_is_no_picture_is_refused_whatever_else_it_is(api: FastAPI, file: bytes) -> None:
+def test_what_is_no_image_is_refused_whatever_else_it_is(api: FastAPI, file: bytes) -> None:
     assert answered(api, file) == (400, "not_a_picture")
 
 
 @pytest.mark.parametrize("end", [zipped(), b"<script>", NOISE, PNG])
-def test_what_follows_a_picture_is_not_looked_at(api: FastAPI, end: bytes) -> None:
+def test_what_follows_an_image_is_not_looked_at(api: FastAPI, end: bytes) -> None:
     url, kind = "/v1/query?classes=husky", "image/png"
     for file in (PNG, JPEG):
         assert post(api, url, file + end, kind).json() == post(api, url, file, kind).json()
@@ -184,7 +184,7 @@ def test_what_follows_a_picture_is_not_looked_at(api: FastAPI, end: bytes) -> No
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "webp", "bmp"])
 @pytest.mark.parametrize("mode", ["L", "RGBA"])
-def test_a_picture_that_is_cut_off_anywhere_is_answered_or_refused(
+def test_an_image_that_is_cut_off_anywhere_is_answered_or_refused(
     api: FastAPI, kind: str, mode: str
 ) -> None:
     noise = Image.frombytes(mode, (24, 20), NOISE[: 480 * len(mode)])

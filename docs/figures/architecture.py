@@ -4,8 +4,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from docs.pictures.diagram import arrow
-from docs.pictures.look import AMBER, BLUE, GREY, INK, PALE, RED, TEAL, bare, new_figure
+from docs.figures.diagram import arrow
+from docs.figures.look import AMBER, BLUE, GREY, INK, PALE, RED, TEAL, bare, new_figure
 
 _DATA, _TRAINING, _SERVING = (0, 26), (34, 82), (90, 122)  # left and right edges
 _TOP, _BOTTOM = 0.0, 50.0  # y downwards

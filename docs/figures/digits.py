@@ -1,4 +1,4 @@
-"""One small network on 8 x 8 pictures of handwritten digits, trained with one loss or another."""
+"""One small network on 8 x 8 images of handwritten digits, trained with one loss or another."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from heads import LOSSES, ClassHead
 
 NUM_CLASSES = 10
-_TRAINED_ON = 900  # pictures; the other 897 are held out
+_TRAINED_ON = 900  # images; the other 897 are held out
 _STEPS, _BATCH, _WIDTH = 600, 128, 64
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Logits [N, 10] of the held-out pictures and their labels [N]."""
+    """Logits [N, 10] of the held-out images and their labels [N]."""
 
     logits: Tensor
     labels: Tensor
@@ -32,28 +32,28 @@ class Answers:
 
 
 def answers(loss: str) -> Answers:
-    """Train with `loss`, all else equal, and answer for the held-out pictures."""
-    pictures, labels = _pictures()
+    """Train with `loss`, all else equal, and answer for the held-out images."""
+    images, labels = _images()
     torch.manual_seed(1)
-    network = nn.Sequential(nn.Linear(pictures.shape[1], _WIDTH), nn.ReLU())
+    network = nn.Sequential(nn.Linear(images.shape[1], _WIDTH), nn.ReLU())
     head = ClassHead(_WIDTH, NUM_CLASSES, LOSSES[loss](), init_std=0.05)
     optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=2e-3)
     for _ in range(_STEPS):
         batch = torch.randint(_TRAINED_ON, (_BATCH,))
         optimizer.zero_grad()
-        head(network(pictures[batch]), labels[batch]).backward()
+        head(network(images[batch]), labels[batch]).backward()
         optimizer.step()
     with torch.no_grad():
-        features = network(pictures[_TRAINED_ON:])
+        features = network(images[_TRAINED_ON:])
         logits = torch.empty(len(features), NUM_CLASSES)
         for block in head.score_blocks(features):
             logits[:, block.class_ids] = block.scores
     return Answers(logits, labels[_TRAINED_ON:])
 
 
-def _pictures() -> tuple[Tensor, Tensor]:
-    """All pictures [1797, 64] from 0 to 1 and their labels, in a fixed random order."""
+def _images() -> tuple[Tensor, Tensor]:
+    """All images [1797, 64] from 0 to 1 and their labels, in a fixed random order."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    pictures = torch.from_numpy(digits.data).to(torch.float32) / 16
-    return pictures[order], torch.from_numpy(digits.target).long()[order]
+    images = torch.from_numpy(digits.data).to(torch.float32) / 16
+    return images[order], torch.from_numpy(digits.target).long()[order]

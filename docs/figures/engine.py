@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from docs.pictures.diagram import arrow, cells
-from docs.pictures.look import GREY, INK, RANKS, bare, new_figure
+from docs.figures.diagram import arrow, cells
+from docs.figures.look import GREY, INK, RANKS, bare, new_figure
 from heads.losses import Block, CrossEntropy, Rows, Stats
 from heads.weights import shard_range
 
@@ -25,7 +25,7 @@ _FEATURES, _WORDS = -4.4, -11.0  # left edges
 
 @dataclass(frozen=True)
 class _Part:
-    """A block's place in the picture and what it computes."""
+    """A block's place in the figure and what it computes."""
 
     x: float
     rank: int

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 from torch import Tensor
 
-from docs.pictures.given_logits import value_and_gradient
-from docs.pictures.look import GREY, INK, new_figure
+from docs.figures.given_logits import value_and_gradient
+from docs.figures.look import GREY, INK, new_figure
 from heads.losses import CrossEntropy, Loss, SmoothTopK, TopKHinge
 
 _K = 5

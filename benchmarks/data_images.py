@@ -39,24 +39,24 @@ READS = 20_000
 BARS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
 
 
-def rows(pictures: Path | None) -> Iterator[Row]:
+def rows(images: Path | None) -> Iterator[Row]:
     """Decoding and cropping, first on the same files, one worker, and reading alone."""
     with TemporaryDirectory() as place:
         folder = Path(place)
-        if pictures is None:
-            pictures = folder / "pictures"
-            draw(pictures)
+        if images is None:
+            images = folder / "images"
+            draw(images)
         labels = folder / "labels.csv"
-        files = sorted(path for path in pictures.rglob("*") if path.suffix.lower() in _SUFFIXES)
+        files = sorted(path for path in images.rglob("*") if path.suffix.lower() in _SUFFIXES)
         if not files:
-            raise SystemExit(f"{pictures} holds no {' or '.join(_SUFFIXES)}: name a folder of them")
+            raise SystemExit(f"{images} holds no {' or '.join(_SUFFIXES)}: name a folder of them")
         labels.write_text(
-            "".join(f"{path.relative_to(pictures)},{path.stem}\n" for path in files),
+            "".join(f"{path.relative_to(images)},{path.stem}\n" for path in files),
             encoding="utf-8",
         )
         for name in ("original", "packed"):
             source = ImageFolder(
-                pictures,
+                images,
                 labels=labels,
                 short_side=PACKED_SIDE,
                 original=name == "original",
@@ -78,15 +78,15 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 def draw(folder: Path, count: int = 142) -> None:
-    """Pictures of 500 x 375 whose bytes are as many as those of photographs: smooth noise."""
+    """Images of 500 x 375 whose bytes are as many as those of photographs: smooth noise."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(count):
-        picture = np.zeros((375, 500, 3))
+        image = np.zeros((375, 500, 3))
         for side in (4, 16, 64, 250):
             noise = rng.normal(size=(side * 3 // 4, side, 3))
-            picture += 40 * cv2.resize(noise, (500, 375), interpolation=cv2.INTER_CUBIC)
-        pixels = np.clip(picture + 128, 0, 255).astype(np.uint8)
+            image += 40 * cv2.resize(noise, (500, 375), interpolation=cv2.INTER_CUBIC)
+        pixels = np.clip(image + 128, 0, 255).astype(np.uint8)
         cv2.imwrite(str(folder / f"{number:03d}.jpg"), pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])
 
 

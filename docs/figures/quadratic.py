@@ -4,8 +4,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.pictures.given_logits import value_and_gradient
-from docs.pictures.look import BLUE, GREY, INK, RED, new_figure
+from docs.figures.given_logits import value_and_gradient
+from docs.figures.look import BLUE, GREY, INK, RED, new_figure
 from heads.losses import CorrectClassQuadratic, CrossEntropy, Loss, Quadratic
 
 _LOSSES: dict[str, tuple[Loss, str, str]] = {

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor, nn
 
-from docs.pictures.look import AMBER, GREY, INK, TEAL, new_figure
+from docs.figures.look import AMBER, GREY, INK, TEAL, new_figure
 from heads import ClassHead, CrossEntropy
 
 _CLASSES, _DIM, _WIDTH, _NOISE = 1000, 16, 64, 0.5

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from docs.pictures.look import BLUE, INK, PALE, bare, new_figure
+from docs.figures.look import BLUE, INK, PALE, bare, new_figure
 from heads import CoverTree, LabelTree, build_cover_tree
 
 _BASE = 2.0

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
-from docs.pictures.look import GREY
+from docs.figures.look import GREY
 
 _VALUES = colormaps["PuOr_r"]
 

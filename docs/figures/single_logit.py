@@ -4,8 +4,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.pictures.digits import NUM_CLASSES, Answers, answers
-from docs.pictures.look import FALSE, GREY, INK, OF_LOSS, TRUE, new_figure
+from docs.figures.digits import NUM_CLASSES, Answers, answers
+from docs.figures.look import FALSE, GREY, INK, OF_LOSS, TRUE, new_figure
 from heads.slc import ClassMeasures, block_measures
 
 _SHOWN = ("ce", "batch_ce")
@@ -42,7 +42,7 @@ def _hardest_class(measures: list[ClassMeasures]) -> int:
 def _draw_logits(ax: Axes, given: Answers, measured: ClassMeasures, digit: int) -> None:
     column, own = given.logits[:, digit], given.labels == digit
     bins = torch.linspace(float(column.min()), float(column.max()), 50).tolist()
-    ax.hist(column[~own].numpy(), bins, color=FALSE, label=f"{int((~own).sum())} other pictures")
+    ax.hist(column[~own].numpy(), bins, color=FALSE, label=f"{int((~own).sum())} other images")
     ax.hist(column[own].numpy(), bins, color=TRUE, alpha=0.8, label=f"{int(own.sum())} of it")
     top = ax.get_ylim()[1]
     for recall, threshold, style in zip(
@@ -50,7 +50,7 @@ def _draw_logits(ax: Axes, given: Answers, measured: ClassMeasures, digit: int) 
     ):
         label = f"threshold, recall {recall:g}"
         ax.vlines(threshold, 0, top, color=INK, lw=1.5, ls=style, label=label)
-    ax.set(title=f"The logit of digit {digit}, loss {_SHOWN[0]}", xlabel="logit", ylabel="pictures")
+    ax.set(title=f"The logit of digit {digit}, loss {_SHOWN[0]}", xlabel="logit", ylabel="images")
     ax.set_ylim(0, 1.25 * top)  # room for the legend
     ax.legend(loc="upper left", ncols=2, columnspacing=1.0, handlelength=1.5)
 

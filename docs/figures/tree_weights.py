@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from docs.pictures.diagram import cells
-from docs.pictures.look import GREY, INK, RANKS, bare, new_figure
+from docs.figures.diagram import cells
+from docs.figures.look import GREY, INK, RANKS, bare, new_figure
 from heads import ClassHead, CrossEntropy, LabelTree
 from heads.tree.label_tree import preorder
 from heads.weights import shard_range

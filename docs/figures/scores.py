@@ -4,7 +4,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.pictures.look import AMBER, BLUE, GREY, INK, RED, new_figure
+from docs.figures.look import AMBER, BLUE, GREY, INK, RED, new_figure
 from heads.losses import Loss, SphericalSoftmax, TaylorSoftmax
 
 _LOSSES: tuple[Loss, ...] = (TaylorSoftmax(), SphericalSoftmax())

@@ -18,7 +18,7 @@ from data.augment.training import AugmentConfig, for_training
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 from data.images.fonts import font_folder
-from docs.pictures.look import bare, new_figure
+from docs.figures.look import bare, new_figure
 
 _COLUMNS = 7
 _IMAGE = ImageConfig(size=192)
@@ -50,14 +50,14 @@ def draw() -> Figure:
 
 
 def _settings() -> dict[str, np.ndarray]:
-    tiles = {"the picture": for_evaluation(_photograph(), _IMAGE)}
+    tiles = {"the image": for_evaluation(_photograph(), _IMAGE)}
     for title, (settings, index) in _ALONE.items():
         augment = AugmentConfig.model_validate(settings)
         tiles[title] = for_training(
             _photograph(), _IMAGE, augment, SampleGenerator().at(0, 0, index)
         )
-    own, partner = tiles["the picture"], for_evaluation(_letter(), _IMAGE)
-    tiles["another picture"] = partner
+    own, partner = tiles["the image"], for_evaluation(_letter(), _IMAGE)
+    tiles["another image"] = partner
     for kind in ("mixup", "cutmix"):
         draw = Mix.model_validate({f"{kind}_alpha": 1}).draw(_IMAGE.size, pair_rng(0, 0))
         tiles[f"{kind}: {draw.weight:.2f}"] = draw(own, partner)

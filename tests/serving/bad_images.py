@@ -1,4 +1,4 @@
-"""Picture files as no camera makes them: byte by byte where libraries would not write them."""
+"""Image files as no camera makes them: byte by byte where libraries would not write them."""
 
 import io
 import struct
@@ -7,9 +7,9 @@ import zlib
 from PIL import Image, PngImagePlugin
 
 
-def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 

@@ -1,4 +1,4 @@
 """The figures of README.md, docs/heads.md and docs/data.md, drawn by code.
 
-`python -m docs.pictures` from the repository draws them all into docs/.
+`python -m docs.figures` from the repository draws them all into docs/.
 """

@@ -1,4 +1,4 @@
-"""docs/heads.md: its pictures are drawn by code, the same each time, and its examples run."""
+"""docs/heads.md: its figures are drawn by code, the same each time, and its examples run."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def run(code: str) -> dict[str, Any]:
 
 
 def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-B", "-m", "docs.pictures", *map(str, arguments)]
+    command = [sys.executable, "-B", "-m", "docs.figures", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -48,31 +48,31 @@ def test_the_same_code_draws_the_same_bytes(tmp_path):
         folder.mkdir()
         done = draw("scores", "--out", folder)
         assert (done.returncode, done.stderr) == (0, "")
-        (picture,) = folder.iterdir()
-        assert picture.name == "heads-scores.png"
-        drawn.append(picture.read_bytes())
+        (figure,) = folder.iterdir()
+        assert figure.name == "heads-scores.png"
+        drawn.append(figure.read_bytes())
     assert drawn[0] == drawn[1]
 
 
-def test_every_picture_is_drawn_by_code_and_shown_with_a_caption():
-    from docs.pictures.__main__ import PICTURES  # here: ranks import this module
+def test_every_figure_is_drawn_by_code_and_shown_with_a_caption():
+    from docs.figures.__main__ import FIGURES  # here: ranks import this module
 
-    drawn = sorted(f"heads-{name}.png" for name in PICTURES)
+    drawn = sorted(f"heads-{name}.png" for name in FIGURES)
     assert sorted(path.name for path in (ROOT / "docs").glob("heads-*.png")) == drawn
     shown = re.findall(r"^!\[[^]]{10,}\]\((heads-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
     assert sorted(shown) == drawn
     assert PAGE.count("](heads-") == len(drawn)
 
 
-def test_a_name_that_no_picture_has_is_one_line(tmp_path, monkeypatch, capsys):
-    from docs.pictures.__main__ import main  # here: ranks import this module
+def test_a_name_that_no_figure_has_is_one_line(tmp_path, monkeypatch, capsys):
+    from docs.figures.__main__ import main  # here: ranks import this module
 
-    monkeypatch.setattr(sys, "argv", ["pictures", "enigne", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["figures", "enigne", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: no picture 'enigne': choose of engine, ")
+    assert error.startswith("error: no figure 'enigne': choose of engine, ")
     assert not list(tmp_path.iterdir())
 
 

@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from docs.pictures.given_logits import value_and_gradient
-from docs.pictures.look import BLUE, INK, RED, new_figure
+from docs.figures.given_logits import value_and_gradient
+from docs.figures.look import BLUE, INK, RED, new_figure
 from heads.losses import LOSSES, ClassFacts, Loss
 
 _CLASSES, _COLUMNS = 10, 4
