@@ -16,7 +16,7 @@ from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.laboratory import Laboratory, cores, visible_gpus
 from benchmarks.papers.page import write_page
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from launch.main import run
 from launch.output_path import check_writable
 
@@ -120,7 +120,7 @@ def papers(
             finally:
                 # Experiments that ended before an error are on the page.
                 number = write()
-    print(printable(f"{written}: {counted(number, 'experiment')}"))
+    print(printable(f"{written}: {pluralize(number, 'experiment')}"))
 
 
 def _check_data(chosen: list[Experiment], data: Path) -> None:

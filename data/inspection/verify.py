@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from data.inspection.shard_check import Damage, Rules, check_shard
-from data.messages import Report, counted
+from data.messages import Report, pluralize
 from data.processes import over_jobs
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
@@ -62,7 +62,7 @@ def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
         # Earlier versions counted the problems but did not write the file.
         where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""
-        lines.append(f"{counted(int(problems), 'problem')} skipped{where}")
+        lines.append(f"{pluralize(int(problems), 'problem')} skipped{where}")
     return lines
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.files import commit
-from data.messages import Report, counted, silent
+from data.messages import Report, pluralize, silent
 from data.processes import over_jobs
 from data.shards.index import IndexBuilder, index_path
 from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
@@ -207,7 +207,7 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
         raise ValueError(f"{folder}: not one whole sample: {listed}")
     if problems.count and not skip_bad:
         raise ValueError(
-            f"{folder} has {counted(problems.count, 'problem')}: {listed}: fix them, or pass "
+            f"{folder} has {pluralize(problems.count, 'problem')}: {listed}: fix them, or pass "
             "--skip-bad to index the rest"
         )
 

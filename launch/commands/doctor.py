@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from launch.options import AllowImport
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def doctor(
         print(json.dumps([asdict(finding) for finding in found], indent=1))
     errors, warnings = (sum(f.level == level for f in found) for level in ("error", "warning"))
     if not as_json:
-        summary = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+        summary = f"{pluralize(errors, 'error')}, {pluralize(warnings, 'warning')}"
         print(summary if errors or warnings else "all is well")
     raise typer.Exit(1 if errors else 0)
 

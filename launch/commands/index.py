@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since
@@ -68,18 +68,18 @@ def index(
 def _tell(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     item = reads.removesuffix("s")
     if done.ignored:
-        others = counted(done.ignored, "other file")
+        others = pluralize(done.ignored, "other file")
         print(f"note: ignoring {others}, by the name no image", file=sys.stderr)
     for name, reason in done.unreadable:
         print(printable(f"left out: {name}: {reason}"), file=sys.stderr)
     if done.info.unreadable:
-        bad = counted(done.info.unreadable, f"unreadable {item}")
+        bad = pluralize(done.info.unreadable, f"unreadable {item}")
         where = out / "unreadable.jsonl"
         print(printable(f"warning: left out {bad}, listed in {where}"), file=sys.stderr)
     size = sum(file.bytes for file in done.info.files.values()) / 1e6
     print(
         printable(
-            f"{out}: {counted(done.info.num_items, item)}, {done.computed:,} computed, "
+            f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
             f"{done.kept:,} kept, {done.dropped:,} dropped, {size:,.1f} MB, "
             f"{seconds_since(started)}"
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from launch.output_path import check_writable, explain_write_errors
 from launch.terminal import progress
 
@@ -33,4 +33,4 @@ def report(
     for run in found:
         for trouble in run.troubles:
             print(printable(f"{run.letter} {run.name}: {trouble}"))
-    print(f"{out}: {counted(len(found), 'run')}, {len(content) / 1e6:.1f} MB")
+    print(f"{out}: {pluralize(len(found), 'run')}, {len(content) / 1e6:.1f} MB")

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since, wide_console
 
@@ -110,7 +110,7 @@ def verify(
     if found:
         shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         print(f"found: {shown}", file=sys.stderr)
-        where = counted(kinds.total(), "place")
+        where = pluralize(kinds.total(), "place")
         remedy = "copy it again, or delete it and run kway shard again"
         print(printable(f"error: {folder} is damaged in {where}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
@@ -225,7 +225,7 @@ def index(
     for problem in indexed.problems.named[:NAMED]:
         print(f"skipped: {problem}", file=sys.stderr)
     if indexed.problems.count:
-        problems = counted(indexed.problems.count, "problem")
+        problems = pluralize(indexed.problems.count, "problem")
         print(f"warning: {problems} skipped", file=sys.stderr)
     if indexed.skipped is not None:
         print_skipped(indexed.skipped)
@@ -253,5 +253,5 @@ def summary(manifest: "Manifest") -> str:
     size = sum(shard.bytes for shard in manifest.shards) / 1e6
     return (
         f"{splits} samples, {len(manifest.classes):,} classes, "
-        f"{counted(len(manifest.shards), 'shard')}, {size:,.1f} MB"
+        f"{pluralize(len(manifest.shards), 'shard')}, {size:,.1f} MB"
     )

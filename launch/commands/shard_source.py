@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from data.shards.duplicates import find_duplicates
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
@@ -225,10 +225,10 @@ def write(
     for note in chain(notes(), vectors.notes() if vectors else ()):
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
-        print(f"stood already: {counted(written.resumed, 'shard')}")
+        print(f"stood already: {pluralize(written.resumed, 'shard')}")
     if written.left_out:
-        bad = counted(written.left_out, f"bad {manifest.modality}")
+        bad = pluralize(written.left_out, f"bad {manifest.modality}")
         print(f"warning: left out {bad}", file=sys.stderr)
     if written.duplicates:
-        print(f"kept out of training: {counted(written.duplicates, 'duplicate')} of other splits")
+        print(f"kept out of training: {pluralize(written.duplicates, 'duplicate')} of other splits")
     print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.messages import counted, printable
+from data.messages import pluralize, printable
 from launch.terminal import progress, seconds_since, table_cell, wide_console
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def tokenizer(
     for line in trained.problems.named:
         print(printable(f"left out: {line}"), file=sys.stderr)
     if trained.problems.count:
-        print(f"warning: left out {counted(trained.problems.count, 'bad text')}", file=sys.stderr)
+        print(f"warning: left out {pluralize(trained.problems.count, 'bad text')}", file=sys.stderr)
     _print_examples(trained)
     print(
-        f"{out}: {trained.vocab_size:,} tokens from {counted(trained.texts, 'text')}; "
-        f"of {counted(trained.held_out, 'text')} held out, {trained.tokens_a_text:.1f} tokens a "
+        f"{out}: {trained.vocab_size:,} tokens from {pluralize(trained.texts, 'text')}; "
+        f"of {pluralize(trained.held_out, 'text')} held out, {trained.tokens_a_text:.1f} tokens a "
         f"text, {trained.unknown:.3%} unknown, {seconds_since(started)}"
     )
 

@@ -12,7 +12,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from data.messages import counted
+from data.messages import pluralize
 from launch.report.steps import Steps, as_number, read_steps
 from trainer.run.folder import RunFolder
 
@@ -177,7 +177,7 @@ def _read_run(folder: Path, letter: str, name: str) -> Run:
     evaluations = read_evaluations(run.evaluations)
     if steps.unreadable:
         troubles.append(
-            f"{metrics.name}: passed over {counted(steps.unreadable, 'line')} that are no records"
+            f"{metrics.name}: passed over {pluralize(steps.unreadable, 'line')} that are no records"
         )
     if not len(steps):
         troubles.append("no step is logged")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from data.files import is_hidden, walk_directory
-from data.messages import counted
+from data.messages import pluralize
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 
@@ -141,8 +141,8 @@ def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
     deepest = max(len(path) for path in images)
     levels = []
     for level in range(1, deepest + 1):
-        here = counted(len({path[:level] for path in images if len(path) >= level}), "folder")
-        found = counted(sum(n for path, n in images.items() if len(path) == level), "image")
+        here = pluralize(len({path[:level] for path in images if len(path) >= level}), "folder")
+        found = pluralize(sum(n for path, n in images.items() if len(path) == level), "image")
         levels.append(f"level {level}: {here} with {found}")
     topmost = len({path[0] for path in images})
     example = "/".join(min(path for path in images if len(path) == deepest))
