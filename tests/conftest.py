@@ -76,8 +76,9 @@ def _one_thread() -> None:
     threadpool_limits(1)
 
 
-# Each of these folders is run by one worker: its files share servers or a browser.
-_FOLDERS_OF_ONE_WORKER = ("tests/serving/live/", "tests/serving/page/")
+# One worker runs all files below each prefix, because they share servers, a browser or a scan of
+# the sources.
+_RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_monitoring_")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -89,7 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class LoadFileOrFolder(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
-            shared = (folder for folder in _FOLDERS_OF_ONE_WORKER if nodeid.startswith(folder))
+            shared = (prefix for prefix in _RUN_TOGETHER if nodeid.startswith(prefix))
             return next(shared, super()._split_scope(nodeid))
 
     return LoadFileOrFolder(config, log)

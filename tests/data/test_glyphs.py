@@ -24,6 +24,7 @@ def by_character(source: Glyphs) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_about_3400_characters_stand_in_eight_faces(all_glyphs: Glyphs) -> None:
     apart = Glyphs(confusables="keep")
     apart.__dict__["_drawings"] = all_glyphs._drawings

@@ -31,7 +31,6 @@ INDUCTOR = pytest.param(
         ),
     ],
 )
-BACKENDS = ["eager", "aot_eager", INDUCTOR]
 
 
 class Backbone(nn.Module):
@@ -101,19 +100,30 @@ def check(model: nn.Module, kind: str, weighting: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-# Only the backbone is compiled: one case shows the code that inductor generates for it.
-COMPILED = [(*case, backend) for case in CASES for backend in ("eager", "aot_eager")]
+# Only the backbone is compiled: one case covers the code that inductor generates for it.
+COMPILED = [
+    *((*case, "eager") for case in CASES),
+    *(pytest.param(*case, "aot_eager", marks=pytest.mark.slow) for case in CASES),
+    pytest.param("batch_ce", "dense", "inductor", marks=INDUCTOR.marks),
+]
 
 
 @pytest.mark.parametrize(
     ("kind", "weighting", "backend"),
-    [*COMPILED, pytest.param("batch_ce", "dense", "inductor", marks=INDUCTOR.marks)],
+    COMPILED,
 )
 def test_a_compiled_model_trains_as_an_eager_one_and_is_compiled_once(kind, weighting, backend):
     check(torch.compile(Model(kind, weighting), backend=backend), kind, weighting)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("eager", marks=pytest.mark.slow),
+        "aot_eager",
+        pytest.param("inductor", marks=[*INDUCTOR.marks, pytest.mark.slow]),
+    ],
+)
 def test_a_backbone_compiled_in_place_trains_under_an_eager_head(backend):
     model = Model("ce", "vtree")
     model.backbone.compile(backend=backend)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from launch.plan.cluster import Machine
 from launch.plan.plan import Plan, PlanRequest, make_plan
@@ -23,26 +24,28 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp": {"optimizer": ADAMW},
     "ddp, whole classes": {"train__class_group": 1},
     "ddp, vtree": {"head": {"weights": {"kind": "vtree"}}, "optimizer": ADAMW},
-    "ddp, vtree, whole classes": {"head": {"weights": {"kind": "vtree"}}, "train__class_group": 1},
     "ddp, parts": {"train__micro_batches": 2, "train__ema": {}},
+    "ddp, smooth_topk": {"head": {"loss": {"kind": "smooth_topk"}}},
+    "factored": {
+        "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
+    },
+    "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
+    "fsdp": {"train__strategy": FSDP, "optimizer": ADAMW},
+    "fsdp, parts": {"train__strategy": FSDP, "train__micro_batches": 2},
+}
+MORE_CASES: dict[str, dict[str, Any]] = {
+    "ddp, vtree, whole classes": {"head": {"weights": {"kind": "vtree"}}, "train__class_group": 1},
     "ddp, batch_ce, parts": {"train__micro_batches": 2, "head": {"loss": {"kind": "batch_ce"}}},
     "ddp, bf16": {"train__precision": "bf16"},
     "ddp, checkpointing": {"train__activation_checkpointing": True},
     "ddp, little memory": {"head": {"memory_mib": 1}},
-    "ddp, smooth_topk": {"head": {"loss": {"kind": "smooth_topk"}}},
     "ddp, lamb": {"optimizer": {"kind": "lamb"}},
     "ddp, arcface": {"head": {"logits": {"kind": "arcface", "learn_scale": True}}},
-    "factored": {
-        "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
-    },
     "ddp, large images": {"data__image__size": 64, "train__clip_norm": 1.0},
     "ddp, local batch norm": {"backbone__batch_norm": "local"},
     "ddp, mixed": {"data__augment__mix": {"mixup_alpha": 0.2}},
     "ddp, texts": {"optimizer": ADAMW, "text": True},
-    "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
-    "fsdp": {"train__strategy": FSDP, "optimizer": ADAMW},
     "fsdp that keeps": {"train__strategy": FSDP_KEEPS, "train__class_group": 1},
-    "fsdp, parts": {"train__strategy": FSDP, "train__micro_batches": 2},
 }
 ZERO_CASES: dict[str, dict[str, Any]] = {
     f"zero {stage}{', parts' if parts > 1 else ''}": {
@@ -114,6 +117,11 @@ def assert_close(cases: dict[str, dict[str, Any]], folder: Path) -> None:
 
 def test_bytes_and_memory_are_within_a_tenth_of_the_plan(tmp_path: Path):
     assert_close(CASES, tmp_path)
+
+
+@pytest.mark.slow
+def test_bytes_and_memory_of_more_recipes_are_within_a_tenth_of_the_plan(tmp_path: Path):
+    assert_close(MORE_CASES, tmp_path)
 
 
 def test_bytes_and_memory_of_deepspeed_are_within_a_tenth_of_the_plan(tmp_path: Path):

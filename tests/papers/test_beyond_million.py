@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import beyond_million
 from benchmarks.papers.section import Section
 
 
+@pytest.mark.slow
 def test_single_logits_of_many_classes_are_measured_beside_the_ideal(
     conducted: Callable[[Experiment], Section],
 ) -> None:

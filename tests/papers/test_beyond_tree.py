@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import beyond_tree
 from benchmarks.papers.section import Section
 
 
+@pytest.mark.slow
 def test_a_tree_goes_with_every_loss(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(beyond_tree.EXPERIMENT)
     best, by_top5, by_auprc, shared = section.tables

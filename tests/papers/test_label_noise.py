@@ -16,6 +16,7 @@ from benchmarks.papers.section import Section
 from benchmarks.papers.training import training
 
 
+@pytest.mark.slow
 def test_both_losses_are_tested_at_each_share_of_noise(
     conducted: Callable[[Experiment], Section],
 ) -> None:

@@ -12,6 +12,7 @@ from heads.losses.base import Block, Loss, Rows
 from heads.losses.registry import LOSSES
 
 
+@pytest.mark.slow
 def test_three_losses_are_compared_on_three_sets_of_classes(
     conducted: Callable[[Experiment], Section],
 ) -> None:

@@ -12,6 +12,7 @@ from benchmarks.papers.section import Kind, Section
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_all_objectives_are_measured_on_cifar(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(EXPERIMENT)
     best, shared, improved, all_logits = section.tables

@@ -14,6 +14,7 @@ from benchmarks.papers.job import Job, Result
 from benchmarks.papers.section import Section
 
 
+@pytest.mark.slow
 def test_spherical_losses_are_compared_on_both_datasets(
     conducted: Callable[[Experiment], Section],
 ) -> None:

@@ -26,6 +26,7 @@ from heads.tree import LabelTree, build_cover_tree
 Conducted = Callable[[Experiment], Section]
 
 
+@pytest.mark.slow
 def test_regimes_compare_the_tree_with_every_loss(conducted: Conducted) -> None:
     section = conducted(tree_regimes.EXPERIMENT)
     accuracies, advantages = section.tables
@@ -44,6 +45,7 @@ def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> 
     assert section.claims[-1].verdict == "does not hold"  # Lemma 3 at k = 2
 
 
+@pytest.mark.slow
 def test_bases_and_metrics_have_a_row_each(conducted: Conducted) -> None:
     base = conducted(tree_base.EXPERIMENT)
     rows = [row[0] for row in base.tables[0].rows]

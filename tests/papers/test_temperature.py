@@ -12,6 +12,7 @@ from benchmarks.papers.section import Section
 _CLASSES = 50
 
 
+@pytest.mark.slow
 def test_temperatures_are_compared_and_their_derivatives_counted(
     conducted: Callable[[Experiment], Section],
 ) -> None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments.topk_sizes import EXPERIMENT
 from benchmarks.papers.section import Section
 
 
+@pytest.mark.slow
 def test_losses_are_compared_at_shares_of_the_training_set(
     conducted: Callable[[Experiment], Section],
 ) -> None:

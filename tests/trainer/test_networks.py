@@ -315,8 +315,15 @@ def test_a_bundle_gives_the_features_of_the_network(model_type, tmp_path):
     assert torch.equal(features(loaded, noise(3)), features(backbone, noise(3)))
 
 
-# Between them they have every operation of the five.
-@pytest.mark.parametrize("model_type", ["slc_cnn", "cifar_resnet", "cifar_densenet"])
+# Together they have every operation of the five networks.
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param("slc_cnn", marks=pytest.mark.slow),
+        "cifar_resnet",
+        pytest.param("cifar_densenet", marks=pytest.mark.slow),
+    ],
+)
 def test_onnxruntime_gives_the_features_of_the_network(model_type, tmp_path):
     backbone = with_statistics(model_type)
     write_onnx(backbone, IMAGE, tmp_path / "backbone.onnx")

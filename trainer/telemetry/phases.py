@@ -2,7 +2,7 @@
 
 The time of a nested phase does not count for the outer one, so that no time is counted twice.
 Evaluations and checkpoints are exceptions: they include the phases inside them, because they are
-not part of a step. Use a `Phases` from one thread only; other threads may read `current`, `pluralize`
+not part of a step. Use a `Phases` from one thread only; other threads may read `current`, `counted`
 and `operation`.
 """
 
