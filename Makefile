@@ -23,10 +23,9 @@ install: $(READY)  ## create .venv with all packages, pinned by constraints.txt
 demo: $(READY)   ## draw glyphs, train three heads, export one, serve and query it
 	$(BIN)/kway demo
 
-# One worker per file, so that fixtures that a file shares, such as a server, are created once. Four
-# workers at most, because the tests start ranks and servers of their own.
+# One worker per file, so that fixtures that a file shares, such as a server, are created once.
 test: $(READY)   ## run the default test suite in parallel
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
 
 test-slow: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m slow

@@ -82,6 +82,13 @@ _RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_m
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, because tests wait for ranks and servers of their own; these need
+    cores too, so at most four workers."""
+    return min(len(os.sched_getaffinity(0)) + 1, 4)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`--dist loadfile`, by folder where files share what is expensive to start."""
     if config.getvalue("dist") != "loadfile":
