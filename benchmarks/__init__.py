@@ -1,1 +1,1 @@
-"""Side-by-side measurements that print ratios: `python -m benchmarks.NAME` from the repository."""
+"""Benchmarks that print ratios of contenders: run `python -m benchmarks.NAME` in the repository."""

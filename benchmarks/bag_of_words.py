@@ -1,10 +1,10 @@
-"""How far word counts alone get on shards of texts: what an encoder has to beat.
+"""Accuracy of bag-of-words models on text shards, as a baseline for encoders.
 
     python -m benchmarks.bag_of_words shards/tweets --run runs/twitter-mbert-small
 
-Words and pairs of words under logistic regression and a linear SVM, and a run's model on the same
-texts. The strength of the first two is chosen on a tenth of the training texts, by accuracy; the
-test split is looked at once for each model.
+The baselines are logistic regression and a linear SVM on words and pairs of words; with --run, the
+model of a run is evaluated on the same texts. The regularization of the baselines is chosen by
+accuracy on a tenth of the training texts. Each model is evaluated once on the test split.
 """
 
 import argparse
@@ -36,14 +36,14 @@ MODELS: dict[str, tuple[Callable[..., LogisticRegression | LinearSVC], tuple[flo
 def main() -> None:
     """Read the shards, fit the models, print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bag_of_words", description=__doc__)
-    parser.add_argument("shards", type=Path)
-    parser.add_argument("--train-split", default="train")
-    parser.add_argument("--eval-split", default="test")
-    parser.add_argument("--run", type=Path, help="of an encoder that was trained on the shards")
+    parser.add_argument("shards", type=Path, help="folder of text shards")
+    parser.add_argument("--train-split", default="train", help="split to fit the baselines on")
+    parser.add_argument("--eval-split", default="test", help="split to evaluate on")
+    parser.add_argument("--run", type=Path, help="run of an encoder trained on the shards")
     options = parser.parse_args()
     texts, labels = read_texts(options.shards, options.train_split)
     test_texts, test_labels = read_texts(options.shards, options.eval_split)
-    # As strong as word counts are on such texts: rare words out, frequent ones damped.
+    # A strong baseline for such texts: drop rare words and dampen frequent ones.
     counter = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     counts, test_counts = counter.fit_transform(texts), counter.transform(test_texts)
     table = Table("model", "top-1", "top-5", "macro F1", title=f"{counts.shape[1]:,} words, pairs")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def read_texts(shards: Path, name: str) -> tuple[list[str], np.ndarray]:
-    """The texts of a split and their labels, int64 [n]."""
+    """Return the texts of a split and their labels, int64 [n]."""
     with open_split(shards, name) as split:
         return [split.text(index)[0] for index in range(len(split))], split.labels
 
@@ -64,7 +64,7 @@ def read_texts(shards: Path, name: str) -> tuple[list[str], np.ndarray]:
 def rows(
     counts: csr_matrix, labels: np.ndarray, test_counts: csr_matrix, test_labels: np.ndarray
 ) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each model."""
+    """Yield a row of the table for each model."""
     for name, (model, strengths) in MODELS.items():
         strength = best_strength(model, strengths, counts, labels)
         fitted = fit(model, strength, counts, labels)
@@ -74,7 +74,7 @@ def rows(
 
 
 def measures(scores: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
-    """Top-1, top-5 and macro F1 of scores [n, K]."""
+    """Return top-1, top-5 and macro F1 of scores [n, K]."""
     found = scores.argmax(axis=1)
     numbers = (
         accuracy_score(labels, found),
@@ -86,7 +86,7 @@ def measures(scores: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
 
 @torch.no_grad()
 def encoder_scores(run: Path, shards: Path, name: str) -> np.ndarray:
-    """Scores [n, K] of a run's newest checkpoint for the texts of a split, in its order."""
+    """Return the scores [n, K] of a run's newest checkpoint for the texts of a split, in order."""
     with open_world("cpu") as world:
         trained = open_trained(run, world)
     task, num_classes = trained.task, len(trained.manifest.classes)
@@ -105,13 +105,13 @@ def best_strength(
     counts: csr_matrix,
     labels: np.ndarray,
 ) -> float:
-    """That of the highest accuracy on a tenth of the texts, after training on the others."""
-    kept, held_out = train_test_split(
+    """Return the C with the highest accuracy on a tenth of the texts after fitting on the rest."""
+    training, held_out = train_test_split(
         np.arange(len(labels)), test_size=0.1, random_state=0, stratify=labels
     )
 
     def accuracy(strength: float) -> float:
-        fitted = fit(model, strength, counts[kept], labels[kept])
+        fitted = fit(model, strength, counts[training], labels[training])
         return float(fitted.score(counts[held_out], labels[held_out]))
 
     return max(strengths, key=accuracy)

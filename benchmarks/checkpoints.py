@@ -1,7 +1,7 @@
-"""What a checkpoint costs a run.
+"""Cost of checkpoints during training, on one rank and on two.
 
-The stall of the step that saves in the background beside a save that is waited for, and what the
-steps after it lose to the writing thread; medians over rounds, on one rank and on two.
+Measures the stall of a background save relative to a synchronous save, and the slowdown of the
+following steps by the writing thread.
 """
 
 import os
@@ -34,21 +34,22 @@ Times = dict[str, list[float]]
 
 
 def rows(world_size: int) -> Iterator[Row]:
-    """Half of the state is replicated, as DDP's backbone is, and half sharded, as the head is."""
+    """Half of the state is replicated like DDP's backbone, half is sharded like the head."""
     times = {name: np.array(found) for name, found in _measured(world_size).items()}
     case = f"{STATE_BYTES >> 20} MB, {world_size} rank{'s' * (world_size > 1)}"
-    yield ratio_row("stall of a save / waited-for save", case, times["stall"], times["sync"], 0.10)
-    what = f"save beside {_NUM_STEPS} steps / one after the other"
+    what = "stall of a background save / synchronous save"
+    yield ratio_row(what, case, times["stall"], times["sync"], 0.10)
+    what = f"background save during {_NUM_STEPS} steps / synchronous save, then the steps"
     yield ratio_row(what, case, times["total"], times["sync"] + times["steps"])
-    what = f"{_NUM_STEPS} steps beside a save / alone"
+    what = f"{_NUM_STEPS} steps during a background save / without a save"
     yield ratio_row(what, case, times["busy steps"], times["steps"])
     first, sync = times["reserve"], np.median(times["sync"], keepdims=True)
-    yield ratio_row("memory for it, once / waited-for", case, first, sync)
+    yield ratio_row("allocation of memory, once / synchronous save", case, first, sync)
 
 
 def _measured(world_size: int) -> Times:
     context = get_context("spawn")
-    with TemporaryDirectory() as folder:  # TMPDIR says on which disk
+    with TemporaryDirectory() as folder:  # on the disk of TMPDIR
         pipes = []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
@@ -78,7 +79,7 @@ def _rank(rank: int, world_size: int, folder: Path, pipe: Connection) -> None:
         mesh=mesh,
     )
     pipe.send(_times(folder, world))
-    pipe.recv()  # until all are done: none tears down the group under another
+    pipe.recv()  # wait for all ranks, so that no rank destroys the group early
     os._exit(0)
 
 
@@ -109,11 +110,11 @@ def _times(folder: Path, world: World) -> Times:
             sync = clock(partial(waited.save, entries, state))
             alone = clock(steps)
             stall = clock(partial(background.save, entries, state))
-            beside = clock(steps)
+            busy = clock(steps)
             rest = clock(background.finish)
-            if number == 0:  # warms up
+            if number == 0:  # warm-up
                 continue
-            seconds = (sync, stall, stall + beside + rest, alone, beside)
+            seconds = (sync, stall, stall + busy + rest, alone, busy)
             for name, value in zip(
                 ("sync", "stall", "total", "steps", "busy steps"), seconds, strict=True
             ):
@@ -122,7 +123,7 @@ def _times(folder: Path, world: World) -> Times:
 
 
 def _seconds(world: World, part: Callable[[], object]) -> float:
-    """How long a part takes on this rank, all ranks beginning together."""
+    """Return how long a part takes on this rank, with all ranks starting together."""
     world.barrier()
     started = time.perf_counter()
     part()

@@ -1,7 +1,8 @@
-"""How long a cover tree takes: `python -m benchmarks.cover_tree` builds that of a million classes.
+"""Build times of cover trees: `python -m benchmarks.cover_tree` builds one of a million classes.
 
-Trees over self-similar vectors (clusters within clusters) and over clusters without inner
-structure, which take longer. The invariants are checked for sampled classes, each against all.
+The trees are over self-similar vectors (clusters within clusters) and over clusters without inner
+structure, which take longer. The invariants are checked for sampled classes, each against all
+classes.
 """
 
 import resource
@@ -14,13 +15,13 @@ from benchmarks.machine import machine
 from benchmarks.timing import CONSOLE, Row, print_rows
 from heads.tree import CoverTree, build_cover_tree
 
-CLOSE = 1 + 1e-5  # the check measures in float32
+CLOSE = 1 + 1e-5  # tolerance of the check, which uses float32
 ROUNDING = 3e-6
 SELF_SIMILAR = "self-similar vectors (clusters of 10 in clusters of 10)"
 
 
 def clustered(num: int, dim: int, *, seed: int, branching: int = 10, shrink: float = 0.5):
-    """Vectors [num, dim] float32: clusters in clusters, each level `shrink` as wide."""
+    """Return vectors [num, dim] float32: clusters in clusters, scaled by `shrink` per level."""
     rng = np.random.default_rng(seed)
     rows = np.zeros((1, dim), np.float32)
     width = 1.0
@@ -36,7 +37,10 @@ def clustered(num: int, dim: int, *, seed: int, branching: int = 10, shrink: flo
 
 
 def gaussian_clusters(num: int, dim: int, *, seed: int, num_clusters: int = 2000):
-    """Vectors [num, dim] float32: normal around normal centers, with half their deviation."""
+    """Return vectors [num, dim] float32: Gaussian clusters around random normal centers.
+
+    The standard deviation of a cluster is half that of the centers.
+    """
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(num_clusters, dim)).astype(np.float32)
     noise = rng.normal(size=(num, dim)).astype(np.float32)
@@ -46,10 +50,11 @@ def gaussian_clusters(num: int, dim: int, *, seed: int, num_clusters: int = 2000
 def violations(
     rows: np.ndarray, tree: CoverTree, *, num_sampled: int = 500, seed: int = 0
 ) -> list[str]:
-    """What sampled classes, each measured against all classes, find wrong with a cosine tree.
+    """Return the violated invariants of a cosine tree for sampled classes.
 
-    Nesting, separation, covering at every level, parents within base^-level and nearest of the net
-    above; distances by another formula than the tree's own.
+    Each sampled class is compared with all classes: nesting, separation, covering at every level,
+    and whether its parent is within base^-level and the nearest class of the net above. Distances
+    are computed by a different formula than in the tree.
     """
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     by_level = np.argsort(tree.level, kind="stable")
@@ -82,7 +87,7 @@ def violations(
 
 
 def measured(vectors: np.ndarray, kind: str, at_most: str, *, base: float = 1.3) -> Row:
-    """Seconds to build a V-tree of vectors [K, d], and whether its cover tree is valid."""
+    """Measure the time to build a V-tree of vectors [K, d], and check its cover tree."""
     (num, dim), started, cpu = vectors.shape, time.perf_counter(), time.process_time()
     cover = build_cover_tree(vectors, base=base)
     tree = cover.vtree()
@@ -100,14 +105,14 @@ def measured(vectors: np.ndarray, kind: str, at_most: str, *, base: float = 1.3)
 
 
 def rows() -> Iterator[Row]:
-    """100,000 classes, self-similar and not."""
+    """Build trees of 100,000 classes, self-similar and not."""
     yield measured(clustered(100_000, 300, seed=0), SELF_SIMILAR, "<= 60 s")
     clusters = gaussian_clusters(100_000, 300, seed=0)
     yield measured(clusters, "2,000 Gaussian clusters without structure", "<= 60 s")
 
 
 def main() -> None:
-    """A million classes."""
+    """Build the tree of a million classes."""
     CONSOLE.print(machine())
     print_rows([measured(clustered(1_000_000, 64, seed=0), SELF_SIMILAR, "<= 15 min")])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

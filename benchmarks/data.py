@@ -1,8 +1,8 @@
-"""All measurements of the data side in one table: `python -m benchmarks.data [SECTION ...]`.
+"""All benchmarks of data loading in one table: `python -m benchmarks.data [SECTION ...]`.
 
-Prints ratios of one run, medians over rounds in which the contenders take turns, with targets.
-Comparisons on the same files come first. Images are synthetic, of ImageNet's size, unless a folder
-of real ones is given.
+Ratios are medians over rounds in which the contenders take turns, shown with their targets.
+Comparisons on the same files come first. Without a folder of real images, synthetic images of
+ImageNet's size are used.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from benchmarks.report import command_line, report
 def main() -> None:
     parser = command_line("data", __doc__)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="JPEG files to read")
-    parser.add_argument("--texts", type=Path, metavar="SHARDS", help="shards of texts to read")
+    parser.add_argument("--texts", type=Path, metavar="SHARDS", help="text shards to read")
     options = parser.parse_args()
     sections = {
         "images": partial(data_images.rows, options.images),

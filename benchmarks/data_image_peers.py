@@ -1,4 +1,4 @@
-"""What users write without kway to turn tars of JPEGs into batches; nothing here imports kway.
+"""Code that users write without kway to turn tars of JPEGs into batches. It does not import kway.
 
 A webdataset pipeline, and a map-style dataset that reads the same tars with `tarfile` and `pread`.
 Each uses a decoder (Pillow, simplejpeg or OpenCV), takes a random crop, resizes it to 224 x 224,
@@ -62,7 +62,7 @@ def _cropped(image: np.ndarray) -> np.ndarray:
 
 
 def _box(height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random box, as torchvision's RandomResizedCrop draws it."""
+    """Return top, left, height and width of a random box like torchvision's RandomResizedCrop."""
     for _ in range(_ATTEMPTS):
         area = height * width * random.uniform(*_AREA)
         ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
@@ -78,7 +78,7 @@ def _box(height: int, width: int) -> tuple[int, int, int, int]:
 def webdataset_batches(
     tars: Sequence[str], sampled: Sampled, batch: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Infinite batches of images and labels, in the order of the tars."""
+    """Return infinite batches of images and labels, in the order of the tars."""
     dataset = (
         webdataset.WebDataset(list(tars), shardshuffle=False)
         .to_tuple("jpg", "cls")
@@ -114,16 +114,16 @@ class TarImages(Dataset[tuple[np.ndarray, int]]):
         return self._sampled(data), label
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The bytes and the label of a sample."""
+        """Return the bytes and the label of a sample."""
         descriptor, offset, size, label = self._samples[index]
         return os.pread(descriptor, size, offset), label
 
     def batches(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Infinite batches of images and labels, with a new permutation each epoch."""
+        """Yield infinite batches of images and labels, with a new permutation each epoch."""
         order: list[int] = []
         while True:
             while len(order) < batch:
                 order += random.sample(range(len(self)), len(self))
-            here, order = order[:batch], order[batch:]
-            images, labels = zip(*map(self.__getitem__, here), strict=True)
+            indices, order = order[:batch], order[batch:]
+            images, labels = zip(*map(self.__getitem__, indices), strict=True)
             yield np.stack(images), np.array(labels)

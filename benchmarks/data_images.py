@@ -1,7 +1,7 @@
-"""The loader compared with webdataset and a hand-written loop, on the same image files.
+"""The loader compared with webdataset and a hand-written loop on the same image files.
 
-Everything crops, resizes to 224 x 224 and flips at random, and ends in uint8 batches. CPU seconds
-are those of all threads of the process, which loads by itself.
+All contenders take a random crop, resize it to 224 x 224, flip half of the images and produce uint8
+batches. CPU seconds are those of all threads of the process; there are no loader processes.
 """
 
 import random
@@ -35,21 +35,23 @@ from data.sources import ImageFolder
 BATCH = 71
 PACKED_SIDE = 256
 READS = 20_000
-# Peer -> the multiple of its rate that the loader has to reach on the same files.
-BARS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
+# For each peer, the target for the loader's rate relative to the peer's on the same files.
+TARGETS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
 
 
 def rows(images: Path | None) -> Iterator[Row]:
-    """Decoding and cropping, first on the same files, one worker, and reading alone."""
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    """Compare decoding and cropping on the same files, with one worker, and reading alone."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if images is None:
             images = folder / "images"
             draw(images)
         labels = folder / "labels.csv"
         files = sorted(path for path in images.rglob("*") if path.suffix.lower() in _SUFFIXES)
         if not files:
-            raise SystemExit(f"{images} holds no {' or '.join(_SUFFIXES)}: name a folder of them")
+            raise SystemExit(
+                f"{images} contains no {' or '.join(_SUFFIXES)} files: pass a folder of JPEG files"
+            )
         labels.write_text(
             "".join(f"{path.relative_to(images)},{path.stem}\n" for path in files),
             encoding="utf-8",
@@ -78,7 +80,7 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 def draw(folder: Path, count: int = 142) -> None:
-    """Images of 500 x 375 whose bytes are as many as those of photographs: smooth noise."""
+    """Write 500 x 375 images of smooth noise, whose files are as large as those of photographs."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(count):
@@ -91,7 +93,7 @@ def draw(folder: Path, count: int = 142) -> None:
 
 
 def _same_files(split: Split, files: str) -> Iterator[Row]:
-    """The loader against every peer, one process each."""
+    """Compare the loader with every peer in one process."""
     count, tars = _in_batches(len(split), 4), _tars(split)
     with ExitStack() as opened:
         batches: dict[str, Iterator[object]] = {
@@ -106,7 +108,7 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
             seconds=90,
             clock=time.process_time,
         )
-    for peer, at_least in BARS.items():
+    for peer, at_least in TARGETS.items():
         yield rate_row(
             f"loader / {peer}, same files",
             f"{len(split)} images, {files}, {_kilobytes(split)}",
@@ -119,14 +121,14 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
 
 
 def _packing(originals: Split, packed: Split) -> Row:
-    """The additional gain from packing: different files, because webdataset does not pack."""
+    """Measure the additional gain from packing, which webdataset does not do, so files differ."""
     count = _in_batches(len(originals), 4)
     theirs = webdataset_batches(_tars(originals), with_pillow, BATCH)
     with _loader(packed) as loader:
         contenders = {"loader": _taking(loader, count), "webdataset": _taking(theirs, count)}
         times = take_turns(contenders, title="packing", seconds=60, clock=time.process_time)
     return rate_row(
-        "loader, packed / webdataset + Pillow, originals: other files",
+        "loader, packed / webdataset + Pillow, originals: different files",
         f"{len(packed)} images, {_kilobytes(packed)} / {_kilobytes(originals)}",
         times["loader"],
         times["webdataset"],
@@ -137,7 +139,7 @@ def _packing(originals: Split, packed: Split) -> Row:
 
 
 def _one_worker(split: Split) -> Row:
-    """One loader process each: ours, and torch's over the hand-written dataset."""
+    """Compare kway's loader and torch's over the hand-written dataset, one process each."""
     count = _in_batches(len(split), 12)
     dataset = TarImages(_tars(split), with_opencv)
     theirs = DataLoader(
@@ -169,7 +171,7 @@ def _loader(split: Split, workers: int = 0) -> TrainLoader:
 
 
 def _taking(batches: Iterator[object], count: int) -> Callable[[], None]:
-    """Take batches of `count` images in all."""
+    """Return a function that takes batches of `count` images in total."""
 
     def take() -> None:
         for _ in range(count // BATCH):
@@ -179,7 +181,7 @@ def _taking(batches: Iterator[object], count: int) -> Callable[[], None]:
 
 
 def _reading(split: Split) -> Iterator[Row]:
-    """Bytes alone: at random places through the index, and one after the other from the tar."""
+    """Compare random reads by index with sequential reads from the tar, without decoding."""
     order = random.Random(0).choices(range(len(split)), k=READS)
     by_hand = TarImages(_tars(split), with_opencv)
 

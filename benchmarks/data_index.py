@@ -1,7 +1,8 @@
-"""What the offset indices of a split cost: memory, opening it, and resuming at any position.
+"""Cost of the offset indices of a split: memory, opening, and resuming at any position.
 
-`python -m benchmarks.data_index` makes shards of 10,000 samples, all of them the same small
-image, since only their indices are measured; 100,000,000 samples are computed from 10,000,000.
+`python -m benchmarks.data_index` makes shards of 10,000 samples. All samples are the same small
+image, because only the indices are measured. Numbers for 100,000,000 samples are extrapolated from
+10,000,000.
 """
 
 import os
@@ -28,10 +29,10 @@ from data.shards.split import open_split
 from data.shards.writer import write_shards
 from data.sources import Sample
 
-A_SHARD = 10_000
-A_SAMPLE = 4096  # bytes, more than the tar headers of its two members
-COMPUTED = 100_000_000
-A_PAGE = 512  # reading one of so many samples touches every page that training touches
+SAMPLES_PER_SHARD = 10_000
+BYTES_PER_SAMPLE = 4096  # more than the tar headers of its two members
+EXTRAPOLATED = 100_000_000
+SAMPLES_PER_PAGE = 512  # reading one of these samples touches every page that training touches
 BATCH = 256
 ROUNDS = 5
 
@@ -59,39 +60,39 @@ class OneImage:
 
 
 def make_shards(folder: Path, samples: int) -> None:
-    """Shards that are links to one tar, and whose indices name its one image for each sample.
+    """Make shards that are links to one tar, whose single image all index entries point to.
 
-    The tar is lengthened with zeros that take no space, to what so many samples need at the least.
-    Its SHA-256 is not the one of the manifest then, which only `kway shard verify` would see.
+    The tar is extended as a sparse file to the smallest possible size for the number of samples.
+    Its SHA-256 then differs from the manifest, which only `kway shard verify` checks.
     """
     source = OneImage()
     manifest = write_shards(source, folder, workers=0).manifest
     (one,) = manifest.shards
     sample, builder = source.render(0), IndexBuilder()
     members = {sample.extension: sample.data, LABEL_EXTENSION: b"0"}
-    for _ in range(A_SHARD):
+    for _ in range(SAMPLES_PER_SHARD):
         builder.add(members, offset=0, sample=sample.extension, label=0)
-    size = A_SHARD * A_SAMPLE
+    size = SAMPLES_PER_SHARD * BYTES_PER_SAMPLE
     os.truncate(folder / one.file, size)
     about = {
         **one.model_dump(),
-        "samples": A_SHARD,
+        "samples": SAMPLES_PER_SHARD,
         "bytes": size,
         "index_crc32": builder.crc32(),
     }
     shards = []
-    for number in range(samples // A_SHARD):
+    for number in range(samples // SAMPLES_PER_SHARD):
         shards.append(ShardInfo(**{**about, "file": f"train-{number:06d}.tar"}))
         path = folder / shards[-1].file
         if number:
             path.hardlink_to(folder / one.file)
         index_path(path).write_bytes(builder.to_bytes(shards[-1]))
-    whole = manifest.model_copy(update={"shards": tuple(shards)})
-    (folder / MANIFEST).write_bytes(whole.to_bytes())
+    complete = manifest.model_copy(update={"shards": tuple(shards)})
+    (folder / MANIFEST).write_bytes(complete.to_bytes())
 
 
 class Memory(NamedTuple):
-    """Bytes of this process: its index files' Rss and share of it (Pss), and what is its alone."""
+    """Memory of this process in bytes: Rss and Pss of its index files, and private memory."""
 
     resident: int
     share: int
@@ -104,7 +105,7 @@ class Memory(NamedTuple):
 
 
 def _summed(path: Path, ending: str, fields: Sequence[str]) -> list[int]:
-    """Sums of `fields`, bytes, over the mappings of files whose name has this ending."""
+    """Return the sums of `fields` in bytes over the mappings of files with this name ending."""
     sums, counts = dict.fromkeys(fields, 0), False
     for line in path.read_text().splitlines():
         name, *values = line.split()
@@ -121,7 +122,7 @@ def _hold(folder: Path, pipe: Connection, together: Barrier) -> None:
     with open_split(folder, "train") as split:
         seconds = time.perf_counter() - started
         opened = Memory.now()
-        for i in range(0, len(split), A_PAGE):
+        for i in range(0, len(split), SAMPLES_PER_PAGE):
             split.read(i)
         together.wait()
         pipe.send((seconds, before, opened, Memory.now()))
@@ -129,7 +130,7 @@ def _hold(folder: Path, pipe: Connection, together: Barrier) -> None:
 
 
 def memory(folder: Path, samples: int) -> Iterator[Row]:
-    """Two processes that read the same split, as two ranks of a machine do."""
+    """Measure two processes that read the same split, like two ranks of a machine."""
     context = get_context("spawn")
     together, pipes = context.Barrier(2), []
     for _ in range(2):
@@ -138,36 +139,39 @@ def memory(folder: Path, samples: int) -> Iterator[Row]:
         theirs.close()
         pipes.append(ours)
     (seconds, before, opened, read), (*_, other) = (pipe.recv() for pipe in pipes)
-    factor, case = COMPUTED / samples, f"{samples:,} samples, {samples // A_SHARD:,} shards"
+    factor, case = (
+        EXTRAPOLATED / samples,
+        f"{samples:,} samples, {samples // SAMPLES_PER_SHARD:,} shards",
+    )
     yield Row(
         "open a split",
         case,
         f"{seconds:.2f} s",
-        detail=f"two processes at once; {COMPUTED:,}: {seconds * factor:.0f} s",
+        details=f"two processes in parallel; {EXTRAPOLATED:,}: {seconds * factor:.0f} s",
     )
     yield Row(
-        "index in memory, just opened",
+        "index in memory after opening",
         case,
         f"{opened.resident / 1e6:.0f} MB",
-        detail=f"{opened.resident / samples:.1f} bytes a sample: labels are checked",
+        details=f"{opened.resident / samples:.1f} bytes per sample; labels are checked",
     )
     shared = read.share + other.share
     for what, total in (
-        ("index in memory, all of it used, two processes", shared),
-        ("the same, and what each process holds of its own", shared + 2 * (read.own - before.own)),
+        ("index in memory after reading all of it, two processes", shared),
+        ("the same, with private memory of the processes", shared + 2 * (read.own - before.own)),
     ):
         yield Row(
-            f"{what}; {COMPUTED:,} samples",
+            f"{what}; {EXTRAPOLATED:,} samples",
             case,
             f"{total * factor / 1e9:.2f} GB",
             "< 2 GB",
-            f"{total / 1e6:.0f} MB, {total / samples:.1f} bytes a sample; Rss of each "
+            f"{total / 1e6:.0f} MB, {total / samples:.1f} bytes per sample; Rss of each process "
             f"{read.resident / 1e6:.0f} MB",
         )
 
 
 def resume(folder: Path, samples: int) -> Iterator[Row]:
-    """Seconds from nothing open to the first batch, at several positions of the stream."""
+    """Time opening a split and loading the first batch at several positions of the stream."""
     config = DataConfig.model_validate({"shards": folder, "image": {"size": 32}})
     for epochs in (0, 0.25, 0.5, 0.999, 10.5):
         seconds = []
@@ -185,7 +189,7 @@ def resume(folder: Path, samples: int) -> Iterator[Row]:
             f"{samples:,} samples, after {epochs:g} epochs",
             f"{np.median(seconds):.2f} s",
             "< 2 s",
-            f"{BATCH} images; {min(seconds):.2f}-{max(seconds):.2f} s of {ROUNDS}",
+            f"{BATCH} images; {min(seconds):.2f}-{max(seconds):.2f} s in {ROUNDS} rounds",
         )
 
 

@@ -1,7 +1,7 @@
-"""Texts through the loader against the bare tokenizer on the same texts, in the same order.
+"""Loading of texts compared with the bare tokenizer on the same texts in the same order.
 
-Texts are names of emoji in many languages, three at a time, which makes them as long as tweets; or
-those of given shards.
+By default, each text consists of three emoji names in various languages and is about as long as a
+tweet. Other texts are read from shards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ NUM_TEXTS = 20_000
 
 @dataclass(frozen=True)
 class ThreeNames:
-    """A source of texts that are three names of emoji each."""
+    """A source of texts that consist of three emoji names each."""
 
     names: tuple[str, ...]
     modality = "text"
@@ -48,14 +48,14 @@ class ThreeNames:
 
     def render(self, task: int) -> Sample:
         three = np.random.default_rng(task).choice(len(self.names), 3)
-        text = ", ".join(self.names[place] for place in three)
+        text = ", ".join(self.names[index] for index in three)
         return Sample(str(task), text.encode(), "txt", 0)
 
 
 def rows(shards: Path | None) -> Iterator[Row]:
-    """Texts read, tokenised and padded."""
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    """Measure reading, tokenizing and padding of texts."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if shards is None:
             write_shards(EmojiNames(), folder / "names")
             with open_split(folder / "names", "train") as split:
@@ -83,14 +83,14 @@ def _against_tokenizer(split: Split, tokenizer: str) -> Row:
         for _ in range(STEPS):
             next(loader)
 
-    def tokenise() -> None:
+    def tokenize() -> None:
         for batch in texts:
             bare.encode(batch)
 
-    times = take_turns({"loader": load, "bare": tokenise}, title="text", seconds=60)
+    times = take_turns({"loader": load, "bare": tokenize}, title="text", seconds=60)
     return rate_row(
         "texts: loader / bare tokenizer",
-        f"batches of {BATCH}, WordPiece, {num_tokens / (BATCH * STEPS):.0f} tokens a text",
+        f"batches of {BATCH}, WordPiece, {num_tokens / (BATCH * STEPS):.0f} tokens per text",
         times["loader"],
         times["bare"],
         at_least=0.8,

@@ -1,8 +1,8 @@
-"""What a step of the factored head costs with many classes beside few, and beside a plain head's.
+"""Cost of a step of the factored head with many and few classes, compared with a dense head.
 
-A step is forward, backward and update; its labels are drawn anew from all classes, so the rows it
-touches are as cold as the number of classes makes them. Then the cost of a consolidation, and how
-often training comes to one.
+A step is forward, backward and update. Its labels are drawn from all classes, so the rows that it
+touches are usually not in the CPU cache if there are many classes. The cost and frequency of
+consolidations are measured separately.
 """
 
 import time
@@ -27,7 +27,7 @@ _RUN_STEPS = 300
 
 
 class QuickHead(FactoredHead):
-    """A factored head whose first rows come from torch's generator, not from (seed, class)."""
+    """A factored head whose initial rows come from torch's generator instead of (seed, class)."""
 
     def initial_rows(
         self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
@@ -37,8 +37,7 @@ class QuickHead(FactoredHead):
 
 
 def rows() -> Iterator[Row]:
-    """The step at 4,000,000 classes beside that at 10,000, and beside a plain head's; then what a
-    consolidation takes."""
+    """Compare steps with 4,000,000 and 10,000 classes and a dense head; time a consolidation."""
     few, many = (QuickHead(DIM, classes, SphericalSoftmax()) for classes in (FEW, MANY))
     plain = ClassHead(DIM, FEW, SphericalSoftmax(), bias=False)
     contenders = {
@@ -77,7 +76,10 @@ def _batch(classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _consolidation(head: FactoredHead) -> Row:
-    """The rows made plain, and Q and s of all rows at the next forward; and how many come."""
+    """Time a consolidation with the next forward, which computes Q and s of all rows.
+
+    The details list how many consolidations occur in a run.
+    """
     started = time.perf_counter()
     head.consolidate()
     head(*_batch(head.num_classes))
@@ -89,19 +91,21 @@ def _consolidation(head: FactoredHead) -> Row:
         f"K = {MANY:,}, d = {DIM}",
         f"{seconds:.1f} s",
         "",
-        f"in {_RUN_STEPS} steps of lr {_RATE} on centred features and on relu's: "
+        f"number in {_RUN_STEPS} steps with lr {_RATE} on centered features and on ReLU features: "
         + "; ".join(counts),
     )
 
 
 def _count(kind: str, lowest: float) -> int:
-    """Consolidations in a run on features of norm 3 around a centre for each class, cut at
-    `lowest`."""
+    """Count the consolidations in a run on features of norm 3 around a center for each class.
+
+    Features are clamped to at least `lowest`.
+    """
     head = QuickHead(DIM, FEW, LOSSES[kind]())
-    centres = torch.randn(FEW, DIM)
+    centers = torch.randn(FEW, DIM)
     for _ in range(_RUN_STEPS):
         labels = torch.randint(FEW, (BATCH,))
-        features = centres[labels] + 0.3 * torch.randn(BATCH, DIM)
+        features = centers[labels] + 0.3 * torch.randn(BATCH, DIM)
         head(3 * normalize(features.clamp(min=lowest)), labels).backward()
         head.step(_RATE, _DECAY)
     return head.num_consolidations

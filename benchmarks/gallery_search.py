@@ -1,5 +1,5 @@
-"""A class over all of a gallery beside `numpy.dot` on the same mapped features: what scores, order
-and page cost on top of the one product that must be made."""
+"""Gallery search compared with `numpy.dot` on the same memory-mapped features: the cost of scores,
+ordering and paging on top of the matrix product."""
 
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _LOSS = LossSpec(kind="batch_ce", aligned=True)
 
 
 def rows() -> Iterator[Row]:
-    """The ratio of a first search to the product, and of its next page."""
+    """Compare the first search of a class, and its next page, with the product."""
     with tempfile.TemporaryDirectory() as folder:
         features = _mapped_features(Path(folder) / "features.safetensors")
         weights = torch.randn(64, _DIM)
@@ -27,18 +27,18 @@ def rows() -> Iterator[Row]:
         turn = iter(range(10**9))
 
         def first_page() -> None:
-            place = next(turn) % len(weights)
-            row = classes[place : place + 1]
+            index = next(turn) % len(weights)
+            row = classes[index : index + 1]
             Ranking(class_scores(features, row, Dot(), _LOSS)).page(0, _PAGE)
 
         def product() -> None:
             np.dot(features, weights[next(turn) % len(weights)].numpy())
 
-        known = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
+        ranking = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
 
         def next_page() -> None:
-            known.reaching(1.0)
-            known.page(_PAGE, _PAGE)
+            ranking.reaching(1.0)
+            ranking.page(_PAGE, _PAGE)
 
         found = take_turns(
             {"search": first_page, "dot": product, "next": next_page},
@@ -46,13 +46,13 @@ def rows() -> Iterator[Row]:
             rounds=25,
             seconds=120,
         )
-    case = f"{_ITEMS:,} features x {_DIM}, page cache warm"
+    case = f"{_ITEMS:,} features x {_DIM}, warm page cache"
     yield ratio_row("gallery search / numpy.dot", case, found["search"], found["dot"], 1.3)
     yield ratio_row("next page, by threshold / numpy.dot", case, found["next"], found["dot"])
 
 
 def _mapped_features(path: Path) -> np.ndarray:
-    """Random features in a file, float32 [_ITEMS, _DIM], read once."""
+    """Return random memory-mapped features, float32 [_ITEMS, _DIM], read once to warm the cache."""
     generator = np.random.default_rng(0)
     with path.open("wb") as file:
         file.write(matrix_header("<f4", (_ITEMS, _DIM)))

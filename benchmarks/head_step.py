@@ -1,6 +1,6 @@
-"""Whole head steps (forward + backward, float32) beside their alternatives.
+"""Complete head steps (forward + backward, float32) compared with alternatives.
 
-Before any clock runs, the engine's loss and gradients are compared with the naive step's.
+Before the timing, the engine's loss and gradients are compared with those of the naive step.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,10 @@ Case = tuple[int, int]  # classes, rows of the batch
 
 @dataclass(frozen=True)
 class Step:
-    """Forward and backward of a module that maps features [B, d] and labels [B] to a loss; each
-    call makes gradients anew, as a training loop does, and adds to none."""
+    """Forward and backward of a module that maps features [B, d] and labels [B] to a loss.
+
+    Gradients are not accumulated over calls, as in a training loop.
+    """
 
     module: nn.Module
     features: Tensor
@@ -41,7 +43,7 @@ class Step:
 
 
 class LinearCrossEntropy(nn.Module):
-    """What one writes without kway."""
+    """The code that users write without kway."""
 
     def __init__(self, head: ClassHead) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class LinearCrossEntropy(nn.Module):
 
 
 def trees() -> Iterator[Row]:
-    """V-tree `ce` beside dense `ce`."""
+    """Compare `ce` on a V-tree with dense `ce`."""
     for classes in (10_000, 100_000):
         tree, origin = label_tree(classes)
         for batch, at_most in ((1024, 1.10), (256, 1.25)):
@@ -62,13 +64,16 @@ def trees() -> Iterator[Row]:
                 "vtree": ClassHead(DIM, tree, CrossEntropy()),
                 "dense": ClassHead(DIM, classes, CrossEntropy()),
             }
-            times = _timed(heads, (classes, batch), f"vtree, {_said(classes, batch)}")
+            times = _timed(heads, (classes, batch), f"vtree, {_case_text(classes, batch)}")
             what = f"vtree step / dense step, {origin}"
-            yield ratio_row(what, _said(classes, batch), times["vtree"], times["dense"], at_most)
+            yield ratio_row(
+                what, _case_text(classes, batch), times["vtree"], times["dense"], at_most
+            )
 
 
 def engine() -> Iterator[Row]:
-    """The engine's `ce` against linear + cross_entropy, with logits that fit the budget or not."""
+    """Compare the engine's `ce` with linear + cross_entropy, with and without enough memory for all
+    logits."""
     for classes, batch, memory_mib, at_most in (
         (100_000, 256, 1024, 1.05),
         (100_000, 256, 256, None),
@@ -77,7 +82,7 @@ def engine() -> Iterator[Row]:
     ):
         head = ClassHead(DIM, classes, CrossEntropy(), memory_mib=memory_mib)
         naive = LinearCrossEntropy(head)
-        case = f"{_said(classes, batch)}, {memory_mib} MiB"
+        case = f"{_case_text(classes, batch)}, {memory_mib} MiB"
         features, labels = _inputs((classes, batch))
         agree(Step(naive, features, labels), Step(head, features, labels))
         times = _timed({"ours": head, "naive": naive}, (classes, batch), f"engine, {case}")
@@ -86,7 +91,7 @@ def engine() -> Iterator[Row]:
 
 
 def frozen() -> Iterator[Row]:
-    """The engine's `ce` against linear + cross_entropy, with the same part frozen in both."""
+    """Compare the engine's `ce` with linear + cross_entropy, with the same part frozen in both."""
     case = classes, batch = 100_000, 256
     for part, (memory_mib, at_most) in product(
         ("features", "weights"), ((1024, 1.10), (256, None))
@@ -100,16 +105,16 @@ def frozen() -> Iterator[Row]:
             module.requires_grad_(part == "features")
         steps = {name: Step(module, features, labels) for name, module in modules.items()}
         agree(steps["naive"], steps["ours"])
-        said = f"{_said(classes, batch)}, {memory_mib} MiB"
-        times = take_turns(steps, title=f"frozen {part}, {said}", seconds=40)
+        label = f"{_case_text(classes, batch)}, {memory_mib} MiB"
+        times = take_turns(steps, title=f"frozen {part}, {label}", seconds=40)
         what = f"engine ce / linear + cross_entropy, {part} frozen"
-        yield ratio_row(what, said, times["ours"], times["naive"], at_most)
+        yield ratio_row(what, label, times["ours"], times["naive"], at_most)
 
 
 def losses() -> Iterator[Row]:
-    """Every loss beside `ce`, dense; simloss with 300-d label vectors."""
+    """Compare every loss with `ce`, with dense weights; simloss has 300-d label vectors."""
     case = classes, batch = 10_000, 256
-    most = {"smooth_topk": 1.5, "simloss": 2.2}
+    targets = {"smooth_topk": 1.5, "simloss": 2.2}
     for kind in LOSSES:
         if kind != "ce":
             heads = {
@@ -119,15 +124,15 @@ def losses() -> Iterator[Row]:
             times = _timed(heads, case, kind, seconds=6)
             yield ratio_row(
                 f"{kind} step / ce step",
-                _said(classes, batch),
+                _case_text(classes, batch),
                 times[kind],
                 times["ce"],
-                most.get(kind, 1.2),
+                targets.get(kind, 1.2),
             )
 
 
 def sampled() -> Iterator[Row]:
-    """`ce` that computes a tenth of the classes without a row beside all of them."""
+    """Compare `ce` that samples a tenth of the classes absent from the batch with exact `ce`."""
     classes, batch = 100_000, 256
     heads = {
         "sampled": ClassHead(DIM, classes, CrossEntropy(sample_rate=0.1)),
@@ -135,12 +140,14 @@ def sampled() -> Iterator[Row]:
     }
     times = _timed(heads, (classes, batch), "sampled ce")
     what = "ce, sample_rate 0.1 / exact ce"
-    yield ratio_row(what, _said(classes, batch), times["sampled"], times["exact"])
+    yield ratio_row(what, _case_text(classes, batch), times["sampled"], times["exact"])
 
 
 def loss_head(kind: str, classes: int, dim: int) -> ClassHead:
-    """A dense head of any loss, with random label vectors for simloss; a tree for hierarchical
-    softmax."""
+    """Return a dense head with any loss; simloss gets random label vectors.
+
+    Hierarchical softmax gets a tree instead of dense weights.
+    """
     if kind == "hierarchical_softmax":
         return HierarchicalSoftmaxHead(dim, label_tree(classes)[0])
     return ClassHead(
@@ -153,7 +160,7 @@ def loss_head(kind: str, classes: int, dim: int) -> ClassHead:
 
 
 def agree(naive: Step, ours: Step) -> None:
-    """Both sides of a ratio compute the same thing, or the ratio means nothing."""
+    """Check that both steps compute the same loss and gradients."""
     found = []
     for step in (naive, ours):
         loss = step()
@@ -165,7 +172,7 @@ def agree(naive: Step, ours: Step) -> None:
 
 @cache
 def label_tree(num_classes: int) -> tuple[LabelTree, str]:
-    """A V-tree over random clustered label vectors, and its story."""
+    """Return a V-tree over random clustered label vectors, and its description."""
     vectors = _clustered_vectors(num_classes, np.random.default_rng(0))
     tree = build_cover_tree(vectors).vtree()
     return tree, f"cover tree of {tree.num_nodes:,} nodes on {tree.depth.max() + 1} levels"
@@ -187,12 +194,12 @@ def _timed(
     return take_turns(steps, title=title, seconds=seconds)
 
 
-def _said(classes: int, batch: int) -> str:
+def _case_text(classes: int, batch: int) -> str:
     return f"K = {classes:,}, B = {batch:,}"
 
 
 def _clustered_vectors(num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Gaussian clusters within clusters: ten times smaller and about ten times as many a level."""
+    """Return Gaussian clusters within clusters, about ten times as many on each level."""
     vectors = np.zeros((1, _LABEL_DIM))
     width = 1.0
     while len(vectors) < num_classes:

@@ -1,7 +1,7 @@
-"""All measurements of the heads in one table: `python -m benchmarks.heads [SECTION ...]`.
+"""All benchmarks of the heads in one table: `python -m benchmarks.heads [SECTION ...]`.
 
-Ratios of one run, medians over rounds in which the contenders take turns; what was to be reached
-stands beside what was measured. The million-class cover tree is `python -m benchmarks.cover_tree`.
+Ratios are medians over rounds in which the contenders take turns, shown with their targets. The
+cover tree of a million classes is `python -m benchmarks.cover_tree`.
 """
 
 from benchmarks import cover_tree, factored, head_step, peak_memory, slc, smooth_topk

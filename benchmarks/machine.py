@@ -1,4 +1,4 @@
-"""What a measurement was made on, in one line."""
+"""A one-line description of the machine for benchmark reports."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ import torch
 
 
 def machine() -> str:
-    """The hardware, its load and the torch version: the header of a measurement."""
+    """Return the hardware, its load and the torch version, as the header of a report."""
     return (
         f"{hardware()}, load {os.getloadavg()[0]:.1f} at the start; "
         f"torch {torch.__version__}, {torch.get_num_threads()} threads"
@@ -16,7 +16,7 @@ def machine() -> str:
 
 
 def hardware() -> str:
-    """The processor, its cores, and the GPU if there is one."""
+    """Return the processor, its number of cores, and the GPU if there is one."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,5 +1,6 @@
-"""What one head step holds above its weights and their gradient: K = 1,000,000, each loss in a
-process of its own, by the kernel's high-water mark.
+"""Peak memory of a head step in addition to its weights and their gradient, with K = 1,000,000.
+
+Each loss runs in a separate process, measured by the kernel's high-water mark.
 
     python -m benchmarks.peak_memory ce      # one loss, in MB
 """
@@ -23,7 +24,7 @@ _MOST_MB = 300
 
 
 def peaks() -> Iterator[Row]:
-    """A row a loss; the naive step's logits and their gradient alone would be 4,096 MB."""
+    """Measure every loss. The logits of a naive step and their gradient would be 4,096 MB."""
     found = {}
     for kind in track(LOSSES, "peak memory", console=Console(stderr=True), transient=True):
         command = [sys.executable, "-m", "benchmarks.peak_memory", kind]
@@ -42,7 +43,7 @@ def peaks() -> Iterator[Row]:
 
 
 def extra_megabytes(kind: str) -> float:
-    """The peak of a step above what is held before it, less the weights' gradient."""
+    """Return the peak memory of a step, minus the memory before it and the weights' gradient."""
     torch.manual_seed(0)
     head = loss_head(kind, CLASSES, DIM)
     features = torch.randn(BATCH, DIM, requires_grad=True)
@@ -53,13 +54,13 @@ def extra_megabytes(kind: str) -> float:
 
 
 def restart_high_water_mark() -> int:
-    """Let VmHWM begin anew at what this process holds now, in bytes."""
+    """Reset VmHWM to the current memory of this process and return it in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 
 
 def resident(name: str) -> int:
-    """Bytes that the kernel says this process holds (VmRSS), or held at most (VmHWM)."""
+    """Return this process's current (VmRSS) or peak (VmHWM) memory in bytes."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return 1024 * int(found[1])

@@ -1,4 +1,4 @@
-"""The command around a set of measurements: which sections to run, and the table of all rows."""
+"""Command line for a set of benchmarks: select the sections to run and print the table."""
 
 import argparse
 import time
@@ -14,19 +14,23 @@ Sections = Mapping[str, Callable[[], Iterator[Row]]]
 
 
 def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The options of every set of measurements; a set may add its own."""
+    """Return a parser with the options that all sets of benchmarks share."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="some of them; default: all")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help="sections to run; default: all"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="torch threads"
+    )
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     return parser
 
 
 def report(options: argparse.Namespace, sections: Sections) -> None:
-    """Measure the sections that are asked for, and print the table."""
+    """Run the requested sections and print the table."""
     unknown = sorted({*options.sections} - {*sections})
     if unknown:
-        raise SystemExit(f"{unknown[0]} is no section: choose of {', '.join(sections)}")
+        raise SystemExit(f"unknown section {unknown[0]}: choose from {', '.join(sections)}")
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     header = machine()
@@ -37,6 +41,6 @@ def report(options: argparse.Namespace, sections: Sections) -> None:
         rows.extend(sections[section]())
         CONSOLE.print(f"{section}: {time.perf_counter() - started:.0f} s")
     print_rows(rows)
-    CONSOLE.print(f"in {(time.perf_counter() - began) / 60:.1f} minutes")
+    CONSOLE.print(f"finished in {(time.perf_counter() - began) / 60:.1f} minutes")
     if options.markdown is not None:
         write_markdown(options.markdown, header, rows)

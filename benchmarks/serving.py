@@ -1,4 +1,4 @@
-"""What serving costs: `python -m benchmarks.serving [SECTION ...]`."""
+"""Cost of serving: `python -m benchmarks.serving [SECTION ...]`."""
 
 from benchmarks import gallery_search, serving_compared, serving_requests, serving_rows
 from benchmarks.report import Sections, command_line, report

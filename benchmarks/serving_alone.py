@@ -1,6 +1,6 @@
-"""What `kway serve` is compared with, on uvicorn alone: arguments KIND BUNDLE PORT.
+"""Applications on uvicorn that `kway serve` is compared with: arguments KIND BUNDLE PORT.
 
-`plain` is FastAPI with one path; `application` is kway's own, without Ray.
+`plain` is FastAPI with a single path; `application` is kway's application without Ray.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Bundles to measure serving on: random networks, and as many classes as one likes.
+"""Bundles for serving benchmarks: random networks with any number of classes.
 
-Their class weights may be sparse files: as long as the true ones, with random rows at the places
-that are asked for and nothing on the disk between them, so that 2^24 classes of ResNet-50, 137 GB,
-fit any disk. `pread` takes the same way through the kernel for both.
+Class weights can be sparse files of full length that contain random rows only for the classes that
+are queried. The weights of 2^24 classes with ResNet-50 (137 GB) then fit on any disk. `pread` uses
+the same kernel path for sparse and regular files.
 """
 
 import json
@@ -43,7 +43,7 @@ _AT_ONCE = 1 << 14
 def write_random(
     path: Path, network: dict[str, Any], num_classes: int, *, size: int = 224, onnx: bool = False
 ) -> None:
-    """A bundle of `network`, random all through, with all of its class weights on the disk."""
+    """Write a bundle of `network` with random weights, including all class weights."""
     image = ImageConfig(size=size)
     backbone = build_backbone(BackboneConfig(config=network), image=image).eval()
     write_bundle(
@@ -58,8 +58,8 @@ def write_random(
     )
 
 
-def stretch(path: Path, num_classes: int, places: np.ndarray) -> None:
-    """Give a bundle `num_classes` classes, and random class weights at `places` alone."""
+def stretch(path: Path, num_classes: int, class_ids: np.ndarray) -> None:
+    """Extend a bundle to `num_classes` classes, with random weights only for `class_ids`."""
     content = json.loads((path / SPEC).read_bytes())
     write_classes(path, _classes(num_classes))
     _thresholds(num_classes).write(path, num_classes)
@@ -68,13 +68,14 @@ def stretch(path: Path, num_classes: int, places: np.ndarray) -> None:
     with (path / WEIGHTS).open("wb") as file:
         file.write(header)
         file.truncate(len(header) + 4 * width * num_classes)
-        for place, row in zip(places.tolist(), torch.randn(len(places), width), strict=True):
-            file.seek(len(header) + 4 * width * place)
+        rows = torch.randn(len(class_ids), width)
+        for class_id, row in zip(class_ids.tolist(), rows, strict=True):
+            file.seek(len(header) + 4 * width * class_id)
             file.write(row.numpy().tobytes())
     content["model"]["num_classes"] = num_classes
     for name, entry in content["files"].items():
         entry["bytes"] = (path / name).stat().st_size
-        if name != WEIGHTS:  # nobody compares that one's, and it may be 137 GB
+        if name != WEIGHTS:  # not verified here, and up to 137 GB
             entry["sha256"] = sha256_of(path / name)
     (path / SPEC).write_text(json.dumps(content))
 

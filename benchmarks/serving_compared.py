@@ -1,9 +1,9 @@
 """CPU time and requests/s of `kway serve`, a plain FastAPI application and LitServe.
 
-All three run one process with the model and one torch thread, on the same bundle, and take turns.
-More threads would wait for each other by spinning, which counts as CPU time. The CPU time of a
-server is that of all its processes, including Ray's and HAProxy's, even while they are idle. The
-client runs on the same cores.
+Each server runs the model in one process with one torch thread, on the same bundle, and they take
+turns. More threads would spin while they wait for each other, which adds CPU time. The CPU time of
+a server is that of all its processes, including those of Ray and HAProxy, even while they are idle.
+The client runs on the same cores.
 """
 
 import base64
@@ -31,7 +31,7 @@ _PEERS = {"fastapi": "FastAPI + uvicorn", "litserve": "LitServe"}
 
 @dataclass(frozen=True)
 class _Case:
-    """A model, the side of its images, and the requests per turn for each number of clients."""
+    """A model, the side length of its images, and requests per turn by number of clients."""
 
     what: str
     network: dict[str, object]
@@ -47,7 +47,7 @@ _CASES = (
 
 
 def peers() -> Iterator[Row]:
-    """Ratios of kway's CPU time and requests/s to each peer's."""
+    """Compare kway's CPU time and requests/s with those of each peer."""
     for case in _CASES:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             bundle = Path(name) / "bundle"
@@ -71,12 +71,12 @@ def _compare(
     }
     walls = take_turns(turns, title=f"{case.what}, {clients}", seconds=case.seconds)
     for kind, peer in _PEERS.items():
-        where = f"{case.what}, {clients} at once"
+        label = f"{case.what}, {clients} clients"
         ours, theirs = (np.array(turns[name].cpu_seconds[1:]) / count for name in ("kway", kind))
-        yield ratio_row(f"CPU time per request, kway / {peer}", where, ours, theirs)
+        yield ratio_row(f"CPU time per request, kway / {peer}", label, ours, theirs)
         yield rate_row(
             f"requests/s, kway / {peer}",
-            where,
+            label,
             walls["kway"],
             walls[kind],
             at_least=None,
@@ -87,7 +87,7 @@ def _compare(
 
 @dataclass
 class _Turns:
-    """Turns of a load, and the CPU seconds of the server's processes in each."""
+    """A load, and the CPU seconds of the server's processes in each turn."""
 
     load: Callable[[], None]
     pid: int
@@ -101,7 +101,7 @@ class _Turns:
 
 
 def _cpu_seconds(pid: int) -> dict[int, float]:
-    """CPU seconds of a process and its descendants, by process id."""
+    """Return the CPU seconds of a process and its descendants by process id."""
     found = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
@@ -121,8 +121,10 @@ def _request(body: bytes) -> bytes:
 
 
 def _check_same_work(servers: dict[str, Server], body: bytes) -> None:
-    """Check that all give the same score; wait for LitServe, which listens before its model is
-    loaded."""
+    """Check that all servers return the same score.
+
+    Also waits for LitServe, which listens before its model is loaded.
+    """
     scores = [_score(server.port, body) for server in servers.values()]
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)
 
@@ -130,10 +132,10 @@ def _check_same_work(servers: dict[str, Server], body: bytes) -> None:
 def _score(port: int, body: bytes) -> float:
     url, headers = f"http://127.0.0.1:{port}/v1/query", {"Content-Type": "application/json"}
     for _ in range(100):
-        answer = httpx.post(url, content=body, headers=headers, timeout=60)
-        if answer.status_code != 503:
+        response = httpx.post(url, content=body, headers=headers, timeout=60)
+        if response.status_code != 503:
             break
         time.sleep(0.2)
-    answer.raise_for_status()
-    score: float = answer.json()["results"][0]["verdicts"][0]["score"]
+    response.raise_for_status()
+    score: float = response.json()["results"][0]["verdicts"][0]["score"]
     return score

@@ -1,8 +1,8 @@
-"""Serves the same query without kway's server; arguments KIND BUNDLE PORT, one torch thread.
+"""Serve the same query without kway's server: arguments KIND BUNDLE PORT, one torch thread.
 
-`fastapi` is a plain FastAPI application on uvicorn that validates its input and batches over
-requests; `litserve` is the same as a LitServe API. Both answer the JSON of `POST /v1/query` with
-images, with kway's model, preprocessing and answer format.
+`fastapi` is a plain FastAPI application on uvicorn that validates its input and batches across
+requests; `litserve` is the equivalent LitServe API. Both accept the JSON of `POST /v1/query` with
+images and use kway's model, preprocessing and response format.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from serving.schemas import Answer
 
 PATH = "/v1/query"
 _BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
-# LitServe polls its queue: without a timeout it keeps a core busy; a longer one delays batches.
+# LitServe polls its queue: without a timeout it uses a full core; a longer timeout delays batches.
 _BATCH_SECONDS = 0.002
 
 
 class Query(BaseModel):
-    """Asks whether each image is of these classes."""
+    """A query whether each image is of these classes."""
 
     classes: Annotated[list[str | int], Field(min_length=1, max_length=100)]
     images: Annotated[list[str], Field(min_length=1, max_length=64)]
@@ -64,7 +64,7 @@ def prepared(model: Model, images: Sequence[bytes]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request that waits for its batch."""
+    """A request waiting for its batch."""
 
     images: list[bytes]
     question: Question
@@ -72,8 +72,10 @@ class Waiting:
 
 
 class Batches:
-    """Requests that arrive while the model works form the next batch. One thread does all the work
-    of a batch: of several ways to divide it between threads, this used the least CPU time."""
+    """Dynamic batching: requests that arrive while the model is running form the next batch.
+
+    One thread does all the work of a batch, which used the least CPU time of several variants.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -81,7 +83,10 @@ class Batches:
         self._thread = ThreadPoolExecutor(1)
 
     async def answer(self, images: list[bytes], question: Question) -> Answer:
-        """Raises HTTPException: 400 for data that is not an image, 429 if too many queries wait."""
+        """Answer a query.
+
+        Raises HTTPException 400 for data that is not an image, 429 if too many queries are waiting.
+        """
         waiting = Waiting(images, question, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
@@ -124,7 +129,7 @@ class Batches:
 
 
 def plain(bundle: Path) -> FastAPI:
-    """The plain FastAPI application."""
+    """Return the plain FastAPI application."""
     model = Model.open(bundle)
     batches = Batches(model)
 
@@ -137,16 +142,16 @@ def plain(bundle: Path) -> FastAPI:
     api = FastAPI(lifespan=lifespan)
 
     @api.post(PATH)
-    async def query(request: Request, asked: Query) -> Answer:
+    async def query(request: Request, body: Query) -> Answer:
         if int(request.headers.get("content-length", _MAX_BODY_BYTES)) > _MAX_BODY_BYTES:
-            raise HTTPException(413, "send less at once")
-        return await batches.answer(images_of(asked), question_of(model, asked))
+            raise HTTPException(413, "the request body is too large: send fewer images")
+        return await batches.answer(images_of(body), question_of(model, body))
 
     return api
 
 
 class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
-    """The same with LitServe's API; a request has one image."""
+    """The LitServe API; a request has one image."""
 
     def __init__(self, bundle: Path) -> None:
         super().__init__(max_batch_size=_BATCH, batch_timeout=_BATCH_SECONDS, api_path=PATH)
@@ -158,11 +163,11 @@ class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
 
     def decode_request(self, request: dict[str, Any]) -> tuple[Any, Question]:
         try:
-            asked = Query.model_validate(request)
+            query = Query.model_validate(request)
         except ValidationError as error:
             raise HTTPException(422, error.errors(include_url=False)[0]["msg"]) from error
-        (one,) = prepared(self.model, images_of(asked))
-        return one, question_of(self.model, asked)
+        (one,) = prepared(self.model, images_of(query))
+        return one, question_of(self.model, query)
 
     def batch(self, inputs: list[tuple[Any, Question]]) -> list[tuple[Any, Question]]:
         return inputs

@@ -1,7 +1,7 @@
-"""Requests through the whole server, beside the application alone and the model alone.
+"""Requests through the complete server compared with the application alone and the model alone.
 
-The server is `kway serve` with one replica; what it is compared with runs with as many threads.
-The machine's cores serve the client, too.
+The server is `kway serve` with one replica; its peers use the same number of threads. The client
+runs on the same cores.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SMALL_SIDE, _BATCH = 224, 8
 
 
 def requests() -> Iterator[Row]:
-    """Requests a second with next to no model."""
+    """Measure requests/s with a negligible model."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
         write_random(bundle, TRIVIAL, _CLASSES, size=8)
@@ -54,15 +54,15 @@ def requests() -> Iterator[Row]:
         with kway(bundle) as ours, module(_ALONE, "application", bundle) as plain:
             found = take_turns(
                 {"kway": load(ours.port, query), "plain": load(plain.port, query)},
-                title="questions",
+                title="queries",
                 seconds=60,
             )
-        case = "an image of 8 x 8, next to no model"
+        case = "an image of 8 x 8, negligible model"
         yield _rate("kway serve / its application on uvicorn", case, found["kway"], found["plain"])
 
 
 def batches() -> Iterator[Row]:
-    """Images a second through the server, beside the backbone in a loop at the same batch."""
+    """Compare images/s through the server with the backbone in a loop at the same batch size."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
         write_random(bundle, SMALL, _CLASSES, size=SMALL_SIDE)
@@ -92,12 +92,12 @@ def batches() -> Iterator[Row]:
 
 
 def _rate(what: str, case: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
-    where = f"{case}, {_CLIENTS} clients"
-    return rate_row(what, where, ours, theirs, at_least=0.25, count=_REQUESTS, unit="requests/s")
+    label = f"{case}, {_CLIENTS} clients"
+    return rate_row(what, label, ours, theirs, at_least=0.25, count=_REQUESTS, unit="requests/s")
 
 
 def random_jpeg(side: int) -> bytes:
-    """A JPEG file of random pixels."""
+    """Return a JPEG file of random pixels."""
     pixels = np.random.default_rng(0).integers(256, size=(side, side, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG")
@@ -117,7 +117,10 @@ def _query(file: bytes) -> bytes:
 def load(
     port: int, request: bytes, count: int = _REQUESTS, clients: int = _CLIENTS
 ) -> Callable[[], None]:
-    """Ask `count` times in all, each of the `clients` on one connection, one after another."""
+    """Return a function that sends `count` requests in total.
+
+    Each of the `clients` sends its requests sequentially over one connection.
+    """
 
     async def client(times: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,17 +128,17 @@ def load(
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200 "):
-                raise RuntimeError(f"the server answered {head!r}")
+                raise RuntimeError(f"the server did not respond with status 200: {head!r}")
             length = head.lower().split(b"content-length:")[1].split(b"\r\n")[0]
             await reader.readexactly(int(length))
-            if b"connection: close" in head.lower():  # HAProxy makes way for another
+            if b"connection: close" in head.lower():  # HAProxy is reloading
                 writer.close()
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         await writer.wait_closed()
 
     async def all_clients() -> None:
-        shares = [len(range(place, count, clients)) for place in range(clients)]
+        shares = [len(range(index, count, clients)) for index in range(clients)]
         await asyncio.gather(*map(client, shares))
 
     return lambda: asyncio.run(all_clients())

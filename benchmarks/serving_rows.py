@@ -1,5 +1,5 @@
-"""What one class costs, however many there are: the head of a query, the whole query beside all K
-logits, and the start of a replica."""
+"""Cost of querying one class by number of classes: the head of a query, a complete query compared
+with computing all K logits, and the start of a replica."""
 
 import shutil
 import tempfile
@@ -20,51 +20,55 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import WEIGHTS
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
-# Short turns, and many of them: what else the machine does must not hit one of them alone.
-_QUESTIONS, _ROUNDS, _ROWS_ASKED = 100, 101, 1000
+# Many short turns, so that other load on the machine affects all contenders.
+_QUERIES, _ROUNDS, _NUM_ROWS = 100, 101, 1000
 _MANY = 370_728  # 2^18.5, as in paper 002, table 3
 _START_CLASSES, _START_NETWORK = 1_000_000, {"hidden_sizes": [64, 768], "depths": [1, 1]}
 
 
 def heads() -> Iterator[Row]:
-    """The head's time of a query for ever more classes, and beside the backbone's."""
+    """Time the head of a query by number of classes, and compare it with the backbone."""
     with tempfile.TemporaryDirectory(prefix="kway-") as folder:
         path = Path(folder) / "small"
-        write_random(path, RESNET_50, _ROWS_ASKED + 24, onnx=True)
+        write_random(path, RESNET_50, _NUM_ROWS + 24, onnx=True)
         model = Model.open(path)
         heads = {str(num_classes): _head(path, num_classes) for num_classes in _HEADS}
-        # The thread's own seconds: it waits for nothing, and shares of a busy machine differ.
+        # CPU time of the thread: it does not wait for anything, and wall time depends on the load.
         found = take_turns(
             heads, title="head of a query", rounds=_ROUNDS, seconds=60, clock=time.thread_time
         )
         last = str(_HEADS[-1])
-        beside = take_turns(
+        relative = take_turns(
             {"head": heads[last], "backbone": _forward(model)},
-            title="head beside its backbone",
+            title="head and backbone",
             rounds=_ROUNDS,
             seconds=60,
         )
-    each = {num: found[str(num)] / _QUESTIONS for num in _HEADS}
+    each = {num: found[str(num)] / _QUERIES for num in _HEADS}
     first = each[_HEADS[0]]
     ratios = {num: float(np.median(seconds / first)) for num, seconds in each.items()}
     most = max(ratios, key=ratios.__getitem__)
     times = ", ".join(f"{num:,}: {1e6 * np.median(each[num]):.0f}" for num in _HEADS)
-    case = "by name, at a recall; 2,048 + 1 numbers a row, page cache warm, none held in memory"
+    case = "by name, at a recall; 2,048 + 1 numbers per row, warm page cache, no row cached"
     yield Row(
-        "head of a query, most / K = 1,024", case, f"{ratios[most]:.2f}", "<= 1.20", f"us {times}"
+        "head of a query, slowest / K = 1,024",
+        case,
+        f"{ratios[most]:.2f}",
+        "<= 1.20",
+        f"us {times}",
     )
-    share = float(np.median(beside["head"] / _QUESTIONS / beside["backbone"]))
+    share = float(np.median(relative["head"] / _QUERIES / relative["backbone"]))
     yield Row(
-        "head of a query / its backbone",
+        "head of a query / backbone",
         f"K = {_HEADS[-1]:,}; ResNet-50, batch 1, {model.engine}",
         f"{share:.2%}",
         "<= 1%",
-        f"backbone {1e3 * np.median(beside['backbone']):.1f} ms",
+        f"backbone {1e3 * np.median(relative['backbone']):.1f} ms",
     )
 
 
 def whole_query() -> Iterator[Row]:
-    """A query, from the image's bytes to the verdict, beside the same with all K logits."""
+    """Compare a query, from the image's bytes to the verdict, with computing all K logits."""
     with tempfile.TemporaryDirectory(prefix="kway-") as folder:
         path = Path(folder) / "many"
         write_random(path, RESNET_50, _MANY, onnx=True)
@@ -82,22 +86,22 @@ def whole_query() -> Iterator[Row]:
                     "one": _query(model, image),
                     "all": _all_logits(model, image, classifier),
                 },
-                title=f"whole query, {engine}",
+                title=f"complete query, {engine}",
                 seconds=60,
             )
             yield rate_row(
-                "all K logits / one class, whole query",
+                "all K logits / one class, complete query",
                 f"K = {_MANY:,}, ResNet-50, batch 1, {engine}",
                 found["one"],
                 found["all"],
                 at_least=5.0,
                 count=60,
-                unit="queries a minute",
+                unit="queries per minute",
             )
 
 
 def start() -> Iterator[Row]:
-    """A replica's start with a head of 3 GB, above the start of its backbone."""
+    """Measure the start-up time that a 3 GB head adds to a replica."""
     network = {"model_type": "resnet", "embedding_size": 16, **_START_NETWORK}
     with tempfile.TemporaryDirectory(prefix="kway-") as folder:
         path = Path(folder) / "b"
@@ -126,30 +130,30 @@ def start() -> Iterator[Row]:
     above = found["replica"] - found["backbone"]
     parts = ", ".join(f"{name} {np.median(seconds):.3f}" for name, seconds in found.items())
     yield Row(
-        "start of a replica above its backbone's",
+        "start-up time of a replica minus that of its backbone",
         f"K = {_START_CLASSES:,}, class weights of {size / 1e9:.2f} GB (sparse)",
         f"{np.median(above):.3f} s",
         "< 1 s",
-        f"s {parts}; check: checksums of all but the class weights, once by kway serve",
+        f"s {parts}; check: checksums of all files except the class weights, once per kway serve",
     )
 
 
 def _head(small: Path, num_classes: int) -> Callable[[], None]:
-    """`_QUESTIONS` about one input each, all after its features."""
+    """Return a function that runs the head of `_QUERIES` queries on given features."""
     path = Path(shutil.copytree(small, small.with_name(str(num_classes))))
     draw = np.random.default_rng(0)
-    places = np.sort(draw.choice(num_classes, min(_ROWS_ASKED, num_classes), replace=False))
+    class_ids = np.sort(draw.choice(num_classes, min(_NUM_ROWS, num_classes), replace=False))
     CONSOLE.print(f"writing {num_classes:,} classes")
-    stretch(path, num_classes, places)
+    stretch(path, num_classes, class_ids)
     bundle = Bundle.open(path, cache_bytes=0)
     features = torch.randn(1, bundle.spec.dim)
-    names = [name_of(place) for place in draw.choice(places, _QUESTIONS).tolist()]
+    names = [name_of(class_id) for class_id in draw.choice(class_ids, _QUERIES).tolist()]
 
-    def questions() -> None:
+    def queries() -> None:
         for name in names:
             answer(bundle, features, ask(bundle, [name], recall=0.9))
 
-    return questions
+    return queries
 
 
 def _forward(model: Model) -> Callable[[], None]:
@@ -179,7 +183,7 @@ def _all_logits(model: Model, image: bytes, classifier: torch.nn.Linear) -> Call
 
 
 def _image() -> bytes:
-    """A JPEG as large as ImageNet's."""
+    """Return a JPEG of the size of ImageNet's images."""
     pixels = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
     large = cv2.resize(pixels, (500, 375), interpolation=cv2.INTER_CUBIC)
     return cv2.imencode(".jpg", large)[1].tobytes()

@@ -1,4 +1,4 @@
-"""Starts the servers to measure in their own processes and stops them after the measurement."""
+"""Start servers in separate processes and stop them after the measurement."""
 
 import asyncio
 import subprocess
@@ -25,19 +25,19 @@ class Server:
 
 @contextmanager
 def kway(bundle: Path, *options: str) -> Iterator[Server]:
-    """`kway serve` with one replica."""
+    """Start `kway serve` with one replica."""
     command = [sys.executable, "-P", "-m", "launch", "serve", str(bundle), "--port", "0", *options]
     with _ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
         if not ready.startswith("ready: "):
-            raise RuntimeError("kway serve did not start: its error is above")
+            raise RuntimeError("kway serve did not start: see its error above")
         yield Server(int(ready.split()[1].rsplit(":", 1)[1]), process.pid)
 
 
 @contextmanager
 def module(name: str, kind: str, bundle: Path) -> Iterator[Server]:
-    """Runs a module of the benchmarks with the arguments KIND BUNDLE PORT."""
+    """Run a benchmark module with the arguments KIND BUNDLE PORT."""
     port = free_port("127.0.0.1", 0)
     command = [sys.executable, "-m", name, kind, str(bundle), str(port)]
     with _ended(subprocess.Popen(command)) as process:
@@ -47,7 +47,7 @@ def module(name: str, kind: str, bundle: Path) -> Iterator[Server]:
 
 @contextmanager
 def _ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Terminates a process and then its remaining children: LitServe's workers outlive it."""
+    """Terminate a process and its remaining children: LitServe's workers outlive it."""
     with process:
         try:
             yield process
@@ -69,7 +69,7 @@ async def _listens(port: int, process: subprocess.Popen[str]) -> None:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except ConnectionError as error:
                 if process.poll() is not None:
-                    raise RuntimeError("the server did not start: its error is above") from error
+                    raise RuntimeError("the server did not start: see its error above") from error
                 await asyncio.sleep(0.1)
                 continue
             writer.close()

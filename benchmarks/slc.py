@@ -1,8 +1,9 @@
-"""Single-logit measures of very many classes: time, peak memory, and agreement with scikit-learn.
+"""Measures of single-logit classification (SLC) with very many classes: time, peak memory, and
+agreement with scikit-learn.
 
-Scores of all samples for a block of classes at a time, as an evaluation takes them; samples x
-classes are never held. Classes are long-tailed; some that have samples are measured by scikit-learn
-too, outside the clock.
+As in an evaluation, the scores of all samples are computed for one block of classes at a time;
+there is never a samples x classes tensor. Class frequencies are long-tailed. Some classes with
+samples are also measured with scikit-learn, which is not timed.
 """
 
 import time
@@ -30,7 +31,7 @@ _CHECKED = 200  # classes that scikit-learn measures
 
 
 def rows() -> Iterator[Row]:
-    """All classes measured once."""
+    """Measure all classes once."""
     head, features, labels = problem(CLASSES, SAMPLES, DIM)
     found = run(head, features, labels, sampled_classes(labels, _CHECKED))
     assert sum(len(block.class_ids) for block in found.blocks) == CLASSES
@@ -40,15 +41,15 @@ def rows() -> Iterator[Row]:
         "SLC measures of all classes",
         f"{CLASSES:,} classes x {SAMPLES:,} samples, d = {DIM}",
         f"{total:.0f} s, {found.peak_bytes / 1e6:,.0f} MB",
-        "never N x K",
-        f"scores {found.scoring_seconds:.0f} s of it; all scores at once would be "
-        f"{4 * CLASSES * SAMPLES / 1e6:,.0f} MB; off scikit-learn at most: {off}",
+        "no N x K tensor",
+        f"scores {found.scoring_seconds:.0f} s of the time; all scores would be "
+        f"{4 * CLASSES * SAMPLES / 1e6:,.0f} MB; largest difference from scikit-learn: {off}",
     )
 
 
 @dataclass
 class Run:
-    """What a pass over all classes took and found; `differences` from scikit-learn by measure."""
+    """Results of a pass over all classes; `differences` from scikit-learn by measure."""
 
     classes_at_once: int
     scoring_seconds: float = 0.0
@@ -58,12 +59,12 @@ class Run:
     differences: dict[str, float] = field(default_factory=dict)
 
     def agree(self, name: str, got: float, expected: float) -> None:
-        """Keep the largest difference of a measure."""
+        """Update the largest difference of a measure."""
         self.differences[name] = max(self.differences.get(name, 0.0), abs(got - expected))
 
 
 def problem(classes: int, samples: int, dim: int) -> tuple[ClassHead, Tensor, Tensor]:
-    """A head, and features [N, d] around their class's row; the first class is a frequent one."""
+    """Return a head, features [N, d] around the row of their class, and long-tailed labels [N]."""
     head = ClassHead(dim, classes, CrossEntropy(), bias=False, init_std=1.0)
     labels = (classes * torch.rand(samples, dtype=torch.float64) ** 3).long()
     features = head.weight.detach()[labels] + 2 * torch.randn(samples, dim)
@@ -71,7 +72,7 @@ def problem(classes: int, samples: int, dim: int) -> tuple[ClassHead, Tensor, Te
 
 
 def sampled_classes(labels: Tensor, num: int) -> set[int]:
-    """Up to `num` classes that have samples, among them the most frequent one."""
+    """Return up to `num` classes with samples, and the most frequent class."""
     present, counts = labels.unique(return_counts=True)
     some = present[torch.randperm(len(present))[:num]].tolist()
     return {int(present[counts.argmax()]), *some}
@@ -103,7 +104,7 @@ def run(head: ClassHead, features: Tensor, labels: Tensor, checked: set[int]) ->
 def compare(
     found: Run, measures: ClassMeasures, scores: Tensor, labels: Tensor, checked: set[int]
 ) -> None:
-    """The classes to check of a block, by scikit-learn."""
+    """Compare the classes to check in a block with scikit-learn."""
     for column, class_id in enumerate(measures.class_ids.tolist()):
         if class_id not in checked:
             continue
@@ -112,7 +113,7 @@ def compare(
         found.agree("average precision", float(measures.average_precision[column]), expected)
         precision, recall, thresholds = precision_recall_curve(true, values)
         for r, wanted in enumerate(measures.recalls):
-            place = np.flatnonzero(recall[:-1] >= wanted * (1 - 1e-12))[-1]
+            index = np.flatnonzero(recall[:-1] >= wanted * (1 - 1e-12))[-1]
             at = float(measures.precision_at[column, r]), float(measures.threshold[column, r])
-            found.agree("precision at recall", at[0], float(precision[place]))
-            found.agree("threshold", at[1], float(thresholds[place]))
+            found.agree("precision at recall", at[0], float(precision[index]))
+            found.agree("threshold", at[1], float(thresholds[index]))

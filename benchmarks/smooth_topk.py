@@ -1,7 +1,7 @@
-"""What smooth top-k costs beside cross-entropy, and how exact its gradient is in float32.
+"""Cost of smooth top-k relative to cross entropy, and the accuracy of its float32 gradient.
 
-The loss alone is its statistics, value and the gradient of given logits, beside torch's
-cross_entropy; whole head steps are in head_step.py.
+The loss alone means its statistics, value and gradient for given logits, compared with torch's
+cross_entropy. Complete head steps are in head_step.py.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from heads.losses import Block, Loss, Rows, SmoothTopK
 
 K = 5
 BATCH = 256
-_CLASSES = 10_000  # of the gradients that are compared
+_CLASSES = 10_000  # for the comparison of gradients
 _TAUS = (0.001, 0.01, 0.1, 1.0)
 _STDS = (1.0, 3.0, 30.0)
 
 
 def costs() -> Iterator[Row]:
-    """The loss alone on given logits, at the paper's k and at larger ones."""
+    """Time the loss alone on given logits, with the paper's k and larger ones."""
     cases = [(K, classes) for classes in (1000, 10_000, 100_000)]
     cases += [(k, classes) for k in (10, 20, 50) for classes in (1000, 10_000)]
     for k, classes in cases:
@@ -44,7 +44,7 @@ def costs() -> Iterator[Row]:
 
 
 def errors() -> Iterator[Row]:
-    """The worst row's relative error of the float32 gradient against float64, and bf16 logits."""
+    """Measure the largest relative error of a row of the float32 gradient; check bf16 logits."""
     found = {(tau, std): _worst_error(SmoothTopK(K, tau), std) for tau in _TAUS for std in _STDS}
     worst = max(found, key=found.__getitem__)
     case = f"n = {_CLASSES:,}, tau {_TAUS[0]:g} to {_TAUS[-1]:g}, std {_STDS[0]:g} to {_STDS[-1]:g}"
@@ -65,7 +65,7 @@ def errors() -> Iterator[Row]:
 
 
 def _gradient(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
-    """The gradient [B, K] of the loss of all classes as one block, as the engine makes it."""
+    """Return the gradient [B, K] of the loss with all classes in one block."""
     classes = torch.arange(logits.shape[1])
     block = Block.of(classes, labels, labels, logits)
     value = loss.value(loss.statistics(logits, block), Rows(len(classes), labels))
@@ -74,7 +74,10 @@ def _gradient(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _worst_error(loss: Loss, std: float) -> float:
-    """Norms under 1e-6 count as 1e-6; half of the labels are among the 2k largest scores."""
+    """Return the largest relative error of a row; norms are at least 1e-6.
+
+    Half of the labels are among the 2k largest scores.
+    """
     logits, labels = _problem(std)
     found = []
     for dtype in (torch.float32, torch.float64):
@@ -85,7 +88,7 @@ def _worst_error(loss: Loss, std: float) -> float:
 
 
 def _finite_in_bf16(loss: Loss, std: float) -> bool:
-    """As under autocast: logits rounded to bf16, statistics in float32."""
+    """Return whether the gradient is finite under autocast: bf16 logits, float32 statistics."""
     logits, labels = _problem(std)
     leaf = logits.bfloat16().float().requires_grad_()
     return bool(_gradient(loss, leaf, labels).bfloat16().isfinite().all())

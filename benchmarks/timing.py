@@ -1,7 +1,7 @@
-"""Contenders that take turns, and the ratios of their times: what else the machine does hits both.
+"""Timing of contenders in turns, and ratios of their times.
 
-A ratio is the median over rounds of the ratio within a round; every row of a report says what was
-to be reached.
+Taking turns exposes all contenders to the same load on the machine. A ratio is the median over
+rounds of the ratio within a round. Every row of a report can have a target.
 """
 
 import time
@@ -19,8 +19,10 @@ _FILE_COLUMNS = 10_000
 
 
 def _console() -> Console:
-    """Prints one line per row if the output is a file, for which rich assumes 80 columns and wraps
-    or truncates cells."""
+    """Return a console that prints one line per row if the output is a file.
+
+    For files, rich assumes 80 columns and wraps or truncates cells.
+    """
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _FILE_COLUMNS
@@ -32,13 +34,13 @@ CONSOLE = _console()
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a report: what was measured, on what, the number, and what it should be."""
+    """One line of a report: what was measured, for which case, the result, and its target."""
 
     what: str
     case: str
     measured: str
-    to_reach: str = ""
-    detail: str = ""
+    target: str = ""
+    details: str = ""
 
 
 def take_turns(
@@ -49,8 +51,11 @@ def take_turns(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
-    """Seconds of `clock` [rounds] of each contender; fewer rounds than asked for, but one at least,
-    where another would pass the limit of `seconds`. A round before the first warms up."""
+    """Return the seconds of `clock` for each contender, [rounds].
+
+    There is one warm-up round. The measurement stops early, but after one round at the earliest, if
+    another round would exceed the limit of `seconds`.
+    """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     began = 0.0
     for done in track(range(-1, rounds), title, console=Console(stderr=True), transient=True):
@@ -70,7 +75,7 @@ def take_turns(
 def ratio_row(
     what: str, case: str, ours: np.ndarray, theirs: np.ndarray, at_most: float | None = None
 ) -> Row:
-    """The median ratio of two contenders' seconds with its quartiles, and both medians."""
+    """Return a row with the median ratio of `ours` / `theirs`, its quartiles, and both medians."""
     low, middle, high = np.quantile(ours / theirs, [0.25, 0.5, 0.75])
     times = " / ".join(f"{1e3 * np.median(seconds):,.1f}" for seconds in (ours, theirs))
     return Row(
@@ -92,7 +97,10 @@ def rate_row(
     count: int,
     unit: str,
 ) -> Row:
-    """How many times as fast ours is, `count` things being done in each of the seconds."""
+    """Return a row with the median ratio of the rates, `ours` / `theirs`.
+
+    `count` items, such as images, are processed per round.
+    """
     low, middle, high = np.quantile(theirs / ours, [0.25, 0.5, 0.75])
     rates = " / ".join(f"{count / np.median(seconds):,.0f}" for seconds in (ours, theirs))
     return Row(
@@ -105,15 +113,15 @@ def rate_row(
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    table = Table("what", "case", "measured", "to reach", "in detail", box=box.SIMPLE_HEAD)
+    table = Table("what", "case", "measured", "target", "details", box=box.SIMPLE_HEAD)
     for row in rows:
-        table.add_row(row.what, row.case, row.measured, row.to_reach, row.detail)
+        table.add_row(row.what, row.case, row.measured, row.target, row.details)
     CONSOLE.print(table)
 
 
 def write_markdown(path: Path, header: str, rows: Sequence[Row]) -> None:
-    """The same table for a page of the docs, under the machine that it was measured on."""
-    table = [("what", "case", "measured", "to reach", "in detail"), ("---",) * 5]
-    table += [(row.what, row.case, row.measured, row.to_reach, row.detail) for row in rows]
+    """Write the table as Markdown for the docs, below `header`, which describes the machine."""
+    table = [("what", "case", "measured", "target", "details"), ("---",) * 5]
+    table += [(row.what, row.case, row.measured, row.target, row.details) for row in rows]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
     path.write_text("\n".join([header, "", *lines, ""]), encoding="utf-8")

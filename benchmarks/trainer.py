@@ -1,4 +1,4 @@
-"""What training costs beside the model itself: `python -m benchmarks.trainer [SECTION ...]`."""
+"""Overhead of the trainer over the model itself: `python -m benchmarks.trainer [SECTION ...]`."""
 
 from functools import partial
 

@@ -1,5 +1,8 @@
-"""A step of the trainer beside a bare loop of the same model: what its order, agreement, telemetry
-and checks cost. Data are in memory, in one process."""
+"""A step of the trainer compared with a bare training loop of the same model.
+
+The difference is the cost of sample order, agreement between ranks, telemetry and checks. The data
+are in memory, in one process.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,7 +45,7 @@ _NETWORK = {
 
 
 class InMemory:
-    """A loader of one batch, again and again."""
+    """A loader that repeats one batch."""
 
     def __init__(self) -> None:
         self.cursor = Cursor(0)
@@ -58,18 +61,18 @@ class InMemory:
 
 
 def rows() -> Iterator[Row]:
-    """The ratio of the two loops, `_STEPS` steps each."""
+    """Compare the two loops, `_STEPS` steps each."""
     with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
         recipe = _recipe(Path(folder))
         loader = InMemory()
         task, trainer = _trainer(recipe, world, loader, opened)
         found = take_turns(
             {"trainer": trainer, "bare": _bare(task, loader.batch)},
-            title="trainer's step",
+            title="trainer step",
             seconds=120,
         )
-    case = f"ResNet of 10 layers, {_BATCH} images of {_SIDE} x {_SIDE}, {_CLASSES} classes"
-    yield ratio_row("trainer's step / bare loop", case, found["trainer"], found["bare"], 1.05)
+    case = f"ResNet with 10 layers, {_BATCH} images of {_SIDE} x {_SIDE}, {_CLASSES} classes"
+    yield ratio_row("trainer step / bare loop", case, found["trainer"], found["bare"], 1.05)
 
 
 def _recipe(folder: Path) -> Recipe:
@@ -86,8 +89,11 @@ def _recipe(folder: Path) -> Recipe:
 
 
 def _bare(task: Task, batch: Batch) -> Callable[[], None]:
-    """What a page of PyTorch would do, clipping included, with the same modules: where in memory
-    another copy of them lies makes 8% more or less."""
+    """Return a plain PyTorch training loop with gradient clipping.
+
+    It shares its modules with the trainer, because a copy at other memory addresses can be up to 8%
+    faster or slower.
+    """
     parameters = list(task.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
@@ -105,7 +111,8 @@ def _bare(task: Task, batch: Batch) -> Callable[[], None]:
 def _trainer(
     recipe: Recipe, world: World, loader: InMemory, opened: ExitStack
 ) -> tuple[Task, Callable[[], None]]:
-    """A task, and the steps of a run of it, without its evaluations and checkpoints."""
+    """Return a task, and a function that takes its training steps without evaluations and
+    checkpoints."""
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()
@@ -148,7 +155,7 @@ def _trainer(
     )
 
     def steps() -> None:
-        # So many more, as a run with no evaluation and no checkpoint due.
+        # Mark the evaluation and the checkpoint at `end` as done, so that only steps are timed.
         end = run.state.step + _STEPS
         run.state, run.saved_step = replace(run.state, evaluated=end), end
         take_steps(run, end)

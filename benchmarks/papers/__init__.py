@@ -1,5 +1,5 @@
-"""Repeats the experiments of the five papers: `python -m benchmarks.papers NAME --data DIR`.
+"""Reproduce the experiments of the five papers: `python -m benchmarks.papers NAME --data DIR`.
 
-`conduct.py` runs experiments within a budget; `experiments/` has one file an experiment, which says
-what is measured and what is made of it; `page.py` writes docs/papers.md from what was measured.
+`run_experiments.py` runs experiments within a time budget. `experiments/` has one file per
+experiment, which defines what is measured and how it is reported. `page.py` writes docs/papers.md.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers`: the experiments of the five papers within a budget."""
+"""`python -m benchmarks.papers`: run the experiments of the five papers within a time budget."""
 
 import shlex
 import sys
@@ -11,11 +11,11 @@ import typer
 
 from benchmarks.machine import machine
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.conduct import conduct, kept_sections
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import EXPERIMENTS
-from benchmarks.papers.laboratory import Laboratory, cores, visible_gpus
+from benchmarks.papers.job_runner import JobRunner, cores, visible_gpus
 from benchmarks.papers.page import write_page
+from benchmarks.papers.run_experiments import run_experiments, stored_sections
 from data.messages import pluralize, printable
 from launch.main import run
 from launch.output_path import check_writable
@@ -41,66 +41,72 @@ def papers(
     budget: Annotated[
         str,
         typer.Option(
-            help="about how many minutes for all named experiments; or full: published sizes"
+            help="approximate minutes for all named experiments, or full for the published sizes"
         ),
     ] = "60",
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", help="results, shards and figures, kept to resume from"),
+        typer.Option("-o", "--out", help="folder for results, shards and plots; reused on resume"),
     ] = Path("runs/papers"),
-    page: Annotated[Path | None, typer.Option(help="the page; default: papers.md in --out")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="output page; default: papers.md in --out")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="runs at a time; default: GPUs, or cores without any")
+        int | None,
+        typer.Option(
+            min=1, help="number of parallel jobs; default: number of GPUs, or of CPU cores"
+        ),
     ] = None,
     again: Annotated[
         bool,
         typer.Option(
-            "--again", help="repeat measurements of older code, another torch or another machine"
+            "--again",
+            help="repeat measurements made with older code, another torch or another machine",
         ),
     ] = False,
     page_only: Annotated[
         bool,
-        typer.Option("--page-only", help="measure nothing: write the page from kept results"),
+        typer.Option("--page-only", help="write the page from stored results without measuring"),
     ] = False,
 ) -> None:
-    """Repeat the experiments of the papers and write the page that compares the results.
+    """Reproduce the papers' experiments and write a page that compares the results.
 
-    Without a name it lists them. Kept results are not measured again: run the same command to
-    resume an interrupted run. Results of older code are used and marked on the page.
+    Without a name, list the experiments. Stored results are not measured again: run the same
+    command to resume an interrupted run. Results of older code are used and marked on the page.
     """
     if page_only and (names or again):
-        raise ValueError("--page-only measures nothing: leave out the names and --again")
+        raise ValueError("--page-only cannot be combined with names or --again: remove them")
     if not names and not page_only:
-        for one in EXPERIMENTS:
-            print(f"{one.name}  {one.title}, {one.minutes:g} min of an hour")
+        for experiment in EXPERIMENTS:
+            print(f"{experiment.name}  {experiment.title}, designed for {experiment.minutes:g} min")
         return
     chosen = _chosen(EXPERIMENTS, names or [])
     minutes = _minutes(budget)
     _check_data(chosen, data)
     written = page or out / "papers.md"
     if out.is_file():
-        raise NotADirectoryError(f"{out} is a file: name a folder with --out")
+        raise NotADirectoryError(f"{out} is a file: pass a folder with --out")
     if written.is_dir():
-        raise IsADirectoryError(f"{written} is a folder: name a file in it with --page")
+        raise IsADirectoryError(f"{written} is a folder: pass a file with --page")
     for folder in (out, written.parent):
         folder.mkdir(parents=True, exist_ok=True)
     check_writable(out / "results.json", "--out")
     check_writable(written, "--page")
-    where = machine()
+    this_machine = machine()
     given = [*(names or []), "--data", "DATA", "--budget", budget, *(["--again"] if again else [])]
     command = shlex.join(["python", "-m", _MODULE, *(["--page-only"] if page_only else given)])
 
     def write() -> int:
-        """Returns the number of experiments on the page; 0 if there is nothing to write."""
-        sections = kept_sections(out, EXPERIMENTS)
+        """Write the page and return its number of experiments; 0 if there are none."""
+        sections = stored_sections(out, EXPERIMENTS)
         if sections:
             write_page(
                 sections,
                 written,
-                catalogue=EXPERIMENTS,
-                pictures=out / "pictures",
+                catalog=EXPERIMENTS,
+                plots=out / "plots",
                 command=command,
-                machine=where,
+                machine=this_machine,
             )
         return len(sections)
 
@@ -108,41 +114,41 @@ def papers(
         number = write()
         if not number:
             raise ValueError(
-                f"no experiment has ended in {out}: run python -m {_MODULE} all --out {out}"
+                f"{out} has no finished experiment: run python -m {_MODULE} all --out {out}"
             )
     else:
-        opened = Laboratory(
+        opened = JobRunner(
             data.resolve(), out.resolve(), workers=workers or _default_workers(), again=again
         )
-        with opened as laboratory:
+        with opened as runner:
             try:
-                conduct(chosen, laboratory, minutes, _report())
+                run_experiments(chosen, runner, minutes, _report())
             finally:
-                # Experiments that ended before an error are on the page.
+                # After an error, the page contains the experiments that finished before it.
                 number = write()
     print(printable(f"{written}: {pluralize(number, 'experiment')}"))
 
 
 def _check_data(chosen: list[Experiment], data: Path) -> None:
-    """Raise an error for missing data before anything is measured, because that takes long."""
-    for one in chosen:
-        for needed in one.needs:
+    """Raise FileNotFoundError for missing data before the measurements, which take long."""
+    for experiment in chosen:
+        for needed in experiment.needs:
             if not (data / needed).exists():
                 raise FileNotFoundError(
-                    f"{one.name} needs {needed} as published in --data, and {data / needed} does "
-                    "not exist: pass the folder that contains it"
+                    f"{experiment.name} needs {needed}, but {data / needed} does not exist: "
+                    "pass the folder that contains it with --data"
                 )
 
 
-def _chosen(catalogue: tuple[Experiment, ...], names: list[str]) -> list[Experiment]:
+def _chosen(catalog: tuple[Experiment, ...], names: list[str]) -> list[Experiment]:
     known = [
         "all",
-        *dict.fromkeys(one.paper for one in catalogue),
-        *(one.name for one in catalogue),
+        *dict.fromkeys(experiment.paper for experiment in catalog),
+        *(experiment.name for experiment in catalog),
     ]
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no experiment {unknown[0]}: choose of {', '.join(known)}")
-    return [one for one in catalogue if {"all", one.paper, one.name} & set(names)]
+        raise ValueError(f"unknown experiment {unknown[0]}: choose from {', '.join(known)}")
+    return [one for one in catalog if {"all", one.paper, one.name} & set(names)]
 
 
 def _minutes(budget: str) -> float | None:
@@ -153,7 +159,7 @@ def _minutes(budget: str) -> float | None:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes < float("inf"):
-        raise ValueError(f"--budget is {budget}: pass minutes above 0, or full")
+        raise ValueError(f"--budget is {budget}: pass a number of minutes above 0, or full")
     return minutes
 
 
@@ -162,15 +168,15 @@ def _default_workers() -> int:
 
 
 def _report() -> Callable[[Experiment, int, int, Budget], None]:
-    """Prints a line every few seconds: jobs done, minutes elapsed, minutes of the budget used.
+    """Return a callback that prints finished jobs, elapsed minutes and used budget every 10 s.
 
-    The budget is charged when a job ends, including kept results, so only the elapsed time shows
-    that a long job is running.
+    The budget is charged when a job ends, and for stored results too. While a long job runs, only
+    the elapsed time changes.
     """
     last = began = 0.0
     current = ""
 
-    def told(experiment: Experiment, done: int, total: int, budget: Budget) -> None:
+    def print_progress(experiment: Experiment, done: int, total: int, budget: Budget) -> None:
         nonlocal last, began, current
         now = time.monotonic()
         if experiment.name != current:
@@ -180,13 +186,13 @@ def _report() -> Callable[[Experiment, int, int, Budget], None]:
         last = now
         allowed = "" if budget.allowed is None else f" of {budget.allowed:.1f}"
         print(
-            f"{experiment.name}: {done} of {total} jobs asked for so far, "
+            f"{experiment.name}: {done} of {total} jobs requested so far, "
             f"{(now - began) / 60:.1f} min elapsed, budget used {budget.spent:.1f}{allowed} min",
             file=sys.stderr,
             flush=True,
         )
 
-    return told
+    return print_progress
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The budget of an experiment: minutes of this machine, of which its rounds take what there is.
+"""The time budget of an experiment in minutes, which decides how many rounds it runs.
 
-Time is what jobs took, as it was kept with their results: a run that was cut off and goes on, and
-one that finds all measured, decide as an uninterrupted one does.
+The time of a job is stored with its result. A resumed run, or one that finds all results stored,
+therefore makes the same decisions as an uninterrupted one.
 """
 
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Budget:
-    """`minutes` for an experiment that is made for `designed`; None: the published sizes; 0: a toy,
-    which shows that everything runs, and nothing else.
+    """`minutes` for an experiment that is designed for `designed` minutes.
 
-    With less than it is made for, an experiment's sizes shrink alike (`size`); with more there are
-    more rounds, which is to say seeds (`rounds`).
+    None: the published sizes. 0: a toy run that only shows that the code works. With fewer minutes
+    than designed for, all sizes shrink by the same factor (`size`); with more there are more rounds
+    of seeds (`rounds`).
     """
 
     minutes: float | None
     designed: float
-    # For its rounds it may take what others left over, too.
+    # The limit for the rounds: includes minutes that earlier experiments did not use.
     allowed: float | None = None
     spent: float = field(default=0.0, init=False)
     largest_round: float = field(default=0.0, init=False)
@@ -38,16 +38,19 @@ class Budget:
 
     @property
     def effort(self) -> float:
-        """Share of the sizes that the experiment is made for, at most 1."""
+        """The fraction of the designed sizes to run, at most 1."""
         return 1.0 if self.minutes is None else min(1.0, self.minutes / self.designed)
 
     def size(self, designed: int, *, full: int, least: int = 1) -> int:
-        """A number of steps, samples or draws at this budget."""
+        """Return the number of steps, samples or draws at this budget."""
         return full if self.is_full else max(least, round(designed * self.effort))
 
     def rounds(self, *, at_least: int = 3, at_most: int = 10) -> Iterator[int]:
-        """0, 1, ...: another while it fits into the minutes, judged by the longest so far; without
-        minutes, `at_least`."""
+        """Yield 0, 1, ... while another round fits into the budget.
+
+        A round is assumed to take as long as the longest one so far. Without a budget there are
+        `at_least` rounds.
+        """
         for number in range(at_most):
             before = self.spent
             if number >= (2 if self.is_toy else at_least) and not self._fits():

@@ -1,5 +1,5 @@
-"""Losses compared fairly: the same search for the rates of each, then seeds at what it found and at
-the rate that all share."""
+"""Fair comparison of losses: the same rate search for each, then several seeds at the rates found
+and at shared rates."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from benchmarks.papers.training import training
 
 @dataclass(frozen=True)
 class Rates:
-    """What a search chooses for a loss."""
+    """Learning rate and weight decay, which a search chooses for each loss."""
 
     lr: float
     weight_decay: float
@@ -27,18 +27,18 @@ class Rates:
         return f"{self.lr:g}, {self.weight_decay:g}"
 
     def optimizer(self, **settings: Any) -> dict[str, Any]:
-        """SGD with momentum 0.9 at these rates, as a recipe has it."""
+        """Return the recipe's optimizer section: SGD with momentum 0.9 at these rates."""
         return {"kind": "sgd", "lr": self.lr, "weight_decay": self.weight_decay, **settings}
 
 
 def grid(lrs: Sequence[float], weight_decays: Sequence[float]) -> tuple[Rates, ...]:
-    """Every learning rate with every weight decay."""
+    """Return every combination of a learning rate and a weight decay."""
     return tuple(Rates(lr, decay) for lr, decay in itertools.product(lrs, weight_decays))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a recipe is made for: `split` is what it evaluates."""
+    """One training run; `split` is the split that it evaluates."""
 
     arm: str
     rates: Rates
@@ -48,26 +48,26 @@ class Run:
 
 
 class Design(Protocol):
-    """What a comparison needs to know of its arms."""
+    """Datasets and recipes of the arms of a comparison."""
 
     def dataset(self, arm: str) -> Dataset:
-        """With a split `validation`, by which rates are chosen, and `test`."""
+        """Return a dataset with the splits `validation`, used to choose the rates, and `test`."""
         ...
 
     def recipe(self, run: Run) -> Mapping[str, Any]:
-        """A recipe's tree without `run` and `data.shards`."""
+        """Return the recipe as a dictionary without `run` and `data.shards`."""
         ...
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`arms`, usually losses, each at the rates that its own search found and at `shared` ones.
+    """Compare `arms`, usually losses, each at the rates of its own search and at `shared` rates.
 
-    For each of `measures` the best candidate is the one with the highest value on `validation`. A
-    claim about another measure is judged at the rates that were chosen by the first one. With
-    `refine`, the search by the first measure continues from the best candidate in half decades
-    until the learning rates on both sides of the best one are worse. `also` are further splits to
-    evaluate, `all_logits` the arms that are also measured by log-probabilities.
+    For each of `measures`, the best candidate has the highest value on `validation`. Claims about
+    other measures use the rates chosen by the first one. With `refine`, the search by the first
+    measure continues from the best candidate in half-decade steps until the learning rates on both
+    sides of the best one are worse. `also` lists additional splits to evaluate, `all_logits` the
+    arms whose log-probabilities are measured too.
     """
 
     design: Design
@@ -79,10 +79,10 @@ class Comparison:
     also: Sequence[str] = ()
     all_logits: Sequence[str] = ()
 
-    def course(
+    def procedure(
         self, budget: Budget, *, steps: int, search_steps: int, at_least: int = 3, at_most: int = 10
     ) -> Generator[Sequence[Job], Results, "Compared"]:
-        """Runs it: shards, search, then a seed of every arm at a time while the budget lasts."""
+        """Make the shards, search the rates, then run one seed of every arm per round."""
         shards = yield list({self.design.dataset(arm).job for arm in self.arms})
         candidates = [self.shared] if budget.is_toy else self.candidates
         search = _Search(self, search_steps)
@@ -100,7 +100,7 @@ class Comparison:
         results: Results = {}
         seeds = []
         for number in budget.rounds(at_least=at_least, at_most=at_most):
-            seeds.append(number + 1)  # the search had seed 0
+            seeds.append(number + 1)  # the search used seed 0
             results |= yield [
                 self._measured(arm, each, steps, seeds[-1])
                 for arm in self.arms
@@ -127,7 +127,7 @@ class Comparison:
         )
 
     def tried(self, arm: str, rates: Rates, steps: int) -> Job:
-        """A run of the search."""
+        """Return one run of the search."""
         run = Run(arm, rates, steps, seed=0, split="validation")
         return training(self.design.dataset(arm), self.design.recipe(run))
 
@@ -143,8 +143,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Best:
-    """The rates that a search chose. `at_edge`: the learning rate is the smallest or the largest
-    that was tried, so a better one may be outside the grid."""
+    """The rates that a search chose.
+
+    `at_edge`: the learning rate is the smallest or largest one tried, so a better one may lie
+    outside the grid.
+    """
 
     rates: Rates
     at_edge: bool
@@ -173,8 +176,10 @@ class _Search:
             self._reached[arm][rates] = results[job].measures
 
     def bracket(self, measure: str) -> Generator[Sequence[Job], Results, None]:
-        """Tries half a decade to both sides of each arm's best learning rate, until neither side
-        is better or `_MOST_EXTENSIONS` searches were made."""
+        """Try learning rates half a decade above and below each arm's best one.
+
+        Stop when neither is better, or after `_MOST_EXTENSIONS` extensions.
+        """
         for _ in range(_MOST_EXTENSIONS):
             best = self.chosen(measure)
             missing = {
@@ -189,7 +194,7 @@ class _Search:
         return {arm: self._best(arm, measure) for arm in self._reached}
 
     def _best(self, arm: str, measure: str) -> Best:
-        """The first of several equal ones; a run that diverged counts as the worst."""
+        """Return the first of the best rates; a run that diverged is worse than any other."""
 
         def reached(rates: Rates) -> float:
             measures = self._reached[arm][rates]
@@ -203,8 +208,10 @@ _MOST_EXTENSIONS = 4
 
 
 def half_decades(rates: Rates) -> list[Rates]:
-    """The learning rates half a decade below and above, as powers of ten with three digits, so that
-    two half decades from 0.1 are 1 exactly."""
+    """Return the rates with learning rates half a decade below and above.
+
+    They are rounded to three digits, so that two half decades above 0.1 is exactly 1.
+    """
     exponent = round(2 * math.log10(rates.lr))
     lrs = (float(f"{10 ** (near / 2):.3g}") for near in (exponent - 1, exponent + 1))
     return [Rates(lr, rates.weight_decay) for lr in lrs]
@@ -212,13 +219,13 @@ def half_decades(rates: Rates) -> list[Rates]:
 
 @dataclass(frozen=True)
 class Reached:
-    """The results of every arm at the rates that a search chose for it: measures, one per seed."""
+    """The results of every arm at the rates that a search chose: one set of measures per seed."""
 
     chosen: Mapping[str, Best]
     runs: Mapping[str, list[Measures]]
 
     def edges(self, *arms: str) -> str:
-        """The note on best rates at an edge for a claim about `arms` (default: all)."""
+        """Return the note on best rates at a grid edge for a claim about `arms` (default: all)."""
         chosen = {arm: self.chosen[arm] for arm in arms or self.chosen}
         return edge_note(
             [f"{arm} ({one.rates.lr:g})" for arm, one in chosen.items() if one.at_edge]
@@ -227,7 +234,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Compared:
-    """Measures of every arm at the rates chosen by each measure, at those of the bracketed search
+    """Results of every arm at the rates chosen by each measure, at those of the bracketed search
     if there was one (`refined`), and at the `shared` rates."""
 
     steps: int
@@ -242,7 +249,7 @@ class Compared:
 
     @property
     def best(self) -> Reached:
-        """At the rates chosen by the first measure."""
+        """Results at the rates chosen by the first measure."""
         return next(iter(self.by.values()))
 
     @property
@@ -250,7 +257,7 @@ class Compared:
         return self.best.runs
 
     def readings(self) -> dict[str, Reached]:
-        """The searches by which a claim is judged, named for the page."""
+        """Return the results of each search that a claim is evaluated with, by name."""
         if self.refined is None:
             return {"grid": self.best}
         return {"grid": self.best, "bracketed": self.refined}
@@ -264,8 +271,7 @@ class Compared:
         *,
         points: bool = False,
     ) -> Claim:
-        """The claim that `gain`, a mean over `arms` paired by seed, is positive at the rates of
-        every search."""
+        """Return the claim that `gain`, a mean paired by seed, is positive for every search."""
         claims = {
             name: paired(statement, gain(reached), kind, points=points, note=reached.edges(*arms))
             for name, reached in self.readings().items()
@@ -278,33 +284,37 @@ class Compared:
         return Claim(statement, agreed(verdicts), ". ".join(evidence), kind)
 
     def setup(self) -> str:
-        """How the arms were compared, for the page."""
+        """Return a description of the comparison for the page."""
         found = (
-            f"{self.steps:,} steps, {self.seeds} seeds. Learning rate and weight decay of each: "
-            f"the best of the same {self.num_candidates} candidates after {self.search_steps:,} "
-            f"steps, by {' or '.join(self.by)} on held-out training samples"
-            f"{self.best.edges()}; shared: {self.shared.text()}."
+            f"{self.steps:,} steps, {self.seeds} seeds. Each loss uses the best learning rate and "
+            f"weight decay of the same {self.num_candidates} candidates, chosen by "
+            f"{' or '.join(self.by)} on held-out training samples after {self.search_steps:,} "
+            f"steps{self.best.edges()}. The shared learning rate and weight decay are "
+            f"{self.shared.text()}."
         )
         if self.refined is None:
             return found
         return (
-            f"{found} A bracketed search continues from the best candidate by half decades, until "
-            f"a worse rate is on both sides of the best one{self.refined.edges()}."
+            f"{found} A bracketed search then continues from the best candidate in half-decade "
+            f"steps until the rates on both sides of the best one are worse{self.refined.edges()}."
         )
 
 
 def values(runs: Sequence[Measures], measure: str, *, diverged: float) -> list[float]:
-    """A measure of each run (`split/measure` of another split); `diverged` for one that did."""
+    """Return a measure of each run (`split/measure` for another split).
+
+    `diverged`: the value of a run that diverged.
+    """
     return [diverged if "diverged" in run else float(_at(run, measure)) for run in runs]
 
 
 def mean_of(runs: Sequence[Measures], measure: str, *, diverged: float = 0.0) -> Mean:
-    """The mean of a measure over seeds."""
+    """Return the mean of a measure over seeds."""
     return mean(values(runs, measure, diverged=diverged))
 
 
 def cell(runs: Sequence[Measures], measure: str, form: Callable[[Mean], str]) -> str:
-    """The mean of a measure for a table; or how many runs diverged, of which there is none."""
+    """Return a table cell: the mean of a measure, or how many runs diverged."""
     if diverged := sum("diverged" in run for run in runs):
         return f"diverged ({diverged} of {len(runs)})"
     return form(mean_of(runs, measure))
@@ -313,7 +323,7 @@ def cell(runs: Sequence[Measures], measure: str, form: Callable[[Mean], str]) ->
 def advantage(
     ours: Sequence[Measures], theirs: Sequence[Measures], measure: str, *, diverged: float = 0.0
 ) -> Mean:
-    """By how much a measure of ours is higher, paired by seed."""
+    """Return how much higher a measure of `ours` is, paired by seed."""
     return difference(
         values(ours, measure, diverged=diverged), values(theirs, measure, diverged=diverged)
     )

@@ -1,4 +1,4 @@
-"""What an experiment is: the jobs that it asks for, and what it makes of their results."""
+"""The definition of an experiment: the jobs that it requests and the section it writes."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -8,37 +8,40 @@ from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.job import Job, Results
-from benchmarks.papers.section import Picture, Section
+from benchmarks.papers.section import Plot, Section
 
-# Yields jobs, gets their results, and returns the section: the experiment from top to bottom.
-Course = Generator[Sequence[Job], Results, Section]
+# A generator that yields jobs, receives their results, and returns the section.
+Procedure = Generator[Sequence[Job], Results, Section]
 
 
 @dataclass(frozen=True)
-class Album:
-    """Where an experiment's pictures go."""
+class PlotFolder:
+    """The output folder for the plots of an experiment."""
 
     folder: Path
 
-    def add(self, name: str, figure: Figure, *, title: str, words: str) -> Picture:
-        """Write `figure` as `name`.png."""
+    def save(self, name: str, figure: Figure, *, title: str, alt_text: str) -> Plot:
+        """Write `figure` to `name`.png."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = f"{name}.png"
-        # No metadata: the same numbers give the same bytes.
+        # Without metadata, the same numbers produce the same bytes.
         figure.savefig(self.folder / file, dpi=110, bbox_inches="tight", metadata={"Software": ""})
-        return Picture(file, title, words)
+        return Plot(file, title, alt_text)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`minutes` of an hour's budget for all are this one's; `full`: what the published sizes are,
-    for which it may want a GPU. `course` runs it on what it `needs` below the user's data."""
+    """One experiment of the catalog.
+
+    `minutes` is the budget that it is designed for, `full` describes the published sizes, which may
+    need a GPU (`wants_gpu`). `procedure` runs it; `needs` lists the files required below `--data`.
+    """
 
     name: str
     paper: str
     title: str
     minutes: float
     full: str
-    course: Callable[[Budget, Album], Course]
+    procedure: Callable[[Budget, PlotFolder], Procedure]
     wants_gpu: bool = False
     needs: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Means over seeds with their 95% confidence intervals (Student's t)."""
+"""Means over seeds with 95% confidence intervals (Student's t)."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Mean:
-    """`value` of `n` numbers, +- `half` with 95% confidence; infinite for a single one."""
+    """The mean `value` of `n` numbers and half its 95% confidence interval (infinite for n = 1)."""
 
     value: float
     half: float
@@ -25,20 +25,20 @@ class Mean:
         return self.value + self.half
 
     def text(self, digits: int = 3) -> str:
-        """`0.123 ± 0.004`; the value alone where one number says nothing of the spread."""
+        """Return `0.123 ± 0.004`, or only the value if the interval is infinite."""
         shown = f"{self.value:.{digits}f}"
         return shown if math.isinf(self.half) else f"{shown} ± {self.half:.{digits}f}"
 
     def percent(self, digits: int = 1) -> str:
-        """The same of a share, in percent."""
+        """Return the text of a fraction in percent."""
         return Mean(100 * self.value, 100 * self.half, self.n).text(digits)
 
 
 def mean(numbers: Sequence[float]) -> Mean:
-    """Raises ValueError for no numbers."""
+    """Return the mean with its interval. Raises ValueError if `numbers` is empty."""
     values = np.asarray(numbers, dtype=np.float64)
     if not values.size:
-        raise ValueError("a mean of no numbers")
+        raise ValueError("cannot take the mean of an empty sequence")
     if values.size == 1:
         return Mean(float(values[0]), math.inf, 1)
     half = stats.t.ppf(0.975, values.size - 1) * stats.sem(values)
@@ -46,12 +46,15 @@ def mean(numbers: Sequence[float]) -> Mean:
 
 
 def shown(found: Mean | None, digits: int = 3) -> str:
-    """A table cell; None is a comparison of a model with itself."""
+    """Return a table cell; None means that a model was compared with itself."""
     return "degenerate" if found is None else found.text(digits)
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Mean:
-    """Of pairs, such as two losses at the same seed: it varies less than the means do."""
+    """Return the mean difference of pairs, such as two losses with the same seed.
+
+    It varies less than the difference of the means.
+    """
     if len(ours) != len(theirs):
-        raise ValueError(f"pairs of {len(ours)} and {len(theirs)} numbers")
+        raise ValueError(f"cannot pair {len(ours)} with {len(theirs)} numbers")
     return mean([a - b for a, b in zip(ours, theirs, strict=True)])

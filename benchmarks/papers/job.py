@@ -1,4 +1,4 @@
-"""A job: one measurement, made once and kept under a digest of its function and settings."""
+"""A job: one measurement, made once and stored under a digest of its function and settings."""
 
 import hashlib
 import importlib
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Part of every key: increment it to discard all kept results.
+# Part of every key: increment it to discard all stored results.
 _FORMAT = 1
 
 Measures = dict[str, Any]
 
-# Among the measures of a job that makes shards: the name of their folder. Without it they are made
-# anew.
+# The measure of a shard job that contains the name of its folder. If the folder is missing, the
+# shards are made again.
 FOLDER = "folder"
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where jobs find what they need: the user's `data`, and `shards` made of it; `work` is the
-    job's own folder, which is there again when a job that was cut off is run anew."""
+class Folders:
+    """The folders of a job: the user's `data`, the `shards` made from it, and its own `work`.
+
+    `work` persists until the job has finished, so that an interrupted job can resume.
+    """
 
     data: Path
     shards: Path
@@ -30,9 +32,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Job:
-    """`function` ("module:name" below benchmarks.papers) is called with (settings, places) and
-    returns measures; settings and measures are JSON. `alone`: it times something, so nothing else
-    may run meanwhile, and it has all cores."""
+    """A call of `function` ("module:name" below benchmarks.papers) with (settings, folders).
+
+    It returns measures; settings and measures are JSON. `alone`: the job measures times, so it
+    runs without other jobs and uses all cores.
+    """
 
     function: str
     settings: Mapping[str, Any]
@@ -43,11 +47,11 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Names the kept result; equal jobs are measured once, whoever asks."""
-        asked = json.dumps([_FORMAT, self.function, self.settings], sort_keys=True)
-        return hashlib.sha256(asked.encode()).hexdigest()[:20]
+        """The name of the stored result. Equal jobs share it, so they are measured once."""
+        identity = json.dumps([_FORMAT, self.function, self.settings], sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()[:20]
 
-    def resolve(self) -> Callable[[Mapping[str, Any], Places], Measures]:
+    def resolve(self) -> Callable[[Mapping[str, Any], Folders], Measures]:
         module, _, name = self.function.partition(":")
         found: Any = getattr(importlib.import_module(f"benchmarks.papers.{module}"), name)
         return found
@@ -55,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a job measured, and the seconds that it took one worker, now or when it was measured."""
+    """The measures of a job, and the seconds that one worker took for it."""
 
     measures: Measures
     seconds: float

@@ -1,4 +1,4 @@
-"""docs/papers.md from the sections that experiments left. No number on it is typed by hand."""
+"""Write docs/papers.md from the sections of the experiments. No number is typed by hand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,29 +20,30 @@ PAPERS = {
 
 
 _REST = (
-    "Only the first row counts. *Stand-in*: a statement of a paper, tested on a model or input far "
-    "smaller than the paper's (an MLP on images of 8 x 8 pixels, a BERT of one layer), which can "
-    "neither confirm nor refute it. *Own question*: no paper states it. *Trivial*: true by "
-    "construction. *Own code*: about the speed or stability of kway's implementation. "
-    "*Degenerate*: both sides of the comparison are the same model, such as a tree loss whose tree "
-    "has one inner node, which is cross entropy."
+    "Only the first row tests the papers. *Stand-in*: a statement of a paper, tested with a model "
+    "or input far smaller than the paper's (an MLP on images of 8 x 8 pixels, a BERT with one "
+    "layer); such a test can neither confirm nor refute the statement. *Additional*: a question "
+    "that no paper asks. *Trivial*: true by construction. *Implementation*: about the speed or "
+    "numerical stability of kway's own code. *Degenerate*: both sides of the comparison are the "
+    "same model, for example a tree loss whose tree has a single inner node, which is cross "
+    "entropy."
 )
 
-# What is of ImageNet, and stands in a recipe's first lines beside what to expect.
 _IMAGENET = (
-    "What the papers have of ImageNet no budget of this command trains; recipes do, on many GPUs: "
-    "Table 1 of paper 000 is `kway train launch/recipes/imagenet-resnet50-vtree.yaml` beside "
-    "`imagenet-resnet50.yaml`, Tables 1 and 2 of 002 are `imagenet-resnet50-batch-ce.yaml`, Table "
-    "2 of 003 is `imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe says what it needs "
-    "and what is published, docs/cluster.md how it runs."
+    "This command does not run the papers' ImageNet experiments at any budget. Train them on many "
+    "GPUs with the recipes in `launch/recipes/`: Table 1 of paper 000 compares "
+    "`imagenet-resnet50-vtree.yaml` with `imagenet-resnet50.yaml`, Tables 1 and 2 of paper 002 use "
+    "`imagenet-resnet50-batch-ce.yaml`, and Table 2 of paper 003 uses "
+    "`imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe lists its requirements and the "
+    "published results; docs/cluster.md explains how to run it."
 )
 
 
-_DATA = """DATA is a folder with what the experiments that are named need, as published:
+_DATA = """DATA is a folder with the published files that the experiments need:
 
-| | |
-|---|---|
-| `mnist/` | the four idx files of <http://yann.lecun.com/exdb/mnist/>, packed by gzip or not |
+| path | source |
+| --- | --- |
+| `mnist/` | the four idx files of <http://yann.lecun.com/exdb/mnist/>, gzipped or not |
 | `cifar-100-binary.tar.gz` | <https://www.cs.toronto.edu/~kriz/cifar.html> |
 | `tweeteval-emoji/` | `datasets/emoji` of <https://github.com/cardiffnlp/tweeteval> |
 | `emoji2vec/emoji2vec.bin` | <https://github.com/uclnlp/emoji2vec> |"""
@@ -52,39 +53,39 @@ def write_page(
     sections: Sequence[Section],
     page: Path,
     *,
-    catalogue: Sequence[Experiment],
-    pictures: Path,
+    catalog: Sequence[Experiment],
+    plots: Path,
     command: str,
     machine: str,
 ) -> None:
-    """Write `page` and copy its pictures from the folder `pictures` beside it, below `papers/`.
+    """Write `page`, and copy its plots from the folder `plots` to `papers/` next to the page.
 
-    `catalogue`: all experiments there are, whether or not they have a section.
+    `catalog`: all experiments, whether or not they have a section.
     """
     folder = page.parent / "papers"
     for section in sections:
-        for picture in section.pictures:
+        for plot in section.plots:
             folder.mkdir(parents=True, exist_ok=True)
-            copyfile(pictures / picture.file, folder / picture.file)
+            copyfile(plots / plot.file, folder / plot.file)
     page.parent.mkdir(parents=True, exist_ok=True)
-    commit(page, page_text(sections, catalogue, command=command, machine=machine).encode())
+    commit(page, page_text(sections, catalog, command=command, machine=machine).encode())
 
 
 def page_text(
-    sections: Sequence[Section], catalogue: Sequence[Experiment], *, command: str, machine: str
+    sections: Sequence[Section], catalog: Sequence[Experiment], *, command: str, machine: str
 ) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [
-        "# The papers' experiments, run again",
+        "# Reproducing the papers' experiments",
         "<!-- Written by python -m benchmarks.papers: change the experiments, not this file. -->",
-        f"`{command}` wrote this page from the results in its folder, which took "
-        f"{sum(section.minutes for section in sections):.0f} minutes on all workers to measure "
-        f"(page written on {machine}). `python -m benchmarks.papers NAME --data DATA` runs one "
-        "experiment; each section starts with its name.",
-        "Intervals are 95% confidence intervals of the mean over seeds (Student's t), paired by "
-        "seed for differences; for times they are intervals of the median. At that level a few of "
-        "many claims come out wrong by chance. Published numbers are in brackets.",
-        "## What holds",
+        f"`{command}` wrote this page. Measuring the results took "
+        f"{sum(section.minutes for section in sections):.0f} minutes on all workers (page written "
+        f"on {machine}). `python -m benchmarks.papers NAME --data DATA` runs one experiment; each "
+        "section starts with the name of its experiment.",
+        "Intervals are 95% confidence intervals of the mean over seeds (Student's t); differences "
+        "are paired by seed. For times they are intervals of the median. At this level, a few of "
+        "many verdicts are wrong by chance. Published numbers are in parentheses.",
+        "## Summary",
         _headline(sections),
         _counts(sections),
         _REST,
@@ -99,8 +100,8 @@ def page_text(
         parts += [f"**{name}**", _claims(of_paper)]
     for name, of_paper in by_paper.items():
         parts += [f"## {name}", *(_section(section) for section in of_paper)]
-    parts += ["## What needs a GPU", _IMAGENET, _published_sizes(catalogue)]
-    parts += ["## The data", _DATA]
+    parts += ["## What needs a GPU", _IMAGENET, _published_sizes(catalog)]
+    parts += ["## Data", _DATA]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -110,10 +111,11 @@ def _headline(sections: Sequence[Section]) -> str:
         sum(claim.verdict == one for claim in of_papers) for one in get_args(Verdict)
     )
     return (
-        f"Of {len(of_papers) - degenerate} claims of the papers that were tested on the paper's "
-        f"kind of model and data, {holds} hold, {fails} do not hold and {unsettled} are not "
-        "settled with so few seeds. A claim with several readings, such as best and shared "
-        "rates, is settled only where all of them agree."
+        f"{len(of_papers) - degenerate} claims of the papers were tested with the same kind of "
+        f"model and data as in the paper: {holds} hold, {fails} do not hold, and {unsettled} "
+        "cannot be settled with this number of seeds. Where a claim was evaluated in several ways, "
+        "for example with the best and with shared learning rates, it counts as settled only if "
+        "all of them agree."
     )
 
 
@@ -122,7 +124,7 @@ def _counts(sections: Sequence[Section]) -> str:
     for kind in Kind:
         verdicts = [claim.verdict for claim in _of_kind(sections, kind)]
         rows.append([kind, *(str(verdicts.count(one)) for one in get_args(Verdict))])
-    return _grid(["about", *get_args(Verdict)], rows)
+    return _grid(["kind of claim", *get_args(Verdict)], rows)
 
 
 def _of_kind(sections: Sequence[Section], kind: Kind) -> list[Claim]:
@@ -134,22 +136,28 @@ def _outdated(sections: Sequence[Section]) -> str:
     if not names:
         return ""
     return (
-        "Measured with older code, another torch or, for timings, another machine than the page "
-        f"was written with: {', '.join(names)}. Their sections give the numbers of such results; "
-        "`python -m benchmarks.papers NAME --again` measures them again."
+        "The page was written with other code, another torch version or (for timings) on another "
+        f"machine than these experiments were measured with: {', '.join(names)}. Their sections "
+        "list the number of such results; `python -m benchmarks.papers NAME --again` repeats them."
     )
 
 
-def _published_sizes(catalogue: Sequence[Experiment]) -> str:
-    header = ("experiment", "under --budget full", "takes")
-    rows = [(one.name, one.full, "a GPU" if one.wants_gpu else "cores") for one in catalogue]
+def _published_sizes(catalog: Sequence[Experiment]) -> str:
+    header = ("experiment", "with --budget full", "hardware")
+    rows = [(one.name, one.full, "GPU" if one.wants_gpu else "CPU") for one in catalog]
     return _grid(header, rows)
 
 
 def _claims(sections: Sequence[Section]) -> str:
-    header = ("experiment", "what is claimed", "about", "here", "numbers")
+    header = ("experiment", "claim", "kind", "verdict", "evidence")
     rows = [
-        (_marked(section), claim.statement, claim.kind, _said(claim.verdict), claim.evidence)
+        (
+            _marked(section),
+            claim.statement,
+            claim.kind,
+            _bold(claim.verdict),
+            claim.evidence,
+        )
         for section in sections
         for claim in section.claims
     ]
@@ -160,19 +168,16 @@ def _marked(section: Section) -> str:
     return f"{section.name} (older code)" if section.outdated else section.name
 
 
-def _said(verdict: Verdict) -> str:
+def _bold(verdict: Verdict) -> str:
     return f"<b>{verdict}</b>" if verdict == "does not hold" else verdict
 
 
 def _section(section: Section) -> str:
-    took = f"`{section.name}`, {section.minutes:.1f} minutes."
-    parts = [f"### {section.title}", f"{took} {section.setup}"]
+    name_and_time = f"`{section.name}`, {section.minutes:.1f} minutes."
+    parts = [f"### {section.title}", f"{name_and_time} {section.setup}"]
     parts += [f"**Older code:** {'; '.join(section.outdated)}." if section.outdated else ""]
     parts += [_table(table) for table in section.tables]
-    parts += [
-        f"![{picture.words}](papers/{picture.file})\n\n*{picture.title}*"
-        for picture in section.pictures
-    ]
+    parts += [f"![{plot.alt_text}](papers/{plot.file})\n\n*{plot.title}*" for plot in section.plots]
     parts += [f"- {remark}" for remark in section.remarks]
     return "\n\n".join(part for part in parts if part)
 

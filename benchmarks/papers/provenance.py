@@ -1,7 +1,8 @@
-"""What a result was measured with: the code, the torch version and, for timings, the machine.
+"""The provenance of a result: the code, the torch version and, for timings, the machine.
 
-A kept result whose provenance differs from the current one is still used, because measuring takes
-hours and most commits change no number. The page marks it, and `--again` measures it again.
+A stored result whose provenance differs from the current one is still used, because measuring takes
+hours and most commits do not change any number. The page marks such results, and `--again` repeats
+the measurements.
 """
 
 import ast
@@ -34,9 +35,9 @@ class Provenance:
 
     @staticmethod
     def of(job: Job) -> "Provenance":
-        """The provenance of a result measured now."""
+        """Return the provenance of a result measured now."""
         file = inspect.getsourcefile(job.resolve())
-        assert file is not None, "a job is a function in a file"
+        assert file is not None, "the function of a job is defined in a file"
         return Provenance._now(str(Path(file).resolve().relative_to(_ROOT)), timed=job.alone)
 
     @staticmethod
@@ -46,7 +47,7 @@ class Provenance:
         return Provenance(source, code, str(torch.__version__), hardware() if timed else "")
 
     def outdated(self) -> tuple[str, ...]:
-        """The differences from a measurement of the same job made now; empty if there are none."""
+        """Return how the provenance differs from that of a measurement made now."""
         now = Provenance._now(self.source, timed=bool(self.machine))
         differs = []
         if self.code != now.code:
@@ -58,16 +59,20 @@ class Provenance:
         return tuple(differs)
 
 
-def outdated(kept: Mapping[str, Any]) -> tuple[str, ...]:
-    """`Provenance.outdated` of a kept result's JSON. Results of earlier versions have none."""
-    if "provenance" not in kept:
+def outdated(stored: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return `Provenance.outdated` for the JSON of a stored result.
+
+    Results of earlier versions have no provenance; they count as older code.
+    """
+    if "provenance" not in stored:
         return ("older code",)
-    return Provenance(**kept["provenance"]).outdated()
+    return Provenance(**stored["provenance"]).outdated()
 
 
 @cache
 def code_digest(file: Path) -> str:
-    """A digest of `file` and of every module of this repository that it imports, directly or not.
+    """Return a digest of `file` and all modules of this repository that it imports, directly or
+    indirectly.
 
     Comments, docstrings and formatting do not change it.
     """
@@ -76,7 +81,7 @@ def code_digest(file: Path) -> str:
 
 
 def reached(file: Path) -> set[Path]:
-    """`file` and the modules of this repository that it imports, directly or not."""
+    """Return `file` and the modules of this repository that it imports, directly or indirectly."""
     found, waiting = {file}, [file]
     while waiting:
         new = set(_parsed(waiting.pop())[1]) - found
@@ -87,7 +92,7 @@ def reached(file: Path) -> set[Path]:
 
 @cache
 def _parsed(file: Path) -> tuple[str, tuple[Path, ...]]:
-    """The digest of a module by itself, and the modules of this repository that it imports."""
+    """Return the digest of a module alone, and the modules of this repository that it imports."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     imported = {found for name in _imported_names(tree) if (found := _file_of(name)) is not None}
     for node in ast.walk(tree):
@@ -102,7 +107,10 @@ def _has_docstring(node: ast.AST) -> bool:
 
 
 def _imported_names(tree: ast.Module) -> Iterator[str]:
-    """Dotted names, in functions too: `a.b` and, for `from a.b import c`, also `a.b.c`."""
+    """Yield the dotted names of all imports, those in functions included.
+
+    `from a.b import c` yields `a.b` and `a.b.c`.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -113,13 +121,13 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """Importing `a.b.c` also runs the `__init__.py` of `a` and `a.b`."""
+    """Yield `a`, `a.b` and `a.b.c`: importing `a.b.c` runs the `__init__.py` of its parents too."""
     parts = name.split(".")
     yield from (".".join(parts[: number + 1]) for number in range(len(parts)))
 
 
 def _file_of(name: str) -> Path | None:
-    """None for modules of other distributions and for names that are not modules."""
+    """Return None for modules of other distributions and for names that are not modules."""
     if name.split(".")[0] not in _PACKAGES:
         return None
     path = _ROOT.joinpath(*name.split("."))

@@ -1,4 +1,4 @@
-"""The numbers that the papers print, from published.yaml, beside which ours stand."""
+"""The numbers printed in the papers, from published.yaml."""
 
 from functools import cache
 from pathlib import Path
@@ -15,9 +15,9 @@ def _all() -> dict[str, Any]:
 
 
 def published(*keys: str) -> Any:
-    """`published("002", "table 1", "MNIST")`: what stands there, numbers as printed.
+    """Return an entry, for example `published("002", "table 1", "MNIST")`, with numbers as printed.
 
-    KeyError where nothing does.
+    Raises KeyError if there is no such entry.
     """
     found: Any = _all()
     for key in keys:

@@ -1,4 +1,4 @@
-"""What an experiment has to show: a section of the page, as JSON between measuring and writing."""
+"""The results of an experiment as a section of the page, stored as JSON between the two steps."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,26 +7,26 @@ from typing import Any, Literal
 
 from benchmarks.papers.intervals import Mean
 
-# The layout of a section's JSON. Sections in another one are written again from the kept results.
-_FORMAT = 2
+# Version of a section's JSON. Sections of another version are regenerated from the stored results.
+_FORMAT = 3
 
-# "degenerate": both sides of the comparison are the same model, so it decides nothing.
+# "degenerate": both sides of the comparison are the same model, so there is nothing to compare.
 Verdict = Literal["holds", "does not hold", "not settled", "degenerate"]
 
 
 class Kind(StrEnum):
-    """What a claim is about. Only `PAPER` counts towards the page's headline."""
+    """The kind of a claim. Only `PAPER` counts toward the headline of the page."""
 
-    PAPER = "paper"  # a statement of the paper, tested on its kind of model and data
-    STAND_IN = "stand-in"  # a statement of the paper, tested on a much smaller model or input
-    OWN_QUESTION = "own question"  # no paper states it
-    TRIVIAL = "trivial"  # true by construction, whatever is measured
-    OWN_CODE = "own code"  # about the speed or the stability of kway's implementation
+    PAPER = "paper"  # a statement of the paper, tested with its kind of model and data
+    STAND_IN = "stand-in"  # a statement of the paper, tested with a much smaller model or input
+    ADDITIONAL = "additional"  # not stated in a paper
+    TRIVIAL = "trivial"  # true by construction
+    IMPLEMENTATION = "implementation"  # about the speed or stability of kway's code
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, its verdict here, the numbers behind the verdict, and what it is about."""
+    """A statement, its verdict, the numbers behind the verdict, and the kind of the claim."""
 
     statement: str
     verdict: Verdict
@@ -36,7 +36,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text as long as `header`."""
+    """A table of text; every row has as many cells as `header`."""
 
     title: str
     header: Sequence[str]
@@ -44,22 +44,22 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A PNG beside the page; `words` are what somebody hears who does not see it."""
+class Plot:
+    """A PNG file of the page, its caption and its alternative text."""
 
     file: str
     title: str
-    words: str
+    alt_text: str
 
 
 @dataclass(frozen=True)
 class Section:
     """One experiment on the page.
 
-    `setup` states what was run (networks, data, steps, seeds), `remarks` add caveats, and `minutes`
-    is how long its jobs took on all workers. `results` are the keys of the results behind it, and
-    `outdated` lists how many of them were measured with other code, another torch or another
-    machine than the current ones.
+    `setup` describes what was run (networks, data, steps, seeds), `remarks` add caveats, and
+    `minutes` is how long the jobs took on all workers. `results` are the keys of the results used,
+    and `outdated` lists how many of them were measured with other code, another torch version or
+    another machine.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Section:
     setup: str
     claims: Sequence[Claim] = ()
     tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    plots: Sequence[Plot] = ()
     remarks: Sequence[str] = field(default_factory=tuple)
     minutes: float = 0.0
     results: Sequence[str] = ()
@@ -79,7 +79,7 @@ class Section:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> "Section | None":
-        """None for a section in the format of an earlier version."""
+        """Return None for a section written by an earlier version."""
         if tree.pop("format", None) != _FORMAT:
             return None
         return Section(
@@ -89,7 +89,7 @@ class Section:
                     Claim(**{**claim, "kind": Kind(claim["kind"])}) for claim in tree["claims"]
                 ],
                 "tables": [Table(**table) for table in tree["tables"]],
-                "pictures": [Picture(**picture) for picture in tree["pictures"]],
+                "plots": [Plot(**plot) for plot in tree["plots"]],
             }
         )
 
@@ -97,17 +97,21 @@ class Section:
 def paired(
     statement: str, gain: Mean, kind: Kind, *, points: bool = False, note: str = ""
 ) -> Claim:
-    """The claim that `gain`, a mean of differences paired by seed, is positive.
+    """Return the claim that `gain`, a mean of differences paired by seed, is positive.
 
-    `points`: the gain is a share, shown in percent. `note` is appended to the evidence.
+    `points`: the gain is a fraction, shown in percentage points. `note`: text appended to the
+    evidence.
     """
     shown = f"{gain.percent(2)} points" if points else gain.text(4)
     return Claim(statement, verdict(gain), f"{shown} (paired, {gain.n} seeds){note}", kind)
 
 
 def verdict(advantage: Mean | None) -> Verdict:
-    """The verdict on the claim that `advantage` is positive: settled if its whole interval is
-    positive, or none of it is. None: there was nothing to compare."""
+    """Return the verdict on the claim that `advantage` is positive.
+
+    It holds if the whole interval is positive, and fails if no part of it is. None: both sides
+    were the same model.
+    """
     if advantage is None:
         return "degenerate"
     if advantage.low > 0:
@@ -116,6 +120,8 @@ def verdict(advantage: Mean | None) -> Verdict:
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict for several readings of a claim, such as best and shared rates: the common one if
-    all agree, otherwise "not settled", because the choice of reading would decide."""
+    """Combine the verdicts of several evaluations of a claim, such as best and shared rates.
+
+    If they differ, the claim is "not settled": the choice of evaluation would decide it.
+    """
     return verdicts[0] if len(set(verdicts)) == 1 else "not settled"

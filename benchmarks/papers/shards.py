@@ -1,6 +1,6 @@
-"""Shards for the experiments, made of the published files below the user's `data`.
+"""Shards for the experiments, made from the published files below the user's `data`.
 
-An experiment names what it wants by a `Dataset`; equal ones are made once.
+Experiments request shards by a `Dataset`; equal datasets share their shards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from benchmarks.papers.job import FOLDER, Job, Measures, Places
+from benchmarks.papers.job import FOLDER, Folders, Job, Measures
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.writer import write_shards
@@ -25,21 +25,25 @@ from data.sources.source import Modality, Sample, Source
 from data.text.tokenizer_training import train_tokenizer
 from heads.tree import load_label_vectors
 
-# Label vectors that tell a class and its coarse class: half of the similarity is the latter.
+# Label vectors that encode a class and its coarse class. The coarse class contributes half of the
+# similarity.
 COARSE = "coarse classes"
 _VOCABULARY = 20_000
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A published dataset, changed as an experiment wants it.
+    """A published dataset with modifications.
 
-    `side`: pictures shrunk to so many pixels. `classes`: names of those kept. `noise`: the share of
-    training labels replaced by a random one of the same coarse class, itself included (paper 003,
-    5.1). `validation`: so many training samples, at most a quarter, become the split `validation`.
-    `limits`: at most so many samples of a split. `vectors`: a file of label vectors below the
-    user's data, or COARSE. `options` are the source's own. Which samples and labels these are
-    depends on `seed` alone.
+    - `side`: shrink images to `side` x `side` pixels.
+    - `classes`: names of the classes to use; None: all.
+    - `noise`: fraction of training labels replaced by a random label of the same coarse class,
+      possibly the same label (paper 003, section 5.1).
+    - `validation`: number of training samples, at most a quarter, moved to the split `validation`.
+    - `limits`: maximum number of samples per split.
+    - `vectors`: file of label vectors below the user's data, or COARSE.
+    - `options`: options of the source.
+    - `seed`: the only input of the random choice of samples and labels.
     """
 
     source: str
@@ -54,7 +58,7 @@ class Dataset:
 
     @property
     def job(self) -> Job:
-        """Makes the shards; their folder is the job's key below `places.shards`."""
+        """The job that makes the shards."""
         return Job("shards:make_shards", asdict(self))
 
 
@@ -62,56 +66,58 @@ MNIST, CIFAR_100 = "mnist", "cifar-100-binary.tar.gz"  # below the user's data
 TWEETS, EMOJI_VECTORS = "tweeteval-emoji", "emoji2vec/emoji2vec.bin"
 
 
-class _Known(NamedTuple):
-    place: str
+class _KnownSource(NamedTuple):
+    path: str
     open: Callable[..., Source]
 
 
 _SOURCES = {
-    "mnist": _Known(MNIST, Mnist),
-    "cifar100": _Known(CIFAR_100, Cifar100),
-    "tweeteval-emoji": _Known(TWEETS, LabelledTexts),
+    "mnist": _KnownSource(MNIST, Mnist),
+    "cifar100": _KnownSource(CIFAR_100, Cifar100),
+    "tweeteval-emoji": _KnownSource(TWEETS, LabelledTexts),
 }
 
 
-def make_shards(settings: Mapping[str, Any], places: Places) -> Measures:
-    """The job of a `Dataset`: how many samples each split has."""
+def make_shards(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Make the shards of a `Dataset` (a job). Measures the number of samples per split."""
     dataset = Dataset(**settings)
     if dataset.source not in _SOURCES:
-        raise ValueError(f"no source {dataset.source}: choose one of {', '.join(_SOURCES)}")
-    place, opened = _SOURCES[dataset.source]
-    path = places.data / place
+        raise ValueError(f"unknown source {dataset.source}: choose from {', '.join(_SOURCES)}")
+    name, opened = _SOURCES[dataset.source]
+    path = folders.data / name
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: --data needs {place} as published")
+        raise FileNotFoundError(f"{path} does not exist: add the published {name} to --data")
     options = dict(dataset.options)
     if dataset.source == "tweeteval-emoji":
-        options["work"] = places.work
+        options["work"] = folders.work
     inner = opened(path, **options)
     if dataset.vectors not in ("", COARSE):
-        inner = WithLabelVectors(inner, places.data / dataset.vectors, _vectors_of)
-    source = Changed(inner, dataset)
-    written = write_shards(source, shards_of(dataset, places), samples_per_shard=100_000, workers=1)
+        inner = WithLabelVectors(inner, folders.data / dataset.vectors, _vectors_of)
+    source = ModifiedSource(inner, dataset)
+    written = write_shards(
+        source, shards_of(dataset, folders), samples_per_shard=100_000, workers=1
+    )
     manifest = written.manifest
     sizes = {
         split: sum(shard.samples for shard in manifest.of_split(split)) for split in manifest.splits
     }
     if source.modality == "text":
-        out = tokenizer_of(dataset, places)
-        rmtree(out, ignore_errors=True)  # of shards that are gone, or of an interrupted job
+        out = tokenizer_of(dataset, folders)
+        rmtree(out, ignore_errors=True)  # left by removed shards or an interrupted job
         train_tokenizer(
-            str(shards_of(dataset, places)), out, vocab_size=_VOCABULARY, lowercase=True, threads=1
+            str(shards_of(dataset, folders)), out, vocab_size=_VOCABULARY, lowercase=True, threads=1
         )
-    return {FOLDER: shards_of(dataset, places).name, **sizes}
+    return {FOLDER: shards_of(dataset, folders).name, **sizes}
 
 
-def shards_of(dataset: Dataset, places: Places) -> Path:
-    """The folder of a dataset's shards."""
-    return places.shards / f"{dataset.source}-{dataset.job.key[:12]}"
+def shards_of(dataset: Dataset, folders: Folders) -> Path:
+    """Return the folder of a dataset's shards."""
+    return folders.shards / f"{dataset.source}-{dataset.job.key[:12]}"
 
 
-def tokenizer_of(dataset: Dataset, places: Places) -> Path:
-    """The tokenizer of a dataset of texts, learned from its training texts."""
-    folder = shards_of(dataset, places)
+def tokenizer_of(dataset: Dataset, folders: Folders) -> Path:
+    """Return the folder of the tokenizer trained on a text dataset's training split."""
+    folder = shards_of(dataset, folders)
     return folder.with_name(f"{folder.name}-tokenizer")
 
 
@@ -125,8 +131,8 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Changed:
-    """A source of samples as a `Dataset` wants them."""
+class ModifiedSource:
+    """A source with the modifications of a `Dataset`."""
 
     inner: Source
     dataset: Dataset
@@ -142,14 +148,14 @@ class Changed:
         )
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        everyone = self.inner.classes()
-        return tuple(everyone[label] for label in self._labels)
+        all_classes = self.inner.classes()
+        return tuple(all_classes[label] for label in self._labels)
 
     def label_vectors(self) -> np.ndarray | None:
         if self.dataset.vectors == COARSE:
             paths = [info.attributes[PATH] for info in self.classes()]
-            places = sorted(set(paths))
-            coarse = np.eye(len(places), dtype=np.float32)[[places.index(path) for path in paths]]
+            unique = sorted(set(paths))
+            coarse = np.eye(len(unique), dtype=np.float32)[[unique.index(path) for path in paths]]
             return np.hstack([np.eye(len(paths), dtype=np.float32), coarse])
         vectors = self.inner.label_vectors()
         return None if vectors is None else vectors[self._labels]
@@ -157,12 +163,12 @@ class Changed:
     def splits(self) -> dict[str, Sequence[_Task]]:
         dataset = self.dataset
         found: dict[str, Sequence[_Task]] = {}
-        new = {label: place for place, label in enumerate(self._labels)}
+        new = {label: index for index, label in enumerate(self._labels)}
         for split, tasks in self.inner.splits().items():
             rng = np.random.default_rng([dataset.seed, *split.encode()])
-            kept = [task for task in tasks if task.label in new]
-            mixed = [kept[place] for place in rng.permutation(len(kept))]
-            found[split] = [_Task(task, new[task.label]) for task in mixed]
+            selected = [task for task in tasks if task.label in new]
+            shuffled = [selected[index] for index in rng.permutation(len(selected))]
+            found[split] = [_Task(task, new[task.label]) for task in shuffled]
         if dataset.validation:
             number = min(dataset.validation, len(found["train"]) // 4)
             found["validation"], found["train"] = found["train"][:number], found["train"][number:]
@@ -178,11 +184,11 @@ class Changed:
             return sample
         data = sample.data
         if (side := self.dataset.side) is not None:
-            picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-            assert picture is not None, "our own PNG"
-            shrunk = cv2.resize(picture, (side, side), interpolation=cv2.INTER_AREA)
-            grey = shrunk.ndim == 2
-            data = lossless(shrunk if grey else cv2.cvtColor(shrunk, cv2.COLOR_BGR2RGB))
+            image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+            assert image is not None, "sources write valid PNG files"
+            shrunk = cv2.resize(image, (side, side), interpolation=cv2.INTER_AREA)
+            is_gray = shrunk.ndim == 2
+            data = lossless(shrunk if is_gray else cv2.cvtColor(shrunk, cv2.COLOR_BGR2RGB))
         return Sample(sample.key, data, sample.extension, task.label)
 
     def _with_noise(self, tasks: Sequence[_Task]) -> list[_Task]:
@@ -197,10 +203,12 @@ class Changed:
 
     @cached_property
     def _labels(self) -> list[int]:
-        """The source's numbers of the classes that are kept."""
+        """The source's labels of the classes to use."""
         names = [info.name for info in self.inner.classes()]
         if self.dataset.classes is None:
             return list(range(len(names)))
         if unknown := set(self.dataset.classes) - set(names):
-            raise ValueError(f"{self.dataset.source} has no class {min(unknown)}: correct it")
+            raise ValueError(
+                f"{self.dataset.source} has no class {min(unknown)}: correct the class name"
+            )
         return [names.index(name) for name in self.dataset.classes]

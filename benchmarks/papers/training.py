@@ -1,4 +1,4 @@
-"""A job that is a run of the ordinary trainer: a recipe in, its evaluations out."""
+"""A job that runs kway's trainer with a recipe and returns its evaluations."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.shards import Dataset, shards_of, tokenizer_of
 
 if TYPE_CHECKING:
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from trainer.task import Task
 
 _CURVE_POINTS = 100
-# As a recipe's tokenizer: the one that was learned from the dataset's own texts.
-MADE = "made"
+# Tokenizer entry of a recipe that stands for the tokenizer trained on the dataset's own texts.
+LEARNED = "made"
 
 
 def training(
     dataset: Dataset, recipe: Mapping[str, Any], *, also: Sequence[str] = (), logits: bool = False
 ) -> Job:
-    """A run of `recipe` (a recipe's tree, without `run` and `data.shards`) on `dataset`, whose
-    shards are made before. `also`: splits evaluated beside `data.eval_split`; `logits`: measures
-    of log-probabilities, which need all logits, beside those of single logits.
+    """Return a job that trains `recipe` on `dataset`, whose shards must exist when it runs.
 
-    It measures what an evaluation does, `also` under the split's name, the SLC measures of all
-    logits under `all_logits`, `curve` (steps and training losses), and `diverged` where a loss or
-    gradient was not finite and there is nothing else. Where the recipe keeps the best checkpoint,
-    `best` has its step and what `also` are at it.
+    `recipe` is a dictionary without `run` and `data.shards`. `also`: splits to evaluate in addition
+    to `data.eval_split`. `logits`: also measure log-probabilities, which need all logits.
+
+    The measures are those of the evaluation, plus the measures of each split in `also` under its
+    name, SLC measures of log-probabilities under `all_logits`, and `curve` (steps and training
+    losses). If the recipe keeps the best checkpoint, `best` contains its step and the measures of
+    the splits in `also` at that step. If a loss or gradient is not finite, `diverged` is the only
+    measure.
     """
     settings = {
         "dataset": asdict(dataset),
@@ -45,23 +47,23 @@ def training(
     return Job("training:run_recipe", settings)
 
 
-def run_recipe(settings: Mapping[str, Any], places: Places) -> Measures:
-    """The job of `training`. A run that was cut off goes on from its last checkpoint."""
+def run_recipe(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Train and evaluate (the job of `training`). Resumes from the last checkpoint."""
     from trainer.process.signals import Preempted
     from trainer.recipe import build_recipe
     from trainer.train import train
     from trainer.world import open_world
 
-    run = places.work / "run"
+    run = folders.work / "run"
     dataset = Dataset(**settings["dataset"])
     tree = dict(settings["recipe"])
-    data = {**tree.get("data", {}), "shards": str(shards_of(dataset, places))}
-    if data.get("text", {}).get("tokenizer") == MADE:
-        data["text"] = {**data["text"], "tokenizer": str(tokenizer_of(dataset, places))}
+    data = {**tree.get("data", {}), "shards": str(shards_of(dataset, folders))}
+    if data.get("text", {}).get("tokenizer") == LEARNED:
+        data["text"] = {**data["text"], "tokenizer": str(tokenizer_of(dataset, folders))}
     tree |= {"run": str(run), "data": data}
     recipe = build_recipe(tree, origin="an experiment's recipe")
-    log = places.work / "log.txt"
-    with log.open("a") as said, redirect_stdout(said), redirect_stderr(said):
+    log = folders.work / "log.txt"
+    with log.open("a") as output, redirect_stdout(output), redirect_stderr(output):
         try:
             with open_world(recipe.train.device) as world:
                 train(recipe, world)
@@ -69,7 +71,7 @@ def run_recipe(settings: Mapping[str, Any], places: Places) -> Measures:
         except FloatingPointError as error:
             return {"diverged": str(error)}
         except Preempted as stopped:
-            os._exit(stopped.exit_code)  # the checkpoint is written; the pool is being ended
+            os._exit(stopped.exit_code)  # the checkpoint is written; the pool is shutting down
 
 
 def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Measures:
@@ -79,8 +81,8 @@ def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Meas
     evaluations = RunFolder(run).evaluations
     measures = _evaluation(max(evaluations.glob("step-*.json")))
     measures |= {split: _evaluated(run, split, None, world) for split in also}
-    if (kept := recipe.checkpoint.keep_best) is not None:
-        step = _best_step(evaluations, kept)
+    if (criterion := recipe.checkpoint.keep_best) is not None:
+        step = _best_step(evaluations, criterion)
         of_splits = {split: _evaluated(run, split, step, world) for split in also}
         measures["best"] = {"step": step, **of_splits}
     if settings["logits"]:
@@ -89,19 +91,19 @@ def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Meas
 
 
 def _evaluated(run: Path, split: str, step: int | None, world: Any) -> Measures:
-    """At the checkpoint of a step; None: the newest one."""
+    """Evaluate the checkpoint of `step`; None: the newest one."""
     from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 
-    wanted = EvaluationRequest(run, checkpoint=step, split=split)
-    at = evaluate_run(wanted, world)
-    return _evaluation(wanted.folder() / f"step-{at:08d}.json")
+    request = EvaluationRequest(run, checkpoint=step, split=split)
+    evaluated_step = evaluate_run(request, world)
+    return _evaluation(request.folder() / f"step-{evaluated_step:08d}.json")
 
 
-def _best_step(evaluations: Path, kept: "BestConfig") -> int:
-    """The first of equals, whose checkpoint the trainer keeps."""
+def _best_step(evaluations: Path, criterion: "BestConfig") -> int:
+    """Return the first of the best steps: the trainer keeps the checkpoint of that one."""
     found = [_evaluation(path) for path in sorted(evaluations.glob("step-*.json"))]
-    sign = 1 if kept.mode == "max" else -1
-    best = max(found, key=lambda one: sign * float(one[kept.measure]))
+    sign = 1 if criterion.mode == "max" else -1
+    best = max(found, key=lambda one: sign * float(one[criterion.measure]))
     return int(best["step"])
 
 
@@ -115,13 +117,13 @@ def _curve(log: Path) -> Measures:
     steps = [(line["step"], line["loss"]) for line in lines if line["event"] == "step"]
     chosen = np.unique(np.linspace(0, len(steps) - 1, _CURVE_POINTS).round().astype(int))
     return {
-        "steps": [steps[place][0] for place in chosen],
-        "losses": [steps[place][1] for place in chosen],
+        "steps": [steps[index][0] for index in chosen],
+        "losses": [steps[index][1] for index in chosen],
     }
 
 
 def _slc_of_probabilities(run: Path, world: Any) -> Measures:
-    """Measures of log p_j instead of z_j, as paper 002 has them in Table 2."""
+    """Return the measures of log p_j instead of z_j, as in Table 2 of paper 002."""
     from heads.slc import block_measures
     from trainer.run.trained_run import open_trained
 
@@ -134,7 +136,7 @@ def _slc_of_probabilities(run: Path, world: Any) -> Measures:
 def evaluated_logits(
     recipe: "Recipe", task: "Task", world: Any
 ) -> tuple["Tensor", "Tensor", "Tensor"]:
-    """All logits [N, K] of the recipe's evaluation split, labels [N], and the columns' classes."""
+    """Return all logits [N, K] of the evaluation split, labels [N], and class ids [K]."""
     import torch
 
     from data.loading.loader import EvalLoader

@@ -1,4 +1,4 @@
-"""Timings for jobs that are `alone`: contenders take turns, and a ratio is one within a round."""
+"""Timings for jobs with `alone`: contenders take turns, and ratios are computed per round."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from benchmarks.papers.job import Places
+from benchmarks.papers.job import Folders
 from benchmarks.papers.section import Verdict
 from benchmarks.timing import take_turns
 
@@ -18,8 +18,10 @@ Seconds = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Median:
-    """The median of `n` numbers between the order statistics that bound it with 95% confidence;
-    `low` and `high` are infinite where there are too few."""
+    """The median of `n` numbers and its 95% confidence interval from order statistics.
+
+    `low` and `high` are infinite if there are too few numbers.
+    """
 
     value: float
     low: float
@@ -27,7 +29,7 @@ class Median:
     n: int
 
     def text(self, digits: int = 2) -> str:
-        """`1.23 (1.20 to 1.26)`; the value alone where too few numbers say nothing of it."""
+        """Return `1.23 (1.20 to 1.26)`, or only the value if the interval is infinite."""
         shown = f"{self.value:.{digits}f}"
         if math.isinf(self.high):
             return shown
@@ -35,25 +37,25 @@ class Median:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Low and high for a picture; the value itself where there are too few numbers."""
+        """The interval for a plot; both ends are the median if the interval is infinite."""
         if math.isinf(self.high):
             return self.value, self.value
         return self.low, self.high
 
     def above(self, least: float) -> Verdict:
-        """Of a claim that the median is above `least`."""
+        """Return the verdict on the claim that the median is above `least`."""
         if self.low > least:
             return "holds"
         return "does not hold" if self.high < least else "not settled"
 
 
 def median(numbers: Sequence[float]) -> Median:
-    """Raises ValueError for no numbers."""
+    """Return the median with its interval. Raises ValueError if `numbers` is empty."""
     if not len(numbers):
-        raise ValueError("a median of no numbers")
+        raise ValueError("cannot take the median of an empty sequence")
     ordered = np.sort(np.asarray(numbers, dtype=np.float64))
     middle, n = float(np.median(ordered)), len(ordered)
-    # A number falls below the median with probability 1/2.
+    # Each number is below the true median with probability 1/2.
     rank = int(stats.binom.ppf(0.025, n, 0.5))
     if rank == 0:
         return Median(middle, -math.inf, math.inf, n)
@@ -61,21 +63,23 @@ def median(numbers: Sequence[float]) -> Median:
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> Median:
-    """How many times as long theirs took, by rounds."""
+    """Return the median over rounds of `theirs` / `ours`."""
     return median((np.asarray(theirs) / np.asarray(ours)).tolist())
 
 
 def timed(
     contenders: Mapping[str, Callable[[], object]],
-    places: Places,
+    folders: Folders,
     *,
     rounds: int,
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Seconds:
-    """Seconds of each contender by round, as `take_turns` measures them; its progress goes into the
-    job's log. A GPU has done its work when `clock` is read."""
-    with (places.work / "log.txt").open("a") as log, redirect_stderr(log):
+    """Return the seconds of each contender by round, measured by `take_turns`.
+
+    Its progress is written to the job's log. The GPU is synchronized before `clock` is read.
+    """
+    with (folders.work / "log.txt").open("a") as log, redirect_stderr(log):
         found = take_turns(
             contenders, title="rounds", rounds=rounds, seconds=seconds, clock=synchronous(clock)
         )
@@ -83,7 +87,7 @@ def timed(
 
 
 def synchronous(clock: Callable[[], float]) -> Callable[[], float]:
-    """`clock`, read when the GPU has done what it was given, if there is one."""
+    """Return a clock that waits for pending GPU work, if there is a GPU, before reading `clock`."""
     import torch
 
     if not torch.cuda.is_available():
@@ -97,5 +101,5 @@ def synchronous(clock: Callable[[], float]) -> Callable[[], float]:
 
 
 def milliseconds(times: Sequence[float]) -> str:
-    """Their median, with three digits that count."""
+    """Return the median in milliseconds with three significant digits."""
     return f"{1e3 * float(np.median(times)):,.3g}"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.conduct import conduct
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.job_runner import JobRunner
+from benchmarks.papers.run_experiments import run_experiments
 from benchmarks.papers.section import Section
 from tests.papers.published_files import write_papers_data
 
@@ -26,10 +26,10 @@ def conducted(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the trainer would use every core
 
     def run(experiment: Experiment) -> Section:
-        with Laboratory(papers_data, tmp_path, workers=0) as laboratory:
-            (section,) = conduct([experiment], laboratory, minutes=0)
-        for image in section.images:
-            assert (tmp_path / "images" / image.file).stat().st_size > 1000
+        with JobRunner(papers_data, tmp_path, workers=0) as runner:
+            (section,) = run_experiments([experiment], runner, minutes=0)
+        for plot in section.plots:
+            assert (tmp_path / "plots" / plot.file).stat().st_size > 1000
         return section
 
     return run

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 
 
 class Doubling(Job):
@@ -26,11 +26,11 @@ def doubling(number: int, *, kills_after: Job | None = None) -> Job:
     return Doubling("double", settings)
 
 
-def _double(settings: Mapping[str, Any], places: Places) -> Measures:
-    with (places.data / "done").open("a") as done:
+def _double(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    with (folders.data / "done").open("a") as done:
         done.write(f"{settings['number']}\n")
     if key := settings.get("kills_after"):
-        until((places.shards.parent / "results" / f"{key}.json").is_file)
+        until((folders.shards.parent / "results" / f"{key}.json").is_file)
         os._exit(1)
     return {"double": 2 * settings["number"]}
 

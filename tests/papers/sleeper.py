@@ -1,4 +1,4 @@
-"""A laboratory whose only job sleeps, for a test that kills it."""
+"""A runner whose only job sleeps, for a test that kills it."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.job import Job, Measures, Places
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.job import Folders, Job, Measures
+from benchmarks.papers.job_runner import JobRunner
 
 
 class Sleeping(Job):
@@ -16,10 +16,10 @@ class Sleeping(Job):
         return _sleep
 
 
-def _sleep(_settings: Mapping[str, Any], places: Places) -> Measures:
-    begun = places.data / "begun"
+def _sleep(_settings: Mapping[str, Any], folders: Folders) -> Measures:
+    begun = folders.data / "begun"
     begun.write_text(str(os.getpid()))
-    begun.rename(places.data / "worker")
+    begun.rename(folders.data / "worker")
     time.sleep(600)
     return {}
 
@@ -29,5 +29,5 @@ def sleep_in_laboratory(folder: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # A shell that runs the tests in the background may ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Laboratory(folder, folder / "out", workers=1) as laboratory:
-        laboratory.measure([Sleeping("sleeper", {})])
+    with JobRunner(folder, folder / "out", workers=1) as runner:
+        runner.measure([Sleeping("sleeper", {})])

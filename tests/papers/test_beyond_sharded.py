@@ -27,4 +27,4 @@ def test_rows_of_ranks_are_joined_in_class_order() -> None:
     ]
     joined = beyond_sharded.joined(ranks, ["a"])["a"]
     assert joined.tolist() == [[0.0], [1.0], [2.0]]
-    assert beyond_sharded.apart([1.0, 4.0], [1.0, 5.0]) == 0.2
+    assert beyond_sharded.relative_difference([1.0, 4.0], [1.0, 5.0]) == 0.2

@@ -378,7 +378,7 @@ def test_a_regime_claim_counts_the_settled_regimes() -> None:
     for ours, theirs, expected in ((_VTREE, _CE, _HOLDS), (_CE, _VTREE, _NOT)):
         found = tree_regimes._against(ours, theirs, [_WINS, in_regime(0.5, 0.6)])
         assert found.verdict == expected
-        assert "higher in 1, lower in 1" in found.evidence
+        assert "higher in 1 and lower in 1" in found.evidence
 
 
 def one_sided(better_at: str) -> Trained:
@@ -550,7 +550,7 @@ def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> No
     claim = tree_norms._smaller_trained(found)
     assert claim.verdict == _OPEN
     assert "own best rates (W 0.3, V 0.1) 0.45" in claim.evidence
-    assert "both at 0.3 -0.1" in claim.evidence
+    assert "both at rate 0.3 -0.1" in claim.evidence
 
 
 # ---------------------------------------------------------------- searches

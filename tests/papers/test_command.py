@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.papers import __main__
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments import EXPERIMENTS
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.section import Claim, Kind, Section, Table
 from launch.main import run
 from tests.papers.counted import doubling
@@ -20,8 +20,8 @@ Papers = Callable[..., int]
 _NEEDED = "numbers.txt"
 
 
-def _section_of(name: str, paper: str, album: Album, double: int) -> Section:
-    image = album.add(name, Figure(figsize=(1, 1)), title="Nothing.", words="A blank.")
+def _section_of(name: str, paper: str, plots: PlotFolder, double: int) -> Section:
+    plot = plots.save(name, Figure(figsize=(1, 1)), title="Nothing.", alt_text="A blank.")
     return Section(
         name,
         paper,
@@ -29,27 +29,27 @@ def _section_of(name: str, paper: str, album: Album, double: int) -> Section:
         "As it was.",
         claims=[Claim("it is doubled", "holds", f"{double}", Kind.PAPER)],
         tables=[Table("Doubles", ["double"], [[f"{double}"]])],
-        images=[image],
+        plots=[plot],
     )
 
 
-def _course(name: str, paper: str) -> Callable[[Budget, Album], Course]:
-    def course(_budget: Budget, album: Album) -> Course:
+def _procedure(name: str, paper: str) -> Callable[[Budget, PlotFolder], Procedure]:
+    def procedure(_budget: Budget, plots: PlotFolder) -> Procedure:
         job = doubling(4_321)
         results = yield [job]
-        return _section_of(name, paper, album, results[job]["double"])
+        return _section_of(name, paper, plots, results[job]["double"])
 
-    return course
+    return procedure
 
 
-def _fails(_budget: Budget, _album: Album) -> Course:
+def _fails(_budget: Budget, _album: PlotFolder) -> Procedure:
     yield from ()
     raise ValueError("numbers ran out: bring more")
 
 
 # Both use the same job.
-_ONE = Experiment("001-one", "001", "The first", 1, "two", _course("001-one", "001"))
-_TWO = Experiment("002-two", "002", "The second", 2, "four", _course("002-two", "002"))
+_ONE = Experiment("001-one", "001", "The first", 1, "two", _procedure("001-one", "001"))
+_TWO = Experiment("002-two", "002", "The second", 2, "four", _procedure("002-two", "002"))
 _BAD = Experiment("003-bad", "003", "The third", 3, "six", _fails, needs=(_NEEDED,))
 
 
@@ -112,7 +112,7 @@ def test_experiment_names_are_unique_and_start_with_their_paper() -> None:
           for wrong in ("0", "-1", "nan", "inf", "x", "")),
         (["003", "--data", "none"], _NEEDED),
         (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),
-        (["001", "--page", "data"], "data is a folder: pass the path of a file to --page"),
+        (["001", "--page", "data"], "data is a folder: "),
         (["001", "--workers", "0"], "--workers"),
         (["001", "--page-only"], "--page-only"),
         (["--page-only"], "runs/papers"),
@@ -140,7 +140,7 @@ def test_invalid_arguments_exit_with_2_and_write_nothing(
 def test_a_folder_in_use_is_not_changed(
     papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Laboratory(data, tmp_path / "out", workers=0):
+    with JobRunner(data, tmp_path / "out", workers=0):
         assert papers("001", "--out", "out") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -185,9 +185,9 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     assert last == "error: numbers ran out: bring more"
     assert "### Experiment 002-two" in page.read_text()
 
-    # Write only the page, while another laboratory is running.
+    # Write only the page, while another runner is running.
     page.unlink()
-    with Laboratory(data, tmp_path / "out", workers=0):
+    with JobRunner(data, tmp_path / "out", workers=0):
         assert papers("--page-only", "--out", "out") == 0
     assert capsys.readouterr().out == "out/papers.md: 2 experiments\n"
     assert "### Experiment 002-two" in page.read_text()

@@ -25,11 +25,11 @@ def compared(
     comparison: Comparison, reached: Callable[[str, float], Mapping[str, Any]]
 ) -> Compared:
     """Run the comparison with invented results: `reached` returns them by arm and learning rate."""
-    course = comparison.course(Budget(1, 1), steps=10, search_steps=5, at_least=2, at_most=2)
-    jobs = next(course)
+    procedure = comparison.procedure(Budget(1, 1), steps=10, search_steps=5, at_least=2, at_most=2)
+    jobs = next(procedure)
     while True:
         try:
-            jobs = course.send({job: Result(_measures(job, reached), 1.0) for job in jobs})
+            jobs = procedure.send({job: Result(_measures(job, reached), 1.0) for job in jobs})
         except StopIteration as end:
             found: Compared = end.value
             return found

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder
 from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.job import Job, Result
-from benchmarks.papers.training import MADE
+from benchmarks.papers.training import LEARNED
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
 
@@ -24,12 +24,12 @@ _NETWORKS = {
 }
 
 
-def searched(experiment: Experiment, album: Path) -> list[Job]:
+def searched(experiment: Experiment, plots: Path) -> list[Job]:
     """Return the first training jobs of an experiment. Jobs before them get invented results."""
-    course = experiment.course(Budget(None, experiment.minutes), Album(album))
-    jobs = next(course)
+    procedure = experiment.procedure(Budget(None, experiment.minutes), PlotFolder(plots))
+    jobs = next(procedure)
     while not jobs[0].function.startswith("training"):
-        jobs = course.send({job: Result(_made_up(job), 0.0) for job in jobs})
+        jobs = procedure.send({job: Result(_made_up(job), 0.0) for job in jobs})
     return list(jobs)
 
 
@@ -59,7 +59,7 @@ def test_a_pretrained_encoder_uses_its_own_tokenizer(tmp_path: Path) -> None:
     for job in searched(experiment, tmp_path):
         recipe = built(job, tmp_path)
         assert recipe.data.text is not None
-        assert recipe.data.text.tokenizer == f"hub:{recipe.backbone.name}" != MADE
+        assert recipe.data.text.tokenizer == f"hub:{recipe.backbone.name}" != LEARNED
 
 
 def built(job: Job, folder: Path) -> Recipe:

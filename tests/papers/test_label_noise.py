@@ -11,7 +11,7 @@ from benchmarks.papers.comparison import Rates, Run
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments.cifar import densenet
 from benchmarks.papers.experiments.label_noise import EXPERIMENT
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.section import Section
 from benchmarks.papers.training import training
 
@@ -28,9 +28,9 @@ def test_both_losses_are_tested_at_each_share_of_noise(
     assert noisy[3].endswith("(72.93)")
     assert "(" not in noisy[2]  # the paper does not report the last checkpoint of cross-entropy
     assert [claim.statement for claim in section.claims] == [
-        "without noise ce beats smooth_topk (top-1)",
-        "at label noise 1 smooth_topk beats ce (top-5)",
-        "at label noise 1 smooth_topk beats ce (top-1)",
+        "without noise, ce beats smooth_topk (top-1)",
+        "at label noise 1, smooth_topk beats ce (top-5)",
+        "at label noise 1, smooth_topk beats ce (top-1)",
     ]
 
 
@@ -45,9 +45,9 @@ def test_the_best_and_the_last_checkpoint_are_tested(
     recipe["evaluation"]["every"] = {"steps": 1}
     recipe["checkpoint"]["keep_best"] = {"measure": "top1", "mode": mode}
     job = training(network.of(), recipe, also=("test", "train"))
-    with Laboratory(papers_data, tmp_path, workers=0) as laboratory:
-        laboratory.measure([network.of().job])
-        found = laboratory.measure([job])[job]
+    with JobRunner(papers_data, tmp_path, workers=0) as runner:
+        runner.measure([network.of().job])
+        found = runner.measure([job])[job]
     best, last = found["best"]["test"]["top1"], found["test"]["top1"]
     assert last == found["top1"]
     assert best < last if mode == "min" else best >= last

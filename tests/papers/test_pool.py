@@ -1,4 +1,4 @@
-"""Jobs of a laboratory in two worker processes."""
+"""Jobs of a runner in two worker processes."""
 
 import os
 import time
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.papers.job import Job, Measures, Places
-from benchmarks.papers.laboratory import Laboratory, cores
+from benchmarks.papers.job import Folders, Job, Measures
+from benchmarks.papers.job_runner import JobRunner, cores
 from tests.papers.counted import Doubling, doubling, until
 
 _WORKERS = 2
@@ -23,12 +23,12 @@ class Observing(Job):
         return _observed
 
 
-def _observed(settings: Mapping[str, Any], places: Places) -> Measures:
+def _observed(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Wait until the jobs in `awaits` have begun; return times, process and number of threads."""
     begun = time.monotonic()  # comparable between processes of a machine
     number = settings["number"]
-    (places.data / f"begun-{number}").touch()
-    until(lambda: all((places.data / f"begun-{n}").exists() for n in settings["awaits"]))
+    (folders.data / f"begun-{number}").touch()
+    until(lambda: all((folders.data / f"begun-{n}").exists() for n in settings["awaits"]))
     time.sleep(0.1)
     return {
         "number": number,
@@ -50,20 +50,20 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobRunner]:
     data = tmp_path_factory.mktemp("pool")
-    with Laboratory(data, data / "out", workers=_WORKERS) as opened:
+    with JobRunner(data, data / "out", workers=_WORKERS) as opened:
         yield opened
 
 
 def test_parallel_jobs_share_the_cores_and_exclusive_jobs_use_all(
-    laboratory: Laboratory,
+    runner: JobRunner,
 ) -> None:
     # Each of the first two ends only when the other has begun.
     together = [observe(1, awaits=(2,)), observe(2, awaits=(1,))]
     alone = [observe(number, alone=True) for number in (3, 4, 5)]
     reports: list[tuple[int, int]] = []
-    found = laboratory.measure(
+    found = runner.measure(
         [alone[0], *together, *alone[1:]],
         lambda found, total: reports.append((len(found), total)),
     )
@@ -86,47 +86,49 @@ def test_parallel_jobs_share_the_cores_and_exclusive_jobs_use_all(
         assert found[job].seconds >= _WORKERS * duration
 
 
-def test_jobs_use_omp_num_threads(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_use_omp_num_threads(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     jobs = [observe(11), observe(12, alone=True)]
-    found = laboratory.measure(jobs)
+    found = runner.measure(jobs)
     for job in jobs:
         assert (found[job]["threads"], found[job]["variable"]) == (3, 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
-        laboratory.measure([observe(13)])
+        runner.measure([observe(13)])
 
 
 def test_progress_is_reported_during_a_long_job(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    runner: JobRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.papers.laboratory._SECONDS_BETWEEN_REPORTS", 0.01)
+    monkeypatch.setattr("benchmarks.papers.job_runner._SECONDS_BETWEEN_REPORTS", 0.01)
     reports: list[int] = []
-    laboratory.measure([observe(14)], lambda found, _: reports.append(len(found)))
+    runner.measure([observe(14)], lambda found, _: reports.append(len(found)))
     assert reports.count(0) > 1
 
 
 def test_an_error_in_a_worker_is_raised_and_the_pool_continues(
-    laboratory: Laboratory,
+    runner: JobRunner,
 ) -> None:
     with pytest.raises(KeyError, match="number"):
-        laboratory.measure([Doubling("double", {})])
-    assert laboratory.measure([doubling(7)])[doubling(7)]["double"] == 14
+        runner.measure([Doubling("double", {})])
+    assert runner.measure([doubling(7)])[doubling(7)]["double"] == 14
 
 
 def test_a_killed_worker_raises_one_line_and_results_are_stored(tmp_path: Path) -> None:
     first, other = doubling(1), doubling(2)
     killed = doubling(3, kills_after=first)
     with (
-        pytest.raises(ChildProcessError, match=r"a worker was killed.* --workers 1") as caught,
-        Laboratory(tmp_path, tmp_path / "out", workers=_WORKERS) as laboratory,
+        pytest.raises(
+            ChildProcessError, match=r"a worker process was killed.* --workers 1"
+        ) as caught,
+        JobRunner(tmp_path, tmp_path / "out", workers=_WORKERS) as runner,
     ):
-        laboratory.measure([first, killed])
+        runner.measure([first, killed])
     assert "\n" not in str(caught.value)
 
     # Run again without the killing job: only the missing job runs.
     (tmp_path / "done").write_text("")
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
-        found = laboratory.measure([first, other])
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
+        found = runner.measure([first, other])
     assert [found[job]["double"] for job in (first, other)] == [2, 4]
     assert (tmp_path / "done").read_text().split() == ["2"]

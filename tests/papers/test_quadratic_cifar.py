@@ -26,7 +26,7 @@ def test_three_losses_are_compared_on_three_sets_of_classes(
     }
     assert "(below 20)" in best.rows[-2][3]  # quoted from the paper, for quadratic on all classes
     assert len(section.claims) == 6
-    assert len(section.images) == 2
+    assert len(section.plots) == 2
 
 
 def test_scenes_select_the_five_mammal_superclasses_and_random_classes() -> None:

@@ -10,9 +10,9 @@ from benchmarks.papers.experiments.quadratic_lemmas import (
     EXPERIMENT,
     Mixture,
     ccql_bound,
-    ccql_minimiser,
+    ccql_minimizer,
     least_quadratic,
-    minimiser,
+    minimizer,
     simulated,
 )
 from benchmarks.papers.section import Section
@@ -44,11 +44,11 @@ def test_lemmas_are_compared_with_simulation(conducted: Callable[[Experiment], S
 def test_corrected_lemma_34_is_exact_on_a_sample_with_the_mixture_moments(k: int, d: int) -> None:
     centers = Mixture(k, d, _SIGMA).centers(0)
     features, labels = _every_direction(centers)
-    best = minimiser(centers, k * _SIGMA**2)
+    best = minimizer(centers, k * _SIGMA**2)
     least = simulated(Quadratic(), best, features, labels)
     assert least == pytest.approx(least_quadratic(centers, _SIGMA), rel=1e-12)
     nudge = np.random.default_rng(0).normal(size=best.shape) * 1e-3
-    for theta in (best + nudge, best - nudge, minimiser(centers, _SIGMA**2)):
+    for theta in (best + nudge, best - nudge, minimizer(centers, _SIGMA**2)):
         assert simulated(Quadratic(), theta, features, labels) > least
 
 
@@ -56,7 +56,7 @@ def test_corrected_lemma_34_is_exact_on_a_sample_with_the_mixture_moments(k: int
 def test_least_ccql_is_exact_and_a_minimum(w: float) -> None:
     centers = Mixture(5, 3, _SIGMA).centers(1)
     features, labels = _every_direction(centers)
-    best, least = ccql_minimiser(centers, _SIGMA, w)
+    best, least = ccql_minimizer(centers, _SIGMA, w)
     loss = CorrectClassQuadratic(w=w)
     assert simulated(loss, best, features, labels) == pytest.approx(least, rel=1e-12)
     nudge = np.random.default_rng(0).normal(size=best.shape) * 1e-3
@@ -69,6 +69,6 @@ def test_least_ccql_is_exact_and_a_minimum(w: float) -> None:
 
 def test_without_weight_ccql_is_the_quadratic_loss() -> None:
     centers = Mixture(6, 4, _SIGMA).centers(2)
-    rows, least = ccql_minimiser(centers, _SIGMA, 0.0)
+    rows, least = ccql_minimizer(centers, _SIGMA, 0.0)
     assert least == pytest.approx(least_quadratic(centers, _SIGMA))
-    np.testing.assert_allclose(rows, minimiser(centers, 6 * _SIGMA**2))
+    np.testing.assert_allclose(rows, minimizer(centers, 6 * _SIGMA**2))

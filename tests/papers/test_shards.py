@@ -7,8 +7,8 @@ from shutil import rmtree
 import numpy as np
 import pytest
 
-from benchmarks.papers.job import Places
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.job import Folders
+from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.shards import COARSE, Dataset, shards_of
 from data.images.decode import decode
 from data.shards.label_vectors import load_label_vectors
@@ -17,9 +17,9 @@ from data.shards.split import open_split
 
 
 def made(dataset: Dataset, data: Path, out: Path, *, again: bool = False) -> Path:
-    with Laboratory(data, out, workers=0, again=again) as laboratory:
-        laboratory.measure([dataset.job])
-    return shards_of(dataset, Places(data, out / "shards", out))
+    with JobRunner(data, out, workers=0, again=again) as runner:
+        runner.measure([dataset.job])
+    return shards_of(dataset, Folders(data, out / "shards", out))
 
 
 def labels(shards: Path, split: str) -> list[int]:

@@ -30,4 +30,4 @@ def test_the_full_budget_uses_the_network_of_the_paper_and_all_images() -> None:
     assert network.network == {"model_type": "slc_cnn"}
     dataset = network.of()
     assert (dataset.side, dataset.limits, dataset.validation) == (None, {}, 5_000)
-    assert "stand-in" not in network.words()
+    assert "stand-in" not in network.description()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.spherical_cost import EXPERIMENT, rows_apart, slope
+from benchmarks.papers.experiments.spherical_cost import EXPERIMENT, row_distance, slope
 from benchmarks.papers.section import Section
 
 
@@ -20,7 +20,7 @@ def test_a_slope_is_the_exponent_with_an_interval_over_rounds() -> None:
 
 
 def test_both_heads_take_the_same_step() -> None:
-    assert rows_apart(steps=3, num_classes=50, dim=8) < 1e-5
+    assert row_distance(steps=3, num_classes=50, dim=8) < 1e-5
 
 
 def test_both_heads_are_timed_by_classes_and_by_features(

@@ -36,13 +36,13 @@ def test_runs_are_shared_with_the_single_logit_experiments(
     assert _all_jobs(compared(Budget(1.5, 3), ("ce",))) < theirs
 
 
-def _all_jobs(course: Generator[Sequence[Job], Any, Any]) -> set[Job]:
-    """Return all jobs of a course, in which each job has the same invented result."""
+def _all_jobs(procedure: Generator[Sequence[Job], Any, Any]) -> set[Job]:
+    """Return all jobs of a procedure, in which each job has the same invented result."""
     found: set[Job] = set()
-    jobs = next(course)
+    jobs = next(procedure)
     while True:
         found |= set(jobs)
         try:
-            jobs = course.send({job: Result({"top1": 0.5}, 1.0) for job in jobs})
+            jobs = procedure.send({job: Result({"top1": 0.5}, 1.0) for job in jobs})
         except StopIteration:
             return found

@@ -39,8 +39,8 @@ def test_regimes_compare_the_tree_with_every_loss(conducted: Conducted) -> None:
 def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> None:
     section = conducted(tree_norms.EXPERIMENT)
     exact, trained, line = section.tables
-    assert [row[0] for row in exact.rows] == ["4", "8", "16", "power of k"]
-    assert [row[0] for row in trained.rows] == ["4", "8", "power of k"]
+    assert [row[0] for row in exact.rows] == ["4", "8", "16", "exponent of k"]
+    assert [row[0] for row in trained.rows] == ["4", "8", "exponent of k"]
     assert line.rows[0] == ["2", "2.24", "0.71"]  # root of 1 + 2^2, root of 1/2
     assert section.claims[-1].verdict == "does not hold"  # Lemma 3 at k = 2
 

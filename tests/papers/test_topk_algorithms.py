@@ -64,14 +64,14 @@ def test_tables_3_to_5_have_every_algorithm(conducted: Callable[[Experiment], Se
     assert [row[0].split(" (")[0] for row in forward.rows] == [
         "summation",
         "divide and conquer",
-        "ours",
+        "kway",
     ]
     assert len(backward.rows) == 3
     assert losses.rows[0][2:] == [
         *("yes (yes)", "yes (yes)", "yes (no)", "no (no)", "no (no)", "no (no)")
     ]
     assert all(cell.startswith("yes") for row in losses.rows[2:] for cell in row[2:])
-    assert {row[0]: row[-1] for row in gradients.rows}["ours"] == "yes"
+    assert {row[0]: row[-1] for row in gradients.rows}["kway"] == "yes"
     verdicts = {claim.statement: claim.verdict for claim in section.claims}
     stable = [verdict for statement, verdict in verdicts.items() if "is stable" in statement]
     assert stable == ["holds"] * 4

@@ -21,6 +21,7 @@ def test_losses_are_compared_at_shares_of_the_training_set(
     assert least[-2:] == ["58.31", "60.44"]  # as published
     assert [claim.statement for claim in section.claims] == [
         "smooth_topk beats ce with 5% of the training images (top-5)",
-        "smooth_topk gains on ce from 100% to 5% of the images (top-5)",
+        "the advantage of smooth_topk over ce is larger with 5% than with 100% of the images "
+        "(top-5)",
     ]
-    assert "stand-in for ResNet-18 on ImageNet" in section.setup
+    assert "in place of ResNet-18 on ImageNet" in section.setup

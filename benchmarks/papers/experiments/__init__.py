@@ -1,4 +1,4 @@
-"""All experiments, paper by paper; one that shares runs with others comes after them."""
+"""All experiments, grouped by paper. Experiments that reuse runs of others come after them."""
 
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import (

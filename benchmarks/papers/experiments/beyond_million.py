@@ -13,9 +13,9 @@ from torch.optim import SGD
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.edges import edge_note, is_at_edge
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.turns import Median, ratio, timed
 from heads import ClassHead, FactoredHead
@@ -26,11 +26,11 @@ from heads.slc import block_measures
 _HERE = "experiments.beyond_million"
 _RECALLS = (0.9, 0.99)
 _DIM, _SIGMA = 32, 0.15
-_POINTS = 5  # of the training at which it is measured
-# Each loss may train on so few of the classes in a step: it computes those that its batch has, and
-# some of the others, drawn at random; quadratic's factored head has them all, exactly.
+_POINTS = 5  # number of evaluations during training
+# These losses scale to a million classes: ce and nce compute the classes of the batch and a random
+# sample of the others, quadratic computes all classes exactly with the factored head.
 _LOSSES = ("ce", "nce", "quadratic")
-# Times the rows of a batch: a sample moves its row by so much.
+# Learning rates divided by the batch size: the step per sample, because the loss is a mean.
 _RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _MEASURES = {
     "auprc": "AUPRC",
@@ -39,17 +39,20 @@ _MEASURES = {
 }
 
 
-def train_head(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """A job: one loss trained on samples of `seen` of the classes, and SLC measures of some of
-    these, `points`, in the course of it; `ideal`, those of the true centres; or `diverged`."""
+def train_head(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Train one loss on samples of `seen` classes and measure single-logit classification (a job).
+
+    `points` are the measures of some of these classes during training, `ideal` those of the true
+    centers. A run that diverges only has the measure `diverged`.
+    """
     torch.manual_seed(settings["seed"])
     num_classes, batch = settings["classes"], settings["batch"]
-    centres = normalize(torch.randn(num_classes, _DIM))
+    centers = normalize(torch.randn(num_classes, _DIM))
     seen = torch.randperm(num_classes)[: settings["seen"]]
-    wanted, (features, labels) = _test(centres, seen, settings["measured"])
+    wanted, (features, labels) = _test(centers, seen, settings["measured"])
     head = _head(settings)
     step = _step(head, settings["rate"] * batch)
-    samples = _samples(centres, seen, batch)
+    samples = _samples(centers, seen, batch)
     points = []
     every = max(1, settings["steps"] // _POINTS)
     for number in range(1, settings["steps"] + 1):
@@ -64,7 +67,7 @@ def train_head(settings: Mapping[str, Any], _places: Places) -> Measures:
             scores = head.loss.score(head.logits(features, rows))
             measures = _measured(scores, labels, wanted)
             points.append({"samples_per_class": number * batch / len(seen), **measures})
-    ideal = _measured(features @ centres[wanted].T, labels, wanted)
+    ideal = _measured(features @ centers[wanted].T, labels, wanted)
     return {"points": points, "ideal": ideal, "test": len(labels)}
 
 
@@ -83,7 +86,7 @@ def _head(settings: Mapping[str, Any]) -> ClassHead:
 
 
 def _step(head: ClassHead, lr: float) -> Callable[[Tensor, Tensor], None]:
-    """Plain SGD, whichever head."""
+    """Return a step of plain SGD for either kind of head."""
     if isinstance(head, FactoredHead):
 
         def factored(features: Tensor, labels: Tensor) -> None:
@@ -101,40 +104,43 @@ def _step(head: ClassHead, lr: float) -> Callable[[Tensor, Tensor], None]:
     return dense
 
 
-def _samples(centres: Tensor, seen: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features and labels, every class as often as the others."""
-    mixed = itertools.chain.from_iterable(
+def _samples(centers: Tensor, seen: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield features and labels; all classes occur equally often."""
+    shuffled = itertools.chain.from_iterable(
         seen[torch.randperm(len(seen))] for _ in itertools.count()
     )
     while True:
-        labels = torch.stack(list(itertools.islice(mixed, batch)))
-        yield _around(centres, labels).requires_grad_(), labels
+        labels = torch.stack(list(itertools.islice(shuffled, batch)))
+        yield _around(centers, labels).requires_grad_(), labels
 
 
-def _around(centres: Tensor, labels: Tensor) -> Tensor:
-    return centres[labels] + _SIGMA * torch.randn(len(labels), _DIM)
+def _around(centers: Tensor, labels: Tensor) -> Tensor:
+    return centers[labels] + _SIGMA * torch.randn(len(labels), _DIM)
 
 
 def _test(
-    centres: Tensor, seen: Tensor, num_measured: int, each: int = 20
+    centers: Tensor, seen: Tensor, num_measured: int, each: int = 20
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The classes to measure, and samples: `each` of them, and as many of any other classes."""
+    """Return the classes to measure and test samples.
+
+    There are `each` samples per class, and the same number of samples of random classes.
+    """
     wanted = seen[:num_measured].sort().values
     own = wanted.repeat_interleave(each)
-    labels = torch.cat([own, torch.randint(len(centres), (len(own),))])
-    return wanted, (_around(centres, labels), labels)
+    labels = torch.cat([own, torch.randint(len(centers), (len(own),))])
+    return wanted, (_around(centers, labels), labels)
 
 
 def _rows(head: ClassHead, wanted: Tensor) -> ClassRows:
-    """Those of the classes `wanted`, in ascending order."""
+    """Return the rows of the classes `wanted`, in ascending order."""
     rows = torch.empty(len(wanted), _DIM)
     bias = None if head.bias is None else torch.empty(len(wanted))
     for block in head.class_rows(1 << 18):
-        places = torch.searchsorted(wanted, block.class_ids).clamp(max=len(wanted) - 1)
-        here = wanted[places] == block.class_ids
-        rows[places[here]] = block.rows[here].float()
+        positions = torch.searchsorted(wanted, block.class_ids).clamp(max=len(wanted) - 1)
+        here = wanted[positions] == block.class_ids
+        rows[positions[here]] = block.rows[here].float()
         if bias is not None and block.bias is not None:
-            bias[places[here]] = block.bias[here].float()
+            bias[positions[here]] = block.bias[here].float()
     return ClassRows(wanted, rows, bias)
 
 
@@ -142,29 +148,29 @@ def _measured(scores: Tensor, labels: Tensor, wanted: Tensor) -> dict[str, float
     return block_measures(scores, labels, wanted, _RECALLS).summary()
 
 
-def time_logits(settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: seconds by round of one logit of one sample, and of all of them."""
+def time_logits(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Time one logit and all logits of one sample (a job)."""
     torch.manual_seed(0)
     num_classes, repeats = settings["classes"], 100
-    head = ClassHead(_DIM, 1, CrossEntropy())  # its own row is not asked for
+    head = ClassHead(_DIM, 1, CrossEntropy())  # the row of this head is not used
     rows, features = torch.randn(num_classes, _DIM), torch.randn(1, _DIM)
     classes = ClassRows(torch.arange(num_classes), rows, torch.randn(num_classes))
 
     def one() -> None:
-        for place in range(repeats):
-            head.logits(features, classes[place : place + 1])
+        for index in range(repeats):
+            head.logits(features, classes[index : index + 1])
 
     with torch.inference_mode():
         found = timed(
             {"one": one, "all": lambda: head.logits(features, classes)},
-            places,
+            folders,
             rounds=settings["rounds"],
             seconds=settings["seconds"],
         )
     return {"one": [seconds / repeats for seconds in found["one"]], "all": found["all"]}
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     seen = budget.size(12_000, full=200_000, least=100)
     sizes = {
         "classes": 2_000 if budget.is_toy else 1_000_000,
@@ -172,7 +178,7 @@ def _course(budget: Budget, album: Album) -> Course:
         "measured": 50 if budget.is_toy else min(500, seen),
         "batch": 64 if budget.is_toy else 2_048,
         "sampled": 64 if budget.is_toy else 2_048,
-        # Of a few steps at a low rate nothing would be seen behind random rows.
+        # Random initial rows would hide the effect of a few steps at a low rate.
         "init_std": 0.0,
     }
     steps = budget.size(60, full=5_000, least=10)
@@ -202,21 +208,22 @@ def _course(budget: Budget, album: Album) -> Course:
             runs[loss].append(measured[jobs[loss]].measures)
     times = results[timing]
     words = (
-        f"{sizes['classes']:,} classes, their centres drawn on the sphere in {_DIM} dimensions; a "
-        f"sample is its class's centre and normal noise of {_SIGMA:g} a dimension. "
-        f"{sizes['seen']:,} classes have training samples, {steps} steps of {sizes['batch']:,}; "
-        f"{sizes['measured']:,} of them are measured by one logit each, on 20 samples of each and "
-        "as many again of any class. ce and nce compute the batch's classes and "
-        f"{sizes['sampled']:,} drawn ones in a step, quadratic all of them, exactly, by the "
-        f"factored head. SGD from zero, {len(runs['ce'])} seeds; the learning rate of each is "
-        f"the best of the same {len(rates)} after {search} steps of another seed. No "
-        "backbone: rows are learned on given features."
+        f"{sizes['classes']:,} classes with random centers on the unit sphere in {_DIM} "
+        "dimensions; a sample is the center of its class plus normal noise with standard "
+        f"deviation {_SIGMA:g} per dimension. There is no backbone: the features are given. "
+        f"{sizes['seen']:,} classes have training samples; training takes {steps} steps with a "
+        f"batch size of {sizes['batch']:,}. {sizes['measured']:,} of these classes are measured "
+        "by their single logit, on 20 samples of each class and the same number of samples of "
+        "random classes. In each step, ce and nce compute the classes of the batch and "
+        f"{sizes['sampled']:,} random classes; quadratic computes all classes exactly with the "
+        f"factored head. SGD from zero, {len(runs['ce'])} seeds; each loss uses the best of the "
+        f"same {len(rates)} learning rates after {search} steps with another seed."
     )
-    return _section(words, best, runs, ratio(times["all"], times["one"]), times.measures, album)
+    return _section(words, best, runs, ratio(times["all"], times["one"]), times.measures, plots)
 
 
 def _auprc(measures: Measures) -> float:
-    """One that diverged counts as nothing."""
+    """Return the final AUPRC; -1 for a run that diverged."""
     return -1.0 if "diverged" in measures else float(measures["points"][-1]["auprc"])
 
 
@@ -226,7 +233,7 @@ def _section(
     runs: Mapping[str, list[Measures]],
     faster: Median,
     times: Measures,
-    album: Album,
+    plots: PlotFolder,
 ) -> Section:
     return Section(
         name=EXPERIMENT.name,
@@ -235,18 +242,18 @@ def _section(
         setup=words,
         claims=_claims(best, runs, faster),
         tables=[_table(best, runs), _times_table(times, faster)],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 _figure(runs),
-                title="AUPRC of single logits by the samples that each class has had.",
-                words="A line with its interval for each loss, and the dashed ideal.",
+                title="AUPRC of single logits by number of training samples per class.",
+                alt_text="One line with error bars per loss, and a dashed line for the ideal.",
             )
         ],
         remarks=[
-            "The ideal is the true centre as the class's row: no training gives a better one here.",
-            "batch_ce has no form that draws classes, and all logits of a batch for a million "
-            "classes do not fit this budget: not tried.",
+            "The ideal row of a class is its true center: no training can do better here.",
+            "batch_ce was not run: it has no variant that samples classes, and computing the "
+            "logits of a million classes for every batch does not fit this budget.",
         ],
     )
 
@@ -259,10 +266,10 @@ def _claims(
 ) -> list[Claim]:
     claims = [
         Claim(
-            f"one logit of them is {_MANY} times as fast as all, or more",
+            f"one logit is at least {_MANY} times as fast as all logits",
             faster.above(_MANY),
             f"{faster.text(0)} times as fast",
-            Kind.OWN_QUESTION,
+            Kind.ADDITIONAL,
         )
     ]
     for loss in _LOSSES[1:]:
@@ -270,19 +277,19 @@ def _claims(
         statement = f"{loss}, aligned with the Principle, beats ce on single logits (AUPRC)"
         at_edge = [one for one in ("ce", loss) if is_at_edge(best[one], _RATES)]
         note = edge_note([f"{one} ({best[one]:g})" for one in at_edge])
-        claims.append(paired(statement, gained, Kind.OWN_QUESTION, note=note))
+        claims.append(paired(statement, gained, Kind.ADDITIONAL, note=note))
     return claims
 
 
 def _values(runs: Sequence[Measures], measure: str) -> list[float]:
-    """At the end."""
+    """Return a measure at the end of training for each run; 0 for a run that diverged."""
     return [0.0 if "diverged" in run else float(run["points"][-1][measure]) for run in runs]
 
 
 def _ideal(runs: Mapping[str, list[Measures]], measure: str) -> Mean | None:
-    """Every loss has the same samples at a seed."""
-    whole = [each for each in runs.values() if not any("diverged" in run for run in each)]
-    return mean([run["ideal"][measure] for run in whole[0]]) if whole else None
+    """Return the measure of the true centers; every loss has the same samples for a seed."""
+    complete = [each for each in runs.values() if not any("diverged" in run for run in each)]
+    return mean([run["ideal"][measure] for run in complete[0]]) if complete else None
 
 
 def _table(best: Mapping[str, float], runs: Mapping[str, list[Measures]]) -> Table:
@@ -296,39 +303,40 @@ def _table(best: Mapping[str, float], runs: Mapping[str, list[Measures]]) -> Tab
     ]
     ideal = [_ideal(runs, measure) for measure in _MEASURES]
     rows.append(["ideal", *("" if one is None else one.text() for one in ideal), ""])
-    header = ["loss", *_MEASURES.values(), "rate x rows of a batch"]
+    header = ["loss", *_MEASURES.values(), "learning rate / batch size"]
     return Table("Single logits at the end of training", header, rows)
 
 
 def _times_table(times: Measures, faster: Median) -> Table:
     row = [f"{1e6 * sorted(times[name])[len(times[name]) // 2]:,.1f}" for name in ("one", "all")]
-    header = ["one logit", "all logits", "one is faster by"]
-    return Table("Microseconds a sample, features given", header, [[*row, faster.text(0)]])
+    header = ["one logit", "all logits", "speedup of one logit"]
+    return Table("Microseconds per sample, without backbone", header, [[*row, faster.text(0)]])
 
 
 def _figure(runs: Mapping[str, list[Measures]]) -> Figure:
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     styles = zip("os^", ("tab:red", "tab:orange", "tab:blue"), strict=True)
-    for loss, (marker, colour) in zip(_LOSSES, styles, strict=True):
-        whole = [run["points"] for run in runs[loss] if "diverged" not in run]
-        if not whole:
+    for loss, (marker, color) in zip(_LOSSES, styles, strict=True):
+        complete = [run["points"] for run in runs[loss] if "diverged" not in run]
+        if not complete:
             continue
-        samples = [point["samples_per_class"] for point in whole[0]]
-        found = [mean([point["auprc"] for point in points]) for points in zip(*whole, strict=True)]
+        samples = [point["samples_per_class"] for point in complete[0]]
+        by_point = zip(*complete, strict=True)
+        found = [mean([point["auprc"] for point in points]) for points in by_point]
         half = [0.0 if math.isinf(one.half) else one.half for one in found]
         axes.errorbar(
             samples,
             [one.value for one in found],
             yerr=half,
             marker=marker,
-            color=colour,
+            color=color,
             capsize=3,
             label=loss,
         )
     if (ideal := _ideal(runs, "auprc")) is not None:
-        axes.axhline(ideal.value, linestyle="--", color="grey", label="ideal")
-    axes.set_xlabel("samples of each class so far")
+        axes.axhline(ideal.value, linestyle="--", color="gray", label="ideal")
+    axes.set_xlabel("training samples per class")
     axes.set_ylabel("AUPRC of single logits")
     axes.legend()
     return figure
@@ -337,8 +345,8 @@ def _figure(runs: Mapping[str, list[Measures]]) -> Figure:
 EXPERIMENT = Experiment(
     name="beyond-million",
     paper="beyond",
-    title="Single logits of a million classes",
+    title="Single-logit classification with a million classes",
     minutes=1,
     full="more samples and steps",
-    course=_course,
+    procedure=_procedure,
 )

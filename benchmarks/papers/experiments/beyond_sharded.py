@@ -1,4 +1,4 @@
-"""Beyond the papers: heads whose classes lie on several ranks, beside the same on one."""
+"""Beyond the papers: heads sharded over several ranks compared with the same heads on one rank."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.sharded_ranks import MEASURES, SETTINGS, measure, rows_file
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import Median, median
 from trainer.world import World
@@ -24,7 +24,7 @@ from trainer.world import World
 _JOB = "experiments.beyond_sharded:compare_meshes"
 _REPOSITORY = Path(__file__).parents[3]
 _RANKS = "benchmarks.papers.experiments.sharded_ranks"
-# Ranks, and how many of them share the classes: a mesh is data x class.
+# Number of ranks, and how many of them share the classes: a mesh is data x class.
 _MESHES = {"2 ranks share the classes": (2, 2), "2 ranks share the rows": (2, 1)}
 _ALONE, _TOGETHER = "1 rank", "1 rank with 2 threads"
 _LOSSES = (
@@ -37,14 +37,16 @@ _CASES = (
     *(f"{weights} {loss}" for weights in ("dense", "vtree", "utree") for loss in _LOSSES),
     *(f"factored {loss}" for loss in _FACTORED),
 )
-# What float32 loses in sums that are made in another order.
+# Relative rounding error of float32 sums in a different order.
 _ROUNDING = 1e-4
 
 
-def compare_meshes(settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: how far losses and rows of each case are from those of one rank, relatively, and
-    seconds of a larger head's steps, by mesh and of one rank with as many threads. Every rank of a
-    mesh has one thread."""
+def compare_meshes(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Compare losses and rows of each case with those of one rank, and time a larger head (a job).
+
+    Differences are relative. Times are measured for each mesh, whose ranks have one thread each,
+    and for one rank with one and with two threads.
+    """
     alone, rows_alone = _of_one_rank(settings, threads=1)
     together, _ = _of_one_rank({**settings, "cases": []}, threads=2)
     found: Measures = {
@@ -53,7 +55,7 @@ def compare_meshes(settings: Mapping[str, Any], places: Places) -> Measures:
     }
     for mesh in settings["meshes"]:
         num_ranks, class_group = _MESHES[mesh]
-        folder = places.work / mesh.replace(" ", "-")
+        folder = folders.work / mesh.replace(" ", "-")
         folder.mkdir(exist_ok=True)
         (folder / SETTINGS).write_text(json.dumps({**settings, "class_group": class_group}))
         _start(folder, num_ranks)
@@ -62,10 +64,12 @@ def compare_meshes(settings: Mapping[str, Any], places: Places) -> Measures:
         found[mesh] = {
             "seconds": measures["seconds"],
             "losses": {
-                case: apart(losses, alone["losses"][case])
+                case: relative_difference(losses, alone["losses"][case])
                 for case, losses in measures["losses"].items()
             },
-            "rows": {case: apart(ours, rows_alone[case]) for case, ours in rows.items()},
+            "rows": {
+                case: relative_difference(ours, rows_alone[case]) for case, ours in rows.items()
+            },
         }
     return found
 
@@ -73,7 +77,7 @@ def compare_meshes(settings: Mapping[str, Any], places: Places) -> Measures:
 def _of_one_rank(
     settings: Mapping[str, Any], *, threads: int
 ) -> tuple[Measures, dict[str, np.ndarray]]:
-    """Measures and rows of this process."""
+    """Return measures and rows of a single rank in this process."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -88,14 +92,17 @@ def _start(folder: Path, num_ranks: int) -> None:
     command = [sys.executable, "-m", _RANKS, str(folder), "--launch", str(num_ranks)]
     ended = subprocess.run(
         command,
-        # An installed kway does not contain benchmarks, and ranks do not search the working folder.
+        # An installed kway does not contain benchmarks, and ranks do not import from the working
+        # directory.
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_REPOSITORY)},
         capture_output=True,
         text=True,
         check=False,
     )
     if ended.returncode:
-        raise ChildProcessError(f"{num_ranks} ranks ended with {ended.returncode}: {ended.stderr}")
+        raise ChildProcessError(
+            f"{num_ranks} ranks exited with code {ended.returncode}: {ended.stderr}"
+        )
 
 
 def _rows(folder: Path, num_ranks: int, cases: Sequence[str]) -> dict[str, np.ndarray]:
@@ -105,23 +112,23 @@ def _rows(folder: Path, num_ranks: int, cases: Sequence[str]) -> dict[str, np.nd
 def joined(
     ranks: Sequence[Mapping[str, np.ndarray]], cases: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """The rows [K, d] of all ranks together, by case, in the order of classes."""
+    """Return the rows [K, d] of all ranks by case, in the order of classes."""
     found = {}
     for case in cases:
         ids = np.concatenate([rank[f"{case} ids"] for rank in ranks])
-        # Ranks that do not share the classes have all of them each: the first counts.
+        # Ranks that do not share the classes have all of them; use those of the first rank.
         _, first = np.unique(ids, return_index=True)
         found[case] = np.concatenate([rank[f"{case} rows"] for rank in ranks])[first]
     return found
 
 
-def apart(ours: Any, theirs: Any) -> float:
-    """The largest difference, relative to the largest number."""
+def relative_difference(ours: Any, theirs: Any) -> float:
+    """Return the largest absolute difference relative to the largest absolute value of `theirs`."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     toy = budget.is_toy
     large = budget.size(50_000, full=1_000_000, least=10_000)
     job = Job(
@@ -133,8 +140,8 @@ def _course(budget: Budget, album: Album) -> Course:
             "dim": 16,
             "batch": 33,  # neither divides by the ranks
             "steps": 3 if toy else 10,
-            # At 0.5 the spherical softmax on trees turns a change of 1e-7 into one of 1e-2 in ten
-            # steps, on one rank alone: that would measure the loss, not the ranks.
+            # At a rate of 0.5, ten steps of spherical softmax on trees amplify a change of 1e-7 to
+            # 1e-2 even on one rank: that would measure the loss, not the sharding.
             "rate": 0.01,
             "timed": {
                 "classes": large,
@@ -146,10 +153,10 @@ def _course(budget: Budget, album: Album) -> Course:
         alone=True,
     )
     results = yield [job]
-    return _section(job, results[job].measures, album)
+    return _section(job, results[job].measures, plots)
 
 
-def _section(job: Job, measures: Measures, album: Album) -> Section:
+def _section(job: Job, measures: Measures, plots: PlotFolder) -> Section:
     settings, large = job.settings, job.settings["timed"]
     times = {mesh: median(found["seconds"]) for mesh, found in measures.items()}
     case = f"{large['classes']:,} classes, d = {large['dim']}, {large['batch']} rows"
@@ -158,27 +165,29 @@ def _section(job: Job, measures: Measures, album: Album) -> Section:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{len(settings['cases'])} pairs of class weights and loss, {settings['classes']} "
-            f"classes and {settings['batch']} rows, so that neither divides, {settings['steps']} "
-            f"steps of SGD at a rate of {settings['rate']:g} on noise, from the same rows and on "
-            "the same global batches on every mesh. Ranks are CPU processes of one thread each, "
-            "started by kway's launcher (gloo). "
-            f"Step times: dense ce, {case}."
+            f"{len(settings['cases'])} combinations of class weights and loss, with "
+            f"{settings['classes']} classes and {settings['batch']} rows, so that neither is "
+            f"divisible by the number of ranks. {settings['steps']} steps of SGD with a rate of "
+            f"{settings['rate']:g} on noise; every mesh starts from the same rows and uses the "
+            "same global batches. Ranks are CPU processes with one thread each, started by kway's "
+            f"launcher (gloo). Step times are for dense ce with {case}."
         ),
         claims=[*_same_claims(measures), _faster_claim(times, case)],
         tables=[_apart_table(measures), _times_table(times, case)],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 _figure(measures),
-                title="How far sharded heads are from the same on one rank, after all steps.",
-                words="Points, one a pair of class weights and loss, and a line for rounding.",
+                title="Relative difference between the rows of sharded heads and those of one "
+                "rank after all steps.",
+                alt_text="One point per combination of class weights and loss, and a line for "
+                "rounding.",
             )
         ],
         remarks=[
-            "Ranks of one machine share its memory and its cores: beside one rank with as many "
-            "threads, times say what sharding costs there, not what several machines would bring. "
-            "They were taken one mesh after the other."
+            "The ranks share the memory and cores of one machine. Compared with one rank with the "
+            "same number of threads, the times show the cost of sharding on one machine, not the "
+            "benefit of several machines. The meshes were measured one after the other."
         ],
     )
 
@@ -188,13 +197,13 @@ def _same_claims(measures: Measures) -> list[Claim]:
     for mesh in _sharded(measures):
         worst = {what: _worst(measures[mesh][what]) for what in ("losses", "rows")}
         same = all(value <= _ROUNDING for _, value in worst.values())
-        said = "; ".join(f"{what} {value:.0e} ({case})" for what, (case, value) in worst.items())
+        shown = "; ".join(f"{what} {value:.0e} ({case})" for what, (case, value) in worst.items())
         claims.append(
             Claim(
-                f"{mesh}: the losses and rows of one rank, to rounding ({_ROUNDING:.0e})",
+                f"{mesh}: losses and rows equal those of one rank up to rounding ({_ROUNDING:.0e})",
                 "holds" if same else "does not hold",
-                f"at most, relatively: {said}",
-                Kind.OWN_QUESTION,
+                f"largest relative difference: {shown}",
+                Kind.ADDITIONAL,
             )
         )
     return claims
@@ -205,7 +214,7 @@ def _sharded(measures: Measures) -> list[str]:
 
 
 def _kinds(measures: Measures) -> list[str]:
-    """Of class weights."""
+    """Return the kinds of class weights."""
     first = measures[_sharded(measures)[0]]["losses"]
     return list(dict.fromkeys(case.split()[0] for case in first))
 
@@ -223,10 +232,10 @@ def _faster_claim(times: Mapping[str, Median], case: str) -> Claim:
     elif two.low > one.high:
         verdict = "does not hold"
     return Claim(
-        f"2 ranks that share the classes step faster than one with as many threads ({case})",
+        f"2 ranks that share the classes are faster than 1 rank with 2 threads ({case})",
         verdict,
-        f"{_ms(two)} and {_ms(one)} ms (median with its interval)",
-        Kind.OWN_QUESTION,
+        f"{_ms(two)} vs. {_ms(one)} ms (median with its interval)",
+        Kind.ADDITIONAL,
     )
 
 
@@ -236,7 +245,7 @@ def _ms(seconds: Median) -> str:
 
 
 def _apart_table(measures: Measures) -> Table:
-    """The worst loss of each kind of class weights."""
+    """Return the table of the loss with the largest difference for each kind of class weights."""
     rows = []
     for weights in _kinds(measures):
         for mesh in _sharded(measures):
@@ -251,15 +260,21 @@ def _apart_table(measures: Measures) -> Table:
                 cells.append(f"{value:.1e} ({case.split()[1]})")
             rows.append([*cells, str(len(of_weights))])
     return Table(
-        "The largest relative difference from one rank, and the loss that has it",
-        ["class weights", "mesh", "losses of all steps", "rows after the last", "losses tried"],
+        "Largest relative difference from one rank, and the loss it occurs with",
+        [
+            "class weights",
+            "mesh",
+            "losses of all steps",
+            "rows after the last step",
+            "losses tried",
+        ],
         rows,
     )
 
 
 def _times_table(times: Mapping[str, Median], case: str) -> Table:
     rows = [[mesh, _ms(seconds), str(seconds.n)] for mesh, seconds in times.items()]
-    return Table(f"ms a step of {case}", ["mesh", "median", "steps"], rows)
+    return Table(f"ms per step with {case}", ["mesh", "median", "steps"], rows)
 
 
 def _figure(measures: Measures) -> Figure:
@@ -267,19 +282,19 @@ def _figure(measures: Measures) -> Figure:
     axes = figure.subplots()
     kinds = _kinds(measures)
     styles = zip("os", ("tab:blue", "tab:orange"), strict=True)
-    for shift, mesh, (marker, colour) in zip(
+    for shift, mesh, (marker, color) in zip(
         (-0.15, 0.15), _sharded(measures), styles, strict=False
     ):
         values = measures[mesh]["rows"]
-        places = [kinds.index(case.split()[0]) + shift for case in values]
-        # Equal to the last bit has no logarithm.
+        positions = [kinds.index(case.split()[0]) + shift for case in values]
+        # Identical values have a difference of 0, which a logarithmic axis cannot show.
         heights = [max(value, np.finfo(np.float32).eps / 10) for value in values.values()]
-        axes.plot(places, heights, marker, color=colour, mfc="none", label=mesh)
-    axes.axhline(_ROUNDING, linestyle="--", color="grey", label="what counts as rounding")
+        axes.plot(positions, heights, marker, color=color, mfc="none", label=mesh)
+    axes.axhline(_ROUNDING, linestyle="--", color="gray", label="rounding tolerance")
     axes.set_yscale("log")
     axes.set_xticks(range(len(kinds)), kinds)
-    axes.set_xlabel("class weights; a point is a loss")
-    axes.set_ylabel("relative difference of rows")
+    axes.set_xlabel("class weights (one point per loss)")
+    axes.set_ylabel("relative difference of the rows")
     axes.legend()
     return figure
 
@@ -287,8 +302,8 @@ def _figure(measures: Measures) -> Figure:
 EXPERIMENT = Experiment(
     name="beyond-sharded",
     paper="beyond",
-    title="Sharded heads beside the same on one rank",
+    title="Sharded heads compared with one rank",
     minutes=1,
-    full="a million classes a step",
-    course=_course,
+    full="a million classes per step",
+    procedure=_procedure,
 )

@@ -17,7 +17,7 @@ from benchmarks.papers.comparison import (
     cell,
     grid,
 )
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.intervals import Mean
 from benchmarks.papers.job import Measures
@@ -47,7 +47,7 @@ class _Design:
         return {**recipe, "head": {**recipe["head"], "weights": _WEIGHTS[weights]}}
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     data = cifar(budget, _PUBLISHED, "ResNet-20", train=10_000)
     comparison = Comparison(
         _Design(data),
@@ -56,44 +56,46 @@ def _course(budget: Budget, album: Album) -> Course:
         shared=Rates(0.1, 5e-4),
         measures=tuple(_MEASURES),
     )
-    compared = yield from comparison.course(
+    compared = yield from comparison.procedure(
         budget,
         steps=budget.size(250, full=40_000, least=4),
         search_steps=budget.size(125, full=4_000, least=2),
         at_most=6,
     )
-    return _section(data, compared, album)
+    return _section(data, compared, plots)
 
 
-def _section(data: Cifar, compared: Compared, album: Album) -> Section:
+def _section(data: Cifar, compared: Compared, plots: PlotFolder) -> Section:
     samples = compared.samples[_ARMS[0]]
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{data.words()}, {samples['train']:,} training pictures. The V-tree is "
-            "that of the coarse classes: a class's row is its own vector and that of its coarse "
-            f"class. {compared.setup()} Each measure is read at the rates chosen by it."
+            f"{data.description()}, trained on {samples['train']:,} images. The V-tree is that of "
+            "the coarse classes: the row of a class is the sum of its own vector and that of its "
+            f"coarse class. {compared.setup()} Each measure is reported at the rates chosen by "
+            "that measure."
         ),
         claims=_claims(compared),
         tables=[
             *(
-                _table(f"each at its best rates by {name}", reached.runs, reached.chosen)
+                _table(f"best rates by {name}", reached.runs, reached.chosen)
                 for name, reached in zip(_MEASURES.values(), compared.by.values(), strict=True)
             ),
             _table(
-                "all at the shared rate",
+                "shared rate",
                 compared.at_shared,
                 dict.fromkeys(_ARMS, compared.shared),
             ),
         ],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 _figure(compared),
-                title="What the V-tree adds to each measure, at each loss's best rates by it.",
-                words="Points with intervals for each loss, beside a line at zero.",
+                title="V-tree minus dense weights for each measure, at the best rates by that "
+                "measure.",
+                alt_text="Points with error bars for each loss, and a horizontal line at zero.",
             )
         ],
     )
@@ -102,7 +104,7 @@ def _section(data: Cifar, compared: Compared, album: Album) -> Section:
 def _claims(compared: Compared) -> list[Claim]:
     found = [
         _claim(
-            f"the V-tree of coarse classes raises {_MEASURES[measure]} under {loss}",
+            f"the V-tree of coarse classes improves {_MEASURES[measure]} with {loss}",
             compared,
             (f"vtree {loss}", f"dense {loss}"),
             measure,
@@ -121,7 +123,7 @@ def _claim(statement: str, compared: Compared, arms: tuple[str, str], measure: s
     reached = compared.by[measure]
     ours, theirs = (reached.runs[arm] for arm in arms)
     gain = advantage(ours, theirs, measure)
-    return paired(statement, gain, Kind.OWN_QUESTION, note=reached.edges(*arms))
+    return paired(statement, gain, Kind.ADDITIONAL, note=reached.edges(*arms))
 
 
 def _table(
@@ -139,21 +141,21 @@ def _table(
 def _figure(compared: Compared) -> Figure:
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
-    for place, (measure, label) in enumerate(_MEASURES.items()):
+    for index, (measure, label) in enumerate(_MEASURES.items()):
         runs = compared.by[measure].runs
         gained = [
             advantage(runs[f"vtree {loss}"], runs[f"dense {loss}"], measure) for loss in _LOSSES
         ]
         axes.errorbar(
-            [x + 0.2 * (place - 1) for x in range(len(_LOSSES))],
+            [x + 0.2 * (index - 1) for x in range(len(_LOSSES))],
             [one.value for one in gained],
             yerr=[one.half for one in gained],
-            fmt="os^"[place],
-            color=("tab:blue", "tab:orange", "tab:green")[place],
+            fmt="os^"[index],
+            color=("tab:blue", "tab:orange", "tab:green")[index],
             capsize=3,
             label=label,
         )
-    axes.axhline(0, color="grey", linewidth=1)
+    axes.axhline(0, color="gray", linewidth=1)
     axes.set_xticks(range(len(_LOSSES)), _LOSSES)
     axes.set_ylabel("V-tree minus dense")
     axes.legend()
@@ -165,8 +167,8 @@ EXPERIMENT = Experiment(
     paper="beyond",
     title="Label trees with batch cross-entropy and smooth top-k",
     minutes=2.5,
-    full="ResNet-20 on all pictures, at their size",
+    full="ResNet-20 on all images at full resolution",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

@@ -1,4 +1,4 @@
-"""CIFAR-100 as the experiments train on it: the published sizes, and a stand-in for a CPU."""
+"""CIFAR-100 training setups: the published sizes, and a small stand-in for CPUs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from benchmarks.papers.shards import Dataset
 _MEAN, _STD = [0.507, 0.487, 0.441], [0.267, 0.256, 0.276]
 _PUBLISHED_SIDE, _SIDE = 32, 8
 _STAND_IN = {"model_type": "mlp", "image_size": _SIDE, "num_channels": 3}
-# Huang et al. (2017), whose settings paper 003 takes; 45,000 pictures in batches of 64.
+# Settings of Huang et al. (2017), which paper 003 adopts: 45,000 images, batch size 64.
 DENSENET_EPOCHS = 300
 DENSENET_STEPS = DENSENET_EPOCHS * 45_000 // 64
 DENSENET_DROPS = (0.5, 0.75)
@@ -20,10 +20,11 @@ DENSENET_DROPS = (0.5, 0.75)
 
 @dataclass(frozen=True)
 class Cifar:
-    """How a budget has it: `network` (a backbone's config) at pictures of `side` pixels.
+    """A network and CIFAR-100 at a given resolution.
 
-    `of` gives the dataset: all of the training pictures but 5,000 for validation at the published
-    sizes, fewer (`limits`) otherwise.
+    `network` is a backbone config, and images have `side` x `side` pixels. `of` returns the
+    dataset: at the published sizes all training images except 5,000 for validation, otherwise fewer
+    (`limits`).
     """
 
     network: Mapping[str, Any]
@@ -34,16 +35,16 @@ class Cifar:
 
     @property
     def is_published(self) -> bool:
-        """Whether it is the paper's network at the pictures' own size."""
+        """Whether this is the paper's network at full resolution."""
         return self.side == _PUBLISHED_SIDE
 
     @property
     def kind(self) -> Kind:
-        """Of the paper's claims, tested on it."""
+        """The kind of the paper's claims when tested with this setup."""
         return Kind.PAPER if self.is_published else Kind.STAND_IN
 
     def of(self, **changes: Any) -> Dataset:
-        """A dataset; `changes` are fields of `Dataset`."""
+        """Return the dataset; `changes` override fields of `Dataset`."""
         dataset = Dataset(
             "cifar100",
             side=None if self.is_published else self.side,
@@ -53,9 +54,10 @@ class Cifar:
         return replace(dataset, **changes)
 
     def recipe(self, run: Run, *, loss: Mapping[str, Any], **optimizer: Any) -> dict[str, Any]:
-        """A recipe's tree with `loss` in its head; a cosine schedule. `optimizer` beside the rates.
+        """Return a recipe as a dictionary, with `loss` in its head and a cosine schedule.
 
-        The stand-in's few pixels leave no room for the papers' shifts.
+        `optimizer`: settings other than the rates. The stand-in's images are too small for the
+        random shifts that the papers use.
         """
         shifts = {"pad": 4} if self.is_published else {}
         return {
@@ -73,11 +75,13 @@ class Cifar:
             "checkpoint": {"every": {"steps": 1000}, "keep_last": 1},
         }
 
-    def words(self) -> str:
-        """The network, the pictures and their batches, for the page."""
-        pictures = f"CIFAR-100 at {self.side} x {self.side} pixels"
-        changed = "mirrored and shifted" if self.is_published else "mirrored"
-        return f"{self.network_name} on {pictures}, {changed} at random, in batches of {self.batch}"
+    def description(self) -> str:
+        """Return a description of network, images and batch size for the page."""
+        images = f"CIFAR-100 at {self.side} x {self.side} pixels"
+        augmentations = "random flips and shifts" if self.is_published else "random flips"
+        return (
+            f"{self.network_name} on {images} with {augmentations} and a batch size of {self.batch}"
+        )
 
 
 def cifar(
@@ -89,11 +93,11 @@ def cifar(
     test: int = 5_000,
     batch: int = 128,
 ) -> Cifar:
-    """The published network, called `name`, in batches of `batch` under `--budget full`.
+    """Return the published network, called `name`, for `--budget full`, otherwise the stand-in.
 
-    Else the stand-in, which learns most in the seconds that a core has for it: two fully connected
-    layers of 500 units on 8 x 8 pixels, with `train` training pictures, 2,000 for validation and
-    `test` to test (less for less).
+    The stand-in learns the most in a few seconds on a CPU core: two fully connected layers of 500
+    units on 8 x 8 pixels, with `train` training, 2,000 validation and `test` test images (fewer
+    with smaller budgets).
     """
     if budget.is_full:
         return Cifar(published, name, _PUBLISHED_SIDE, batch)
@@ -102,17 +106,19 @@ def cifar(
         "validation": budget.size(2_000, full=2_000, least=128),
         "test": budget.size(test, full=test, least=256),
     }
-    return Cifar(_STAND_IN, f"An MLP of 2 x 500 units (a stand-in for {name})", _SIDE, 128, limits)
+    return Cifar(
+        _STAND_IN, f"An MLP with 2 x 500 units (a stand-in for {name})", _SIDE, 128, limits
+    )
 
 
 def densenet(budget: Budget, growth_rate: int, *, train: int, test: int = 5_000) -> Cifar:
-    """Paper 003's DenseNet-40-`growth_rate`, or the stand-in."""
+    """Return the setup with paper 003's DenseNet-40-`growth_rate`, or the stand-in."""
     network = {"model_type": "cifar_densenet", "depth": 40, "growth_rate": growth_rate}
     name = f"DenseNet-40-{growth_rate}"
     return cifar(budget, network, name, train=train, test=test, batch=64)
 
 
 def drops(steps: int, shares: Sequence[float], factor: float) -> dict[str, Any]:
-    """A schedule that multiplies the rate by `factor` after these shares of the steps."""
+    """Return a schedule that multiplies the rate by `factor` after these fractions of the steps."""
     milestones = [{"steps": round(share * steps)} for share in shares]
     return {"kind": "step", "milestones": milestones, "factor": factor}

@@ -1,4 +1,4 @@
-"""Paper 003, Table 1: cross-entropy against the smooth top-5 loss under label noise."""
+"""Paper 003, Table 1: cross entropy compared with the smooth top-5 loss under label noise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from benchmarks.papers.comparison import (
     mean_of,
     values,
 )
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import (
     DENSENET_DROPS,
     DENSENET_EPOCHS,
@@ -34,15 +34,15 @@ from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LOSSES = ("ce", "smooth_topk")
-_EVALUATIONS = 10  # of the checkpoints that cross-entropy's best is of
-# By column of the table: the loss, and the checkpoint that is tested.
+_EVALUATIONS = 10  # number of checkpoints that cross entropy's best one is chosen from
+# By column of the table: the loss and the checkpoint tested.
 _COLUMNS = {
     "ce, best checkpoint": ("ce", "best/test"),
-    "ce, at the end": ("ce", "test"),
-    "smooth_topk, at the end": ("smooth_topk", "test"),
+    "ce, last checkpoint": ("ce", "test"),
+    "smooth_topk, last checkpoint": ("smooth_topk", "test"),
 }
-_HELPED, _OURS = "ce, best checkpoint", "smooth_topk, at the end"
-_PRINTED = {_HELPED: "ce", _OURS: "smooth_topk"}
+_BASELINE, _OURS = "ce, best checkpoint", "smooth_topk, last checkpoint"
+_PRINTED = {_BASELINE: "ce", _OURS: "smooth_topk"}
 
 
 def _arm(loss: str, noise: float) -> str:
@@ -50,14 +50,17 @@ def _arm(loss: str, noise: float) -> str:
 
 
 def _between(steps: int) -> int:
-    """Steps between two evaluations of the stand-in."""
+    """Return the number of steps between two evaluations of the stand-in."""
     return max(1, steps // _EVALUATIONS)
 
 
 @dataclass(frozen=True)
 class _Design:
-    """An arm is a loss and a share of noise. Cross-entropy is helped as in the paper: the best of
-    its checkpoints by top-5 on validation is tested, too."""
+    """An arm is a loss and a noise level.
+
+    As in the paper, cross entropy gets an advantage: its best checkpoint by top-5 on the validation
+    split is tested as well.
+    """
 
     cifar: Cifar
 
@@ -92,17 +95,17 @@ class _Found:
         return cell(runs[_arm(loss, noise)], f"{split}/{top}", Mean.percent)
 
     def advantage(self, noise: float, top: str) -> Mean:
-        """Of the smooth top-5 loss over cross-entropy at its best checkpoint."""
+        """Return the advantage of the smooth top-5 loss over cross entropy's best checkpoint."""
 
         def numbers(column: str) -> list[float]:
             loss, split = _COLUMNS[column]
             runs = self.compared.at_best[_arm(loss, noise)]
             return values(runs, f"{split}/{top}", diverged=0.0)
 
-        return difference(numbers(_OURS), numbers(_HELPED))
+        return difference(numbers(_OURS), numbers(_BASELINE))
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     noises = (0.0, 1.0) if budget.is_toy else _NOISES
     network = densenet(budget, 40, train=2_500)
     comparison = Comparison(
@@ -113,39 +116,39 @@ def _course(budget: Budget, album: Album) -> Course:
         measures=("top5",),
         also=("test",),
     )
-    compared = yield from comparison.course(
+    compared = yield from comparison.procedure(
         budget,
         steps=budget.size(600, full=DENSENET_STEPS, least=4),
         search_steps=budget.size(200, full=7_030, least=2),
     )
-    return _section(network, _Found(compared, noises), album)
+    return _section(network, _Found(compared, noises), plots)
 
 
-def _section(network: Cifar, found: _Found, album: Album) -> Section:
+def _section(network: Cifar, found: _Found, plots: PlotFolder) -> Section:
     compared = found.compared
     samples = compared.samples[_arm("ce", found.noises[0])]
-    picture = album.add(
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(found),
-        title="Test accuracy by label noise, each loss at its best rates; the paper's dashed.",
-        words="Two panels, top-5 and top-1 accuracy by the share of noisy labels.",
+        title="Test accuracy by label noise, best rate of each loss. Dashed: published.",
+        alt_text="Two panels with top-5 and top-1 accuracy by the fraction of noisy labels.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network.words()}; {samples['train']:,} training pictures, whose labels are replaced "
-            "with the given probability by one of their coarse class; those of validation and "
-            f"test are the true ones. k = 5, temperature 1. {compared.setup()} Rates are searched "
-            "at each share of noise, by top-5."
+            f"{network.description()}. {samples['train']:,} training images, whose labels are "
+            "replaced with the given probability by a random label of the same coarse class. "
+            "Validation and test labels are correct. k = 5, temperature 1. "
+            f"{compared.setup()} Rates are searched for each noise level by top-5."
         ),
         claims=_claims(found, network.kind),
         tables=[
-            _table("each at its best rates", found, shared=False),
-            _table("all at the shared rate", found, shared=True),
+            _table("best rate of each loss", found, shared=False),
+            _table("shared rate", found, shared=True),
         ],
-        pictures=[picture],
+        plots=[plot],
         remarks=_remarks(network, compared),
     )
 
@@ -156,19 +159,19 @@ def _epochs(network: Cifar, compared: Compared) -> float:
 
 
 def _remarks(network: Cifar, compared: Compared) -> list[str]:
-    looks = "each epoch, as in the paper"
+    interval = "after each epoch, as in the paper"
     if not network.is_published:
-        looks = f"every {_between(compared.steps)} steps; the paper looks after each epoch"
+        interval = f"every {_between(compared.steps)} steps (in the paper, after each epoch)"
     remarks = [
-        "Cross-entropy's best checkpoint is that of the highest top-5 on validation, looked at "
-        f"{looks}; its last one stands beside. The top-5 loss is tested at its end, as in the "
-        "paper.",
+        "The best checkpoint of cross entropy is the one with the highest top-5 accuracy on the "
+        f"validation split, evaluated {interval}. Its last checkpoint is shown for comparison. The "
+        "smooth top-5 loss uses the last checkpoint, as in the paper.",
     ]
     if not network.is_published:
         remarks.append(
-            "Only a network that learns its training labels by heart suffers from wrong ones: the "
-            f"stand-in sees each picture {_epochs(network, compared):.0f} times, the paper's "
-            f"network {DENSENET_EPOCHS} times."
+            "Wrong labels hurt only a network that memorizes its training labels. The stand-in "
+            f"sees each image {_epochs(network, compared):.0f} times, the paper's network "
+            f"{DENSENET_EPOCHS} times."
         )
     return remarks
 
@@ -183,10 +186,10 @@ def _claims(found: _Found, kind: Kind) -> list[Claim]:
                 if top == "top5":
                     continue  # the paper's difference is within a standard deviation
                 ours = Mean(-ours.value, ours.half, ours.n)
-                said = "without noise ce beats smooth_topk (top-1)"
+                statement = "without noise, ce beats smooth_topk (top-1)"
             else:
-                said = f"at label noise {noise:g} smooth_topk beats ce ({_shown(top)})"
-            claims.append(paired(said, ours, kind, points=True, note=note))
+                statement = f"at label noise {noise:g}, smooth_topk beats ce ({_shown(top)})"
+            claims.append(paired(statement, ours, kind, points=True, note=note))
     return claims
 
 
@@ -209,7 +212,7 @@ def _table(title: str, found: _Found, *, shared: bool) -> Table:
         rows.append(row)
     measures = [f"{_shown(top)}: {column}" for top in ("top5", "top1") for column in _COLUMNS]
     header = ["noise", *measures, *([] if shared else ["rate, decay: ce; smooth_topk"])]
-    return Table(f"Test accuracy in percent, {title} (published in brackets)", header, rows)
+    return Table(f"Test accuracy in percent, {title} (published in parentheses)", header, rows)
 
 
 def _published(column: str, top: str, noise: float) -> float | None:
@@ -228,15 +231,15 @@ def _figure(found: _Found) -> Figure:
 
 
 def _panel(axes: Axes, found: _Found, top: str) -> None:
-    styles = {_HELPED: ("tab:blue", "o"), _OURS: ("tab:red", "s")}
-    for column, (colour, marker) in styles.items():
+    styles = {_BASELINE: ("tab:blue", "o"), _OURS: ("tab:red", "s")}
+    for column, (color, marker) in styles.items():
         means = [found.mean(column, noise, top) for noise in found.noises]
         shown = [100 * one.value for one in means]
         axes.errorbar(
             found.noises,
             shown,
             yerr=[100 * one.half for one in means],
-            color=colour,
+            color=color,
             marker=marker,
             capsize=3,
             label=column,
@@ -246,14 +249,14 @@ def _panel(axes: Axes, found: _Found, top: str) -> None:
             found.noises,
             [table[noise] for noise in found.noises],
             "--",
-            color=colour,
+            color=color,
             marker=marker,
             markerfacecolor="none",
             alpha=0.5,
             label=f"{_PRINTED[column]}, published",
         )
-    axes.set_xlabel("label noise")
-    axes.set_ylabel(f"{_shown(top)} accuracy on the test split, %")
+    axes.set_xlabel("label noise (fraction of training labels)")
+    axes.set_ylabel(f"{_shown(top)} test accuracy, %")
     axes.set_ylim(0, 100)
     if top == "top1":
         axes.legend(fontsize=8)
@@ -264,8 +267,8 @@ EXPERIMENT = Experiment(
     paper="003",
     title="Label noise on CIFAR-100 (Table 1)",
     minutes=6.5,
-    full="DenseNet-40-40 on all pictures for the published epochs",
+    full="DenseNet-40-40 on all images for the published number of epochs",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

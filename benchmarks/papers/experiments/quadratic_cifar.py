@@ -1,4 +1,4 @@
-"""Paper 001, Figures 1 to 3: quadratic losses on 25 and on 100 classes of CIFAR-100."""
+"""Paper 001, Figures 1 to 3: quadratic losses on 25 and 100 classes of CIFAR-100."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from benchmarks.papers.comparison import (
     mean_of,
     values,
 )
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import Cifar, cifar, drops
 from benchmarks.papers.intervals import Mean, difference
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
@@ -43,7 +43,7 @@ _SCENES = {
     "mammals": f"{_FEW} mammals",
     "all": f"all {_ALL} classes",
 }
-_PICTURES_A_CLASS = 100
+_IMAGES_PER_CLASS = 100
 # The rate is divided by 4 at the end of epochs 50, 80, 110, 150 and 170 of 200.
 _EPOCHS, _DROPS = 200, (50, 80, 110, 150, 170)
 _FULL_STEPS = _EPOCHS * 45_000 // 128
@@ -54,17 +54,20 @@ _STYLES = {
 }
 
 
-def class_names(_settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: CIFAR-100's classes and the coarse class of each."""
+def class_names(_settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Return CIFAR-100's classes and their coarse classes (a job)."""
     from data.sources import Cifar100
 
-    classes = Cifar100(places.data / Cifar100.archive).classes()
+    classes = Cifar100(folders.data / Cifar100.archive).classes()
     coarse = [info.attributes[PATH] for info in classes]
     return {"names": [info.name for info in classes], "coarse": coarse}
 
 
 def scenes(names: Sequence[str], coarse: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
-    """The classes of each scene; None: all. The random ones are one draw without replacement."""
+    """Return the classes of each scene; None: all.
+
+    The random classes are a single draw without replacement.
+    """
     drawn = np.random.default_rng(0).choice(len(names), _FEW, replace=False)
     mammals = [name for name, of in zip(names, coarse, strict=True) if of in _MAMMALS]
     return {
@@ -80,8 +83,11 @@ def _arm(scene: str, loss: str) -> str:
 
 @dataclass(frozen=True)
 class _Design:
-    """An arm is a scene and a loss. Each scene has the same number of pictures a class and, but for
-    what validation takes of them, the same number of epochs."""
+    """An arm is a scene and a loss.
+
+    All scenes have the same number of images per class and, apart from the validation split, the
+    same number of epochs.
+    """
 
     cifar: Cifar
     scenes: Mapping[str, tuple[str, ...] | None]
@@ -89,7 +95,7 @@ class _Design:
     def dataset(self, arm: str) -> Dataset:
         classes = self.scenes[arm.split()[0]]
         share = 1 if classes is None else len(classes) / _ALL
-        # At the published sizes there are no limits: all pictures.
+        # At the published sizes there are no limits: all images are used.
         limits = {split: round(share * limit) for split, limit in self.cifar.limits.items()}
         validation = round(share * self.cifar.of().validation)
         return self.cifar.of(classes=classes, limits=limits, validation=validation)
@@ -105,14 +111,14 @@ class _Design:
         return recipe
 
 
-def _course(budget: Budget, album: Album) -> Course:
-    asked = Job("experiments.quadratic_cifar:class_names", {})
-    found = (yield [asked])[asked]
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
+    listing = Job("experiments.quadratic_cifar:class_names", {})
+    found = (yield [listing])[listing]
     network = cifar(
         budget,
         {"model_type": "wide_resnet", "depth": 28, "width": 10},
         "WRN-28-10",
-        train=_PICTURES_A_CLASS * _ALL,
+        train=_IMAGES_PER_CLASS * _ALL,
     )
     design = _Design(network, scenes(found["names"], found["coarse"]))
     comparison = Comparison(
@@ -123,50 +129,53 @@ def _course(budget: Budget, album: Album) -> Course:
         measures=("top1",),
         also=("train",),
     )
-    compared = yield from comparison.course(
+    compared = yield from comparison.procedure(
         budget,
         steps=budget.size(700, full=_FULL_STEPS, least=8),
         search_steps=budget.size(240, full=_FULL_STEPS // 20, least=8),
     )
-    return _section(design, compared, album)
+    return _section(design, compared, plots)
 
 
-def _section(design: _Design, compared: Compared, album: Album) -> Section:
+def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
     sizes = ", ".join(
-        f"{said}: {compared.samples[_arm(scene, 'ce')]['train']:,} training pictures"
-        for scene, said in _SCENES.items()
+        f"{compared.samples[_arm(scene, 'ce')]['train']:,} ({label})"
+        for scene, label in _SCENES.items()
     )
-    accuracies = album.add(
+    accuracies = plots.save(
         f"{EXPERIMENT.name}-accuracy",
         _accuracies(compared),
-        title="Accuracy on training (filled) and test pictures (hollow), each at its best rate.",
-        words="Points with intervals of three losses, for random classes, mammals and all classes.",
+        title="Accuracy on training images (filled) and test images (hollow), best rate of each "
+        "loss.",
+        alt_text="Points with error bars for three losses on random classes, mammals and all "
+        "classes.",
     )
-    curves = album.add(
+    curves = plots.save(
         f"{EXPERIMENT.name}-curves",
         _curves(compared),
-        title="Training loss as a share of that of a network which answers 0, at the best rate.",
-        words="Three panels, a curve a loss, by the share of the training done.",
+        title="Training loss relative to that of a network whose logits are all 0, at the best "
+        "rate.",
+        alt_text="Three panels with one curve per loss over the fraction of the training steps.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{design.cifar.words()}; {sizes}. ccql has w = sqrt(K - 1) - 1. {compared.setup()} "
-            f"The steps are those of {_ALL} classes, {_FEW} have {_FEW / _ALL:g} of them; the rate "
-            f"is divided by 4 after {', '.join(str(epoch) for epoch in _DROPS[:-1])} and "
-            f"{_DROPS[-1]} parts in {_EPOCHS}, as in the paper."
+            f"{design.cifar.description()}. Training images: {sizes}. ccql uses w = sqrt(K - 1) - "
+            f"1. {compared.setup()} The number of steps applies to {_ALL} classes; with {_FEW} "
+            f"classes it is multiplied by {_FEW / _ALL:g}. The rate is divided by 4 after "
+            f"{', '.join(str(epoch) for epoch in _DROPS[:-1])} and {_DROPS[-1]} of {_EPOCHS} parts "
+            "of the training, as in the paper."
         ),
         claims=_claims(compared, design.cifar.kind),
         tables=[_table(compared, own=True), _table(compared, own=False)],
-        pictures=[accuracies, curves],
+        plots=[accuracies, curves],
         remarks=[
-            f"The {_FEW} random classes are one draw, the same for all losses and seeds.",
-            "The paper tunes the rate of each experiment by hand and prints none: the shared rate "
-            "is ours.",
-            "The paper prints no numbers but those of its text; what it says there of the figures "
-            "stands in brackets.",
+            f"The {_FEW} random classes are a single draw, used for all losses and seeds.",
+            "The paper tunes the learning rate of each experiment by hand and does not state the "
+            "rates. The shared rate is our choice.",
+            "The paper states results only in its text; these statements are in parentheses.",
         ],
     )
 
@@ -181,12 +190,12 @@ def _claims(compared: Compared, kind: Kind) -> list[Claim]:
 
     return [
         claim(
-            f"ccql is nearer to ce than to quadratic (test accuracy, {_SCENES['all']})",
+            f"ccql is closer to ce than to quadratic (test accuracy, {_SCENES['all']})",
             _nearer(compared),
             note=edges("all ce", "all quadratic", "all ccql"),
         ),
         claim(
-            f"quadratic falls behind ccql on training pictures ({_SCENES['all']})",
+            f"ccql beats quadratic on training images ({_SCENES['all']})",
             over("all", "ccql", "quadratic", "train/top1"),
             note=edges("all ccql", "all quadratic"),
         ),
@@ -201,14 +210,14 @@ def _claims(compared: Compared, kind: Kind) -> list[Claim]:
             note=edges("random ce", "random ccql"),
         ),
         claim(
-            f"quadratic loses a larger share of its test accuracy from {_FEW} to {_ALL} classes "
-            "than ce",
+            f"from {_FEW} to {_ALL} classes, quadratic loses a larger fraction of its test "
+            "accuracy than ce",
             _lost_more(compared),
             note=edges("all ce", "all quadratic", "random ce", "random quadratic"),
         ),
         claim(
-            f"quadratic does worse on {_SCENES['mammals']} than on {_SCENES['random']}, one draw "
-            "of classes (test)",
+            f"quadratic is worse on {_SCENES['mammals']} than on {_SCENES['random']} (test "
+            "accuracy, one draw of classes)",
             advantage(
                 best[_arm("random", "quadratic")], best[_arm("mammals", "quadratic")], "top1"
             ),
@@ -222,14 +231,16 @@ def _tests(compared: Compared, scene: str, loss: str) -> np.ndarray:
 
 
 def _nearer(compared: Compared) -> Mean:
-    """How much farther ccql is from quadratic than from ce, by seed."""
+    """Return how much farther ccql is from quadratic than from ce, paired by seed."""
     ce, quadratic, ccql = (_tests(compared, "all", loss) for loss in _LOSSES)
     return difference(list(abs(ccql - quadratic)), list(abs(ce - ccql)))
 
 
 def _lost_more(compared: Compared) -> Mean:
-    """By how much the fall of quadratic's accuracy is larger than that of ce's, as shares of what
-    each has on 25 classes (guessing at the least)."""
+    """Return how much larger quadratic's relative loss of accuracy is than ce's.
+
+    Relative to the accuracy on 25 classes, or to guessing if that is higher.
+    """
     ce, quadratic = (
         1 - _tests(compared, "all", loss) / np.maximum(_tests(compared, "random", loss), 1 / _FEW)
         for loss in ("ce", "quadratic")
@@ -239,7 +250,7 @@ def _lost_more(compared: Compared) -> Mean:
 
 def _table(compared: Compared, *, own: bool) -> Table:
     rows = []
-    for scene, said in _SCENES.items():
+    for scene, label in _SCENES.items():
         for loss in _LOSSES:
             runs = (compared.at_best if own else compared.at_shared)[_arm(scene, loss)]
             printed = published("001", "figures 1 to 3").get(scene, {}).get(loss, {})
@@ -249,26 +260,26 @@ def _table(compared: Compared, *, own: bool) -> Table:
                 cells.append(f"{shown} ({printed[split]})" if split in printed else shown)
             diverged = sum("diverged" in run for run in runs)
             rate = [compared.best.chosen[_arm(scene, loss)].text()] if own else []
-            rows.append([said, loss, *cells, f"{diverged} of {len(runs)}", *rate])
-    which = "each at its best rate" if own else f"all at the rate {compared.shared.lr:g}"
+            rows.append([label, loss, *cells, f"{diverged} of {len(runs)}", *rate])
+    which = "best rate of each loss" if own else f"shared rate {compared.shared.lr:g}"
     header = ["classes", "loss", "training", "test", "diverged", *(["rate, decay"] if own else [])]
-    return Table(f"Accuracy in percent, {which} (the paper's words in brackets)", header, rows)
+    return Table(f"Accuracy in percent, {which} (the paper's text in parentheses)", header, rows)
 
 
 def _accuracies(compared: Compared) -> Figure:
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
-    for place, loss in enumerate(_LOSSES):
-        colour, marker, _ = _STYLES[loss]
+    for index, loss in enumerate(_LOSSES):
+        color, marker, _ = _STYLES[loss]
         for measure, filled in (("train/top1", True), ("top1", False)):
             means = [mean_of(compared.at_best[_arm(scene, loss)], measure) for scene in _SCENES]
             axes.errorbar(
-                [number + 0.2 * (place - 1) for number in range(len(_SCENES))],
+                [number + 0.2 * (index - 1) for number in range(len(_SCENES))],
                 [100 * one.value for one in means],
                 yerr=[100 * one.half for one in means],
                 fmt=marker,
-                color=colour,
-                markerfacecolor=colour if filled else "white",
+                color=color,
+                markerfacecolor=color if filled else "white",
                 capsize=3,
                 label=f"{loss}, {'training' if filled else 'test'}",
             )
@@ -281,28 +292,28 @@ def _accuracies(compared: Compared) -> Figure:
 
 def _curves(compared: Compared) -> Figure:
     figure = Figure(figsize=(9, 3.5))
-    for axes, (scene, said) in zip(figure.subplots(1, 3), _SCENES.items(), strict=True):
+    for axes, (scene, label) in zip(figure.subplots(1, 3), _SCENES.items(), strict=True):
         for loss in _LOSSES:
             runs = [run for run in compared.at_best[_arm(scene, loss)] if "curve" in run]
             if not runs:
                 continue
-            colour, _, line = _STYLES[loss]
+            color, _, line = _STYLES[loss]
             steps = np.array(runs[0]["curve"]["steps"])
             losses = np.mean([run["curve"]["losses"] for run in runs], axis=0)
             start = loss_of_zero(loss, _ALL if scene == "all" else _FEW)
-            axes.plot(steps / steps[-1], losses / start, line, color=colour, label=loss)
-        axes.set_title(said, fontsize=10)
-        axes.set_xlabel("share of the training")
+            axes.plot(steps / steps[-1], losses / start, line, color=color, label=loss)
+        axes.set_title(label, fontsize=10)
+        axes.set_xlabel("fraction of training steps")
         axes.set_yscale("log")
     first = figure.axes[0]
-    first.set_ylabel("training loss / loss of 0")
+    first.set_ylabel("training loss / loss at zero logits")
     first.legend(fontsize=8)
     figure.tight_layout()
     return figure
 
 
 def loss_of_zero(loss: str, num_classes: int) -> float:
-    """What a network that answers 0 for every class has; eq II.1 with w = sqrt(K - 1) - 1."""
+    """Return the loss of a network whose logits are all 0 (eq II.1 with w = sqrt(K - 1) - 1)."""
     match loss:
         case "ce":
             return log(num_classes)
@@ -317,8 +328,8 @@ EXPERIMENT = Experiment(
     paper="001",
     title="Quadratic losses on CIFAR-100 (Figures 1 to 3)",
     minutes=3,
-    full="WRN-28-10 on all pictures for the paper's epochs",
+    full="WRN-28-10 on all images for the paper's number of epochs",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

@@ -1,6 +1,6 @@
-"""Paper 001, Lemmas 3.2, 3.4 and 3.5: closed forms beside simulation on the K-class mixture.
+"""Paper 001, Lemmas 3.2, 3.4 and 3.5: closed forms and simulation on the K-class mixture.
 
-The losses are kway's own, evaluated by a head whose rows are the classifier Theta.
+The losses are kway's, evaluated by a head whose rows are the classifier Theta.
 """
 
 import math
@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (0.0, 1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 _EPSILONS = (1.0, 0.1, 0.01)
-_CLOSE = 0.005  # what counts as equal in a simulation
+_CLOSE = 0.005  # relative tolerance of a simulation
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """K classes around unit centres M [K, d] in random directions, noise of covariance
-    sigma^2 I; the centres are those of draw `number`."""
+    """K classes around unit centers M [K, d] in random directions; noise covariance sigma^2 I."""
 
     k: int
     d: int
@@ -42,25 +41,29 @@ class Mixture:
         return f"{self.k}, {self.d}, {self.sigma:g}"
 
 
-def minimiser(centers: np.ndarray, ridge: float) -> np.ndarray:
-    """M (M'M + ridge I)^-1 [K, d]: of the quadratic loss where ridge is K sigma^2 (Lemma 3.4,
-    printed with sigma^2)."""
+def minimizer(centers: np.ndarray, ridge: float) -> np.ndarray:
+    """Return M (M'M + ridge I)^-1 [K, d].
+
+    It minimizes the quadratic loss if ridge is K sigma^2 (Lemma 3.4, printed with sigma^2).
+    """
     gram = centers.T @ centers + ridge * np.eye(centers.shape[1])
     return np.linalg.solve(gram, centers.T).T
 
 
 def least_quadratic(centers: np.ndarray, sigma: float) -> float:
-    """1/2 sum_k sigma^2 / (K sigma^2 + lambda_k(MM')): the least quadratic loss (Lemma 3.4,
-    printed without the half)."""
+    """Return the minimum of the quadratic loss, 1/2 sum_k sigma^2 / (K sigma^2 + lambda_k(MM')).
+
+    Lemma 3.4 prints it without the factor 1/2.
+    """
     eigenvalues = np.linalg.eigvalsh(centers @ centers.T).clip(0)
     return float((sigma**2 / (len(centers) * sigma**2 + eigenvalues)).sum() / 2)
 
 
-def ccql_minimiser(centers: np.ndarray, sigma: float, w: float) -> tuple[np.ndarray, float]:
-    """Theta [K, d] of the least correct-class quadratic loss, and that loss.
+def ccql_minimizer(centers: np.ndarray, sigma: float, w: float) -> tuple[np.ndarray, float]:
+    """Return the minimizer Theta [K, d] of the correct-class quadratic loss, and the minimum.
 
-    Row i is a least-squares problem of its own: its matrix is (M'M + w mu_i mu_i') / K
-    + sigma^2 (1 + w / K) I, its right side (1 + w) mu_i / K.
+    Each row i is a separate least-squares problem with the matrix (M'M + w mu_i mu_i') / K
+    + sigma^2 (1 + w / K) I and the right-hand side (1 + w) mu_i / K.
     """
     k, d = centers.shape
     plain = centers.T @ centers / k + sigma**2 * (1 + w / k) * np.eye(d)
@@ -74,13 +77,13 @@ def ccql_minimiser(centers: np.ndarray, sigma: float, w: float) -> tuple[np.ndar
 
 
 def ccql_bound(centers: np.ndarray, sigma: float) -> float:
-    """||MM' - I||^2 / K + K sigma^2 (Lemma 3.5), in which w does not occur."""
+    """Return ||MM' - I||^2 / K + K sigma^2 (Lemma 3.5), which does not depend on w."""
     k = len(centers)
     return float(np.square(centers @ centers.T - np.eye(k)).sum() / k + k * sigma**2)
 
 
 def simulated(loss: "Loss", theta: np.ndarray, features: np.ndarray, labels: np.ndarray) -> float:
-    """A loss of kway's at logits Theta x."""
+    """Return one of kway's losses at the logits Theta x."""
     import torch
 
     from heads import ClassHead
@@ -92,8 +95,8 @@ def simulated(loss: "Loss", theta: np.ndarray, features: np.ndarray, labels: np.
         return float(head(torch.from_numpy(features), torch.from_numpy(labels)))
 
 
-def measure_quadratic(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """The job of Lemmas 3.4 and 3.5: losses in closed form and simulated, with normal noise."""
+def measure_quadratic(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Compute losses in closed form and simulate them with normal noise (Lemmas 3.4 and 3.5)."""
     from heads.losses import CorrectClassQuadratic, Quadratic
 
     mixture, number = Mixture(**settings["mixture"]), settings["draw"]
@@ -107,13 +110,13 @@ def measure_quadratic(settings: Mapping[str, Any], _places: Places) -> Measures:
 
     found: Measures = {
         "closed": least_quadratic(centers, sigma),
-        "simulated": quadratic(minimiser(centers, mixture.k * sigma**2)),
-        "as printed": quadratic(minimiser(centers, sigma**2)),
+        "simulated": quadratic(minimizer(centers, mixture.k * sigma**2)),
+        "as printed": quadratic(minimizer(centers, sigma**2)),
         "bound": ccql_bound(centers, sigma),
         "by w": [],
     }
     for w in (math.sqrt(mixture.k - 1) - 1, *_WEIGHTS):
-        theta, least = ccql_minimiser(centers, sigma, w)
+        theta, least = ccql_minimizer(centers, sigma, w)
         loss = CorrectClassQuadratic(w=w)
         found["by w"].append(
             {
@@ -126,22 +129,24 @@ def measure_quadratic(settings: Mapping[str, Any], _places: Places) -> Measures:
     return found
 
 
-def measure_cross_entropy(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """The job of Lemma 3.2: CE at Theta = R M with noise of length gamma at most, uniform in the
-    ball and straight towards the nearest other centre."""
+def measure_cross_entropy(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Compute CE at Theta = R M with noise of norm at most gamma (Lemma 3.2; a job).
+
+    The noise is uniform in the ball, or points straight to the nearest other center.
+    """
     from heads.losses import CrossEntropy
 
     k, d, number = settings["k"], settings["d"], settings["draw"]
     centers = Mixture(k, d, 0.0).centers(number)
-    cosines = centers @ centers.T - 2 * np.eye(k)  # of a centre and itself: below all others
+    cosines = centers @ centers.T - 2 * np.eye(k)  # exclude a center's cosine with itself
     gamma = (1 - np.abs(centers @ centers.T - np.eye(k)).max()) / 3
     rng = np.random.default_rng([number, k, d, 2])
     labels = rng.integers(k, size=settings["samples"])
     directions = rng.normal(size=(len(labels), d))
-    towards = centers[cosines.argmax(1)] - centers
+    toward = centers[cosines.argmax(1)] - centers
     noise = {
         "uniform": _unit(directions) * rng.uniform(size=(len(labels), 1)) ** (1 / d),
-        "worst": _unit(towards)[labels],
+        "worst": _unit(toward)[labels],
     }
     losses = {}
     for name, of_length_one in noise.items():
@@ -157,7 +162,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     samples = 500 if budget.is_toy else budget.size(20_000, full=200_000, least=2_000)
     mixtures = [
         Mixture(k, d, sigma)
@@ -186,63 +191,65 @@ def _course(budget: Budget, album: Album) -> Course:
         quadratic.append([results[job].measures for job in quadratic_jobs])
         entropy.append([results[job].measures for job in entropy_jobs])
     found = _Found(mixtures, shapes, quadratic, entropy)
-    return _section(found, samples, album)
+    return _section(found, samples, plots)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Measures by draw, then by mixture (Lemmas 3.4 and 3.5) or by shape (Lemma 3.2)."""
+    """Measures by draw, then by mixture (Lemmas 3.4 and 3.5) or shape (Lemma 3.2)."""
 
     mixtures: Sequence[Mixture]
     shapes: Sequence[tuple[int, int]]
     quadratic: list[list[Measures]]
     entropy: list[list[Measures]]
 
-    def of(self, place: int, take: Callable[[Measures], float]) -> list[float]:
-        """A number of one mixture, draw by draw."""
-        return [take(of_draw[place]) for of_draw in self.quadratic]
+    def of(self, index: int, take: Callable[[Measures], float]) -> list[float]:
+        """Return a number of one mixture for each draw."""
+        return [take(of_draw[index]) for of_draw in self.quadratic]
 
     def over(self, take: Callable[[Measures], float]) -> Mean:
-        """The mean over mixtures of a number, with the interval over draws."""
+        """Return the mean of a number over mixtures, with its interval over draws."""
         return mean([mean([take(one) for one in of_draw]).value for of_draw in self.quadratic])
 
 
-def _section(found: _Found, samples: int, album: Album) -> Section:
-    picture = album.add(
+def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(found),
-        title="Lemma 3.5: the least correct-class quadratic loss by w (points: simulated), and the "
-        "bound, in which w does not occur (dashed).",
-        words="Lines that rise with w through level dashed lines, one pair a mixture.",
+        title="Lemma 3.5: minimum of the correct-class quadratic loss by w (points: simulated). "
+        "Dashed: the bound, which does not depend on w.",
+        alt_text="For each mixture, a line that rises with w and crosses a horizontal dashed line.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{len(found.quadratic)} draws of unit centres in random directions, {samples:,} "
-        "samples each; losses by kway's ce, quadratic and ccql. Lemma 3.4 and 3.5 with normal "
-        "noise; Lemma 3.2 with noise no longer than gamma.",
+        setup=f"{len(found.quadratic)} draws of unit centers in random directions, {samples:,} "
+        "samples each. Losses are computed by kway's ce, quadratic and ccql. Lemmas 3.4 and 3.5 "
+        "use normal noise, Lemma 3.2 noise of norm at most gamma.",
         claims=[
             *_entropy_claims(found),
             *_quadratic_claims(found),
             *_ccql_claims(found),
         ],
         tables=[_entropy_table(found), _quadratic_table(found), _ccql_table(found)],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
-            "Lemma 3.4, derived again: K times the loss has the gradient Theta (M'M + K sigma^2 I)"
-            " - M, so the minimiser has K sigma^2 where the lemma prints sigma^2 (its own proof has"
-            " K), and an identity of d, not of K, columns; the minimum keeps the half of the loss.",
-            "Lemma 3.5's proof prices the noise of the quadratic term and not that of the term that"
-            " w weighs. At Theta = M that costs w sigma^2 / 2 more, and no Theta avoids it: the"
-            " least loss is at least w / 2 times sigma^2 / (1 + sigma^2).",
+            "Corrected derivation of Lemma 3.4: K times the loss has the gradient Theta (M'M + "
+            "K sigma^2 I) - M. The minimizer therefore contains K sigma^2 where the lemma prints "
+            "sigma^2 (the factor K is present in its proof), and an identity matrix of size d "
+            "instead of K. The factor 1/2 of the loss remains in the minimum.",
+            "The proof of Lemma 3.5 accounts for the noise in the quadratic term but not in the "
+            "term weighted by w. At Theta = M, this adds w sigma^2 / 2 to the loss. It is "
+            "unavoidable: for any Theta, the loss is at least w / 2 times "
+            "sigma^2 / (1 + sigma^2).",
         ],
     )
 
 
 def _entropy_claims(found: _Found) -> list[Claim]:
-    """Of the least room below epsilon, as a share of it, over all there is."""
-    room = min(
+    """Claim Lemma 3.2 from the smallest relative margin below epsilon over all cases."""
+    margin = min(
         1 - loss / epsilon
         for of_draw in found.entropy
         for one in of_draw
@@ -251,9 +258,9 @@ def _entropy_claims(found: _Found) -> list[Claim]:
     )
     return [
         Claim(
-            "Lemma 3.2: R = log(K / epsilon) / gamma brings CE to epsilon or less",
-            "holds" if room >= 0 else "does not hold",
-            f"the largest loss is {room:.3f} of epsilon below it ({len(found.entropy)} draws)",
+            "Lemma 3.2: with R = log(K / epsilon) / gamma, CE is at most epsilon",
+            "holds" if margin >= 0 else "does not hold",
+            f"smallest margin: {margin:.3f} epsilon ({len(found.entropy)} draws)",
             Kind.PAPER,
         )
     ]
@@ -265,29 +272,29 @@ def _quadratic_claims(found: _Found) -> list[Claim]:
     half = found.over(lambda one: one["simulated"] / (2 * one["closed"]))
     return [
         Claim(
-            "Lemma 3.4, corrected: QL is least at M (M'M + K sigma^2 I)^-1 and is "
-            "1/2 sum sigma^2 / (K sigma^2 + lambda) there",
+            "Lemma 3.4, corrected: QL is minimal at M (M'M + K sigma^2 I)^-1, with the value "
+            "1/2 sum sigma^2 / (K sigma^2 + lambda)",
             _equal(gap),
-            f"simulated over closed form, less one: {gap.text(5)} ({gap.n} draws)",
-            Kind.OWN_QUESTION,
+            f"simulation / closed form - 1: {gap.text(5)} ({gap.n} draws)",
+            Kind.ADDITIONAL,
         ),
         Claim(
-            "Lemma 3.4 as printed: QL is least at M (M'M + sigma^2 I)^-1",
+            "Lemma 3.4 as printed: QL is minimal at M (M'M + sigma^2 I)^-1",
             verdict(Mean(-printed.value, printed.half, printed.n)),
-            f"there it is {printed.text()} of the loss higher (paired, {printed.n} draws)",
+            f"relative excess over the minimum: {printed.text()} (paired, {printed.n} draws)",
             Kind.PAPER,
         ),
         Claim(
-            "Lemma 3.4 as printed: the least QL is sum sigma^2 / (K sigma^2 + lambda)",
+            "Lemma 3.4 as printed: the minimum of QL is sum sigma^2 / (K sigma^2 + lambda)",
             _equal(Mean(half.value - 1, half.half, half.n)),
-            f"simulated over printed: {half.text(4)}",
+            f"simulation / printed formula: {half.text(4)}",
             Kind.PAPER,
         ),
     ]
 
 
 def _equal(gap: Mean) -> Verdict:
-    """Of a claim that `gap`, relative, is zero."""
+    """Return the verdict on the claim that the relative difference `gap` is zero."""
     if max(abs(gap.low), abs(gap.high)) < _CLOSE:
         return "holds"
     return "not settled" if gap.low <= _CLOSE and gap.high >= -_CLOSE else "does not hold"
@@ -308,27 +315,28 @@ def _ccql_claims(found: _Found) -> list[Claim]:
     beyond = found.over(largest(lambda at: 1 - at["simulated"] / at["bound"]))
     return [
         Claim(
-            "the least CCQL in closed form, row by row, is what is simulated",
+            "the closed form of the minimum of CCQL, row by row, matches the simulation",
             _equal(gap),
-            f"simulated over closed form, less one: {gap.text(5)} ({gap.n} draws)",
-            Kind.OWN_QUESTION,
+            f"simulation / closed form - 1: {gap.text(5)} ({gap.n} draws)",
+            Kind.ADDITIONAL,
         ),
         Claim(
-            "Lemma 3.5: the least QL is at most the least CCQL (w = sqrt(K - 1) - 1)",
+            "Lemma 3.5: the minimum of QL is at most that of CCQL (w = sqrt(K - 1) - 1)",
             verdict(below),
-            f"higher by {below.text(4)} ({below.n} draws)",
+            f"the minimum of CCQL is higher by {below.text(4)} ({below.n} draws)",
             Kind.TRIVIAL,  # CCQL is QL plus a nonnegative term
         ),
         Claim(
-            "Lemma 3.5: ||MM' - I||^2 / K + K sigma^2 bounds the least CCQL (w = sqrt(K - 1) - 1)",
+            "Lemma 3.5: the minimum of CCQL is at most ||MM' - I||^2 / K + K sigma^2 "
+            "(w = sqrt(K - 1) - 1)",
             verdict(within),
-            f"bound less loss, over the bound: {within.text()} ({within.n} draws)",
+            f"1 - loss / bound: {within.text()} ({within.n} draws)",
             Kind.PAPER,
         ),
         Claim(
             f"Lemma 3.5: the bound holds for large w ({_WEIGHTS[-1]:,.0f})",
             verdict(beyond),
-            f"bound less loss, over the bound: {beyond.text()} ({beyond.n} draws)",
+            f"1 - loss / bound: {beyond.text()} ({beyond.n} draws)",
             Kind.PAPER,
         ),
     ]
@@ -336,13 +344,13 @@ def _ccql_claims(found: _Found) -> list[Claim]:
 
 def _entropy_table(found: _Found) -> Table:
     rows = []
-    for place, (k, d) in enumerate(found.shapes):
-        ones = [of_draw[place] for of_draw in found.entropy]
+    for index, (k, d) in enumerate(found.shapes):
+        ones = [of_draw[index] for of_draw in found.entropy]
         gamma = mean([one["gamma"] for one in ones]).text()
         for which, epsilon in enumerate(_EPSILONS):
             losses = [mean([one[noise][which] for one in ones]) for noise in ("uniform", "worst")]
             rows.append([f"{k}, {d}", gamma, f"{epsilon:g}", *(one.text(5) for one in losses)])
-    header = ["K, d", "gamma", "epsilon", "CE, noise in the ball", "CE, noise to the nearest"]
+    header = ["K, d", "gamma", "epsilon", "CE, uniform noise", "CE, noise to the nearest center"]
     return Table("Lemma 3.2: cross entropy at R M", header, rows)
 
 
@@ -350,28 +358,28 @@ def _quadratic_table(found: _Found) -> Table:
     rows = [
         [
             mixture.text(),
-            mean(found.of(place, lambda one: one["closed"])).text(5),
-            mean(found.of(place, lambda one: one["simulated"])).text(5),
+            mean(found.of(index, lambda one: one["closed"])).text(5),
+            mean(found.of(index, lambda one: one["simulated"])).text(5),
             difference(
-                found.of(place, lambda one: one["simulated"]),
-                found.of(place, lambda one: one["closed"]),
+                found.of(index, lambda one: one["simulated"]),
+                found.of(index, lambda one: one["closed"]),
             ).text(5),
-            mean(found.of(place, lambda one: one["as printed"])).text(5),
+            mean(found.of(index, lambda one: one["as printed"])).text(5),
             f"{max(0.0, 1 - mixture.d / mixture.k) / 2:.3f}",
         ]
-        for place, mixture in enumerate(found.mixtures)
+        for index, mixture in enumerate(found.mixtures)
     ]
     header = ["K, d, sigma", "closed form", "simulated", "difference"]
-    header += ["at the printed minimiser", "(1 - d / K) / 2"]
-    return Table("Lemma 3.4: the least quadratic loss", header, rows)
+    header += ["at the printed minimizer", "(1 - d / K) / 2"]
+    return Table("Lemma 3.4: minimum of the quadratic loss", header, rows)
 
 
 def _ccql_table(found: _Found) -> Table:
     rows = []
-    for place, mixture in enumerate(found.mixtures):
-        bounds = found.of(place, lambda one: one["bound"])
+    for index, mixture in enumerate(found.mixtures):
+        bounds = found.of(index, lambda one: one["bound"])
         for which in range(1 + len(_WEIGHTS)):
-            ones = [of_draw[place]["by w"][which] for of_draw in found.quadratic]
+            ones = [of_draw[index]["by w"][which] for of_draw in found.quadratic]
             least, real, at_m = (
                 [at[name] for at in ones] for name in ("closed", "simulated", "at M")
             )
@@ -379,39 +387,39 @@ def _ccql_table(found: _Found) -> Table:
             w = f"{ones[0]['w']:g}" if which else f"{ones[0]['w']:.2f} (default)"
             shown = (mean(values).text(4) for values in (least, real, at_m, bounds))
             rows.append([mixture.text(), w, *shown, f"{broken} of {len(ones)}"])
-    header = ["K, d, sigma", "w", "least, closed form", "simulated", "at M", "bound", "broken in"]
-    return Table("Lemma 3.5: the least correct-class quadratic loss", header, rows)
+    header = ["K, d, sigma", "w", "closed form", "simulated", "at M", "bound", "bound violated in"]
+    return Table("Lemma 3.5: minimum of the correct-class quadratic loss", header, rows)
 
 
 def _figure(found: _Found) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for place, mixture in enumerate(found.mixtures):
-        weights = np.array([at["w"] for at in found.quadratic[0][place]["by w"][2:]])
+    for index, mixture in enumerate(found.mixtures):
+        weights = np.array([at["w"] for at in found.quadratic[0][index]["by w"][2:]])
         least, real = (
             [
-                mean([of_draw[place]["by w"][which][name] for of_draw in found.quadratic])
+                mean([of_draw[index]["by w"][which][name] for of_draw in found.quadratic])
                 for which in range(2, 1 + len(_WEIGHTS))
             ]
             for name in ("closed", "simulated")
         )
         (line,) = axes.plot(weights, [one.value for one in least])
-        colour = line.get_color()
+        color = line.get_color()
         axes.errorbar(
             weights,
             [one.value for one in real],
             yerr=[one.half for one in real],
-            fmt="osD^vx"[place],
-            color=colour,
+            fmt="osD^vx"[index],
+            color=color,
             capsize=3,
             label=f"K = {mixture.k}, sigma = {mixture.sigma:g}",
         )
-        bound = mean(found.of(place, lambda one: one["bound"])).value
-        axes.plot(weights[[0, -1]], [bound, bound], "--", color=colour, linewidth=1)
+        bound = mean(found.of(index, lambda one: one["bound"])).value
+        axes.plot(weights[[0, -1]], [bound, bound], "--", color=color, linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("w: weight of the correct class")
-    axes.set_ylabel("least CCQL")
+    axes.set_xlabel("w, weight of the correct class")
+    axes.set_ylabel("minimum of CCQL")
     axes.legend(fontsize=9)
     return figure
 
@@ -422,5 +430,5 @@ EXPERIMENT = Experiment(
     title="Lemmas 3.2, 3.4 and 3.5 on the mixture model",
     minutes=0.5,
     full="more draws and samples",
-    course=_course,
+    procedure=_procedure,
 )

@@ -1,7 +1,7 @@
-"""Heads that are trained a few steps on a mesh of ranks: `python -m
+"""Train heads for a few steps on a mesh of ranks: `python -m
 benchmarks.papers.experiments.sharded_ranks FOLDER [--launch N]`, with `settings.json` in FOLDER.
 
-With --launch it starts N such ranks by the project's launcher; without, it is one of them.
+With --launch it starts N ranks with kway's launcher; without --launch it runs as one rank.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _TIMEOUT_SECONDS = 120
 
 
 def rows_file(rank: int) -> str:
-    """In the folder: what a rank has of `measure`."""
+    """Return the name of the file in FOLDER with the rows of a rank."""
     return f"rows-{rank}.safetensors"
 
 
@@ -52,8 +52,10 @@ def main() -> int:
 
 
 def measure(settings: Mapping[str, Any], world: World) -> tuple[Any, dict[str, np.ndarray]]:
-    """Losses of each step and this rank's rows after the last, by case (`weights loss`); seconds of
-    each step of a larger head."""
+    """Return the losses and step times, and this rank's rows after the last step.
+
+    Losses and rows are by case (`weights loss`); step times are those of a larger head.
+    """
     losses, rows = {}, {}
     for case in settings["cases"]:
         head = _head(settings, case, world)
@@ -64,16 +66,16 @@ def measure(settings: Mapping[str, Any], world: World) -> tuple[Any, dict[str, n
     large = {**settings, **settings["timed"]}
     head = _head(large, "dense ce", world)
     seconds = [taken for taken, _ in _trained(head, large, world)]
-    return {"losses": losses, "seconds": seconds[1:]}, rows  # the first warms up
+    return {"losses": losses, "seconds": seconds[1:]}, rows  # the first step is warm-up
 
 
 def _head(settings: Mapping[str, Any], case: str, world: World) -> ClassHead:
     weights, loss = case.split()
     num_classes = settings["classes"]
-    # Clusters, so that their tree has inner nodes.
+    # Clusters, so that the tree has inner nodes.
     draw = np.random.default_rng(0)
-    centres = draw.normal(size=(10, 8))
-    vectors = centres[np.arange(num_classes) % 10] + 0.1 * draw.normal(size=(num_classes, 8))
+    centers = draw.normal(size=(10, 8))
+    vectors = centers[np.arange(num_classes) % 10] + 0.1 * draw.normal(size=(num_classes, 8))
     return build_head(
         HeadConfig.model_validate(
             {"weights": {"kind": weights}, "loss": {"kind": loss}, "bias": weights != "factored"}
@@ -91,8 +93,11 @@ def _head(settings: Mapping[str, Any], case: str, world: World) -> ClassHead:
 def _trained(
     head: ClassHead, settings: Mapping[str, Any], world: World
 ) -> Iterator[tuple[float, float]]:
-    """Seconds and loss of each step. Every mesh sees the same global batches; a rank has its share
-    of the rows, and shares may differ by one."""
+    """Yield seconds and loss of each step.
+
+    All meshes use the same global batches. A rank gets its share of the rows; shares differ by at
+    most one row.
+    """
     draw = torch.Generator().manual_seed(0)
     factored = isinstance(head, FactoredHead)
     sgd = None if factored else SGD(head.parameters(), lr=settings["rate"])

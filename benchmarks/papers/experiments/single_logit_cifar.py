@@ -1,4 +1,4 @@
-"""Paper 002, Tables 1 and 2, on CIFAR-100: which losses give logits that mean something alone."""
+"""Paper 002, Tables 1 and 2, on CIFAR-100: which losses produce logits useful on their own."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, grid
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.experiments.single_logits import LOSSES, slc_section
 from benchmarks.papers.job import Job, Results
@@ -15,7 +15,7 @@ from benchmarks.papers.shards import CIFAR_100, Dataset
 
 @dataclass(frozen=True)
 class _Design:
-    """An arm is a loss by its name."""
+    """An arm is the name of a loss."""
 
     cifar: Cifar
 
@@ -27,15 +27,17 @@ class _Design:
 
 
 def slc_cifar(budget: Budget) -> Cifar:
-    """The paper's six convolutions and a dense layer, or the stand-in."""
-    return cifar(budget, {"model_type": "slc_cnn"}, "the paper's CNN of six convolutions")
+    """Return the setup with the paper's CNN (six convolutions, a dense layer), or the stand-in."""
+    return cifar(budget, {"model_type": "slc_cnn"}, "the paper's CNN with six convolutions")
 
 
 def compared_on_cifar(
     budget: Budget, arms: Sequence[str]
 ) -> Generator[Sequence[Job], Results, Compared]:
-    """Losses compared; those that several experiments ask for are measured once. The rates are
-    those that the paper searches."""
+    """Compare losses at the rates that the paper searches.
+
+    Losses that several experiments request are measured once.
+    """
     comparison = Comparison(
         _Design(slc_cifar(budget)),
         arms,
@@ -45,7 +47,7 @@ def compared_on_cifar(
         all_logits=("ce",),
     )
     return (
-        yield from comparison.course(
+        yield from comparison.procedure(
             budget,
             steps=budget.size(300, full=100_000, least=4),
             search_steps=budget.size(300, full=3_000, least=2),
@@ -53,10 +55,12 @@ def compared_on_cifar(
     )
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     compared = yield from compared_on_cifar(budget, LOSSES)
     network = slc_cifar(budget)
-    return slc_section(EXPERIMENT, "CIFAR-100", network.words(), compared, network.kind, album)
+    return slc_section(
+        EXPERIMENT, "CIFAR-100", network.description(), compared, network.kind, plots
+    )
 
 
 EXPERIMENT = Experiment(
@@ -64,8 +68,8 @@ EXPERIMENT = Experiment(
     paper="002",
     title="Single-logit classification on CIFAR-100 (Tables 1 and 2)",
     minutes=5,
-    full="the paper's CNN on all pictures for its steps",
+    full="the paper's CNN on all images for the paper's number of steps",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

@@ -1,4 +1,4 @@
-"""Paper 002, Tables 1 and 2, on MNIST: which losses give logits that mean something alone."""
+"""Paper 002, Tables 1 and 2, on MNIST: which losses produce logits that are useful on their own."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, grid, mean_of
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.single_logits import LOSSES, missing, slc_section
 from benchmarks.papers.job import Job, Results
 from benchmarks.papers.section import Kind, Table
@@ -14,7 +14,7 @@ from benchmarks.papers.shards import MNIST, Dataset
 from benchmarks.papers.training import training
 
 _DATASET = Dataset("mnist", validation=10_000)
-# The paper mentions no schedule.
+# The paper does not mention a schedule.
 CONSTANT = {"kind": "cosine", "final": 1.0}
 COSINE = {"kind": "cosine", "final": 0.0}
 
@@ -46,11 +46,11 @@ class _Design:
 def compared_on_mnist(
     budget: Budget, arms: Sequence[str]
 ) -> Generator[Sequence[Job], Results, Compared]:
-    """Losses compared; those that several experiments ask for are measured once."""
+    """Compare losses. Losses that several experiments request are measured once."""
     comparison = Comparison(
         _Design(),
         arms,
-        # The paper's own grid; it mentions no weight decay.
+        # The paper's grid; it does not mention weight decay.
         candidates=grid((1.0, 0.1, 0.01, 0.001), (0.0,)),
         shared=Rates(0.1, 0.0),
         measures=("top1",),
@@ -58,7 +58,7 @@ def compared_on_mnist(
         all_logits=("ce",),
     )
     return (
-        yield from comparison.course(
+        yield from comparison.procedure(
             budget,
             steps=budget.size(3_000, full=100_000, least=4),
             search_steps=budget.size(450, full=3_000, least=2),
@@ -66,35 +66,38 @@ def compared_on_mnist(
     )
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     compared = yield from compared_on_mnist(budget, LOSSES)
-    network = "The paper's network of 2 x 500 units"
-    section = slc_section(EXPERIMENT, "MNIST", network, compared, Kind.PAPER, album)
-    starts = yield from _starts(budget)
+    network = "The paper's network with 2 x 500 units"
+    section = slc_section(EXPERIMENT, "MNIST", network, compared, Kind.PAPER, plots)
+    table = yield from _initialization_table(budget)
     return replace(
-        section, tables=[*section.tables, starts], remarks=[*section.remarks, _ABOUT_STARTS]
+        section,
+        tables=[*section.tables, table],
+        remarks=[*section.remarks, _INITIALIZATION_REMARK],
     )
 
 
-_ABOUT_STARTS = (
-    "The paper states neither initialization nor schedule, and at a given rate both matter. Batch "
-    "norm makes a layer's output independent of the scale of its weights, so its effective rate is "
-    "the rate divided by their squared norm. kway starts as He et al. do (variance 2 / inputs), "
-    "torch's nn.Linear with a variance of 1 / (3 inputs): six times less, which is equivalent to "
-    "six times the backbone's rate. The last table shows the effect on batch_ce."
+_INITIALIZATION_REMARK = (
+    "The paper states neither the initialization nor the schedule, and both matter at a given "
+    "rate. Batch norm makes the output of a layer independent of the scale of its weights, so the "
+    "effective rate is the rate divided by their squared norm. kway initializes as He et al. do "
+    "(variance 2 / inputs), torch's nn.Linear with a variance of 1 / (3 inputs). A variance six "
+    "times smaller is equivalent to six times the backbone's learning rate. The last table shows "
+    "the effect on batch_ce."
 )
 _SAME_RATE = 0.01
 # As multiples of the backbone's rate.
-_STARTS = {"He et al.": 1, "nn.Linear": 6}
+_INITIALIZATIONS = {"He et al.": 1, "nn.Linear": 6}
 
 
-def _starts(budget: Budget) -> Generator[Sequence[Job], Results, Table]:
-    """The effect of initialization and schedule at one rate of the head."""
+def _initialization_table(budget: Budget) -> Generator[Sequence[Job], Results, Table]:
+    """Measure the effect of initialization and schedule at one rate of the head."""
     steps = budget.size(1_000, full=1_000, least=4)
     seeds = range(1, 3 if budget.is_toy else 4)
     jobs = {
-        (start, name): [_started(factor, schedule, steps, seed) for seed in seeds]
-        for start, factor in _STARTS.items()
+        (start, name): [_training_with(factor, schedule, steps, seed) for seed in seeds]
+        for start, factor in _INITIALIZATIONS.items()
         for name, schedule in (("cosine", COSINE), ("constant", CONSTANT))
     }
     results = yield [job for of_case in jobs.values() for job in of_case]
@@ -104,12 +107,12 @@ def _starts(budget: Budget) -> Generator[Sequence[Job], Results, Table]:
         rows.append([start, schedule, missing(mean_of(runs, "auprc")).text(4)])
     return Table(
         f"MNIST, batch_ce at rate {_SAME_RATE} after {steps:,} steps, {len(seeds)} seeds",
-        ["backbone's start", "schedule", "1 - AUPRC"],
+        ["backbone initialization", "schedule", "1 - AUPRC"],
         rows,
     )
 
 
-def _started(factor: int, schedule: Mapping[str, Any], steps: int, seed: int) -> Job:
+def _training_with(factor: int, schedule: Mapping[str, Any], steps: int, seed: int) -> Job:
     run = Run("batch_ce", Rates(_SAME_RATE, 0.0), steps, seed, split="test")
     optimizer = {
         **run.rates.optimizer(),
@@ -126,8 +129,8 @@ EXPERIMENT = Experiment(
     paper="002",
     title="Single-logit classification on MNIST (Tables 1 and 2)",
     minutes=22,
-    full="the paper's steps, for each loss",
+    full="the paper's number of steps for each loss",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(MNIST,),
 )

@@ -1,4 +1,4 @@
-"""What paper 002's Tables 1 and 2 show, of one dataset: SLC measures by loss."""
+"""Paper 002's Tables 1 and 2 for one dataset: measures of single-logit classification by loss."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from benchmarks.papers.comparison import (
     mean_of,
     values,
 )
-from benchmarks.papers.experiment import Album, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder
 from benchmarks.papers.experiments.loss_settings import loss_settings
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Measures
@@ -22,14 +22,14 @@ from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, agreed, verdict
 from heads.losses import LOSSES as REGISTERED
 
-# The paper's eleven objectives; the quadratic and spherical ones stand beside them.
+# The paper's eleven objectives. The quadratic and spherical losses are added for comparison.
 _ELEVEN = (
     *("ce", "max_margin", "softmax_cs", "sigmoid_cs", "softmax_tanimoto"),
     *("batch_ce", "batch_max_margin", "self_norm", "nce", "bce", "sigmoid_tanimoto"),
 )
-_BESIDE = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
-LOSSES = (*_ELEVEN, *_BESIDE)
-# Loss -> whether it is aligned with the Principle at its default hyperparameters.
+_ADDITIONAL = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
+LOSSES = (*_ELEVEN, *_ADDITIONAL)
+# For each loss, whether it is aligned with the Principle at its default hyperparameters.
 ALIGNED = {loss: REGISTERED[loss]().aligned for loss in LOSSES}
 _STYLES = {True: ("tab:blue", "o"), False: ("tab:red", "^")}
 _SHORT = {
@@ -39,7 +39,7 @@ _SHORT = {
 }
 _MEASURES = tuple(_SHORT)
 _HEADER = tuple(f"1 - {name}" for name in _SHORT.values())
-_LEAST = 0.2  # the relative improvement of the paper's headline
+_LEAST = 0.2  # the relative improvement in the paper's headline
 
 
 def slc_section(
@@ -48,14 +48,14 @@ def slc_section(
     network: str,
     compared: Compared,
     kind: Kind,
-    album: Album,
+    plots: PlotFolder,
 ) -> Section:
-    """The section of one dataset; `kind` is that of the paper's claims, tested on `network`."""
-    picture = album.add(
+    """Return the section of one dataset. `kind`: the kind of the paper's claims with `network`."""
+    plot = plots.save(
         experiment.name,
         _figure(dataset, compared),
-        title=f"{dataset}: one minus AUPRC of single logits, by loss, each at its best rates.",
-        words="Points with intervals, one a loss, those aligned with the Principle apart.",
+        title=f"{dataset}: 1 - AUPRC of single logits, best rate of each loss.",
+        alt_text="One point with error bars per loss, grouped by alignment with the Principle.",
     )
     samples = compared.samples["ce"]
     searches = compared.readings().items()
@@ -63,26 +63,26 @@ def slc_section(
         name=experiment.name,
         paper=experiment.paper,
         title=experiment.title,
-        setup=f"{network}, {samples['train']:,} training pictures. {compared.setup()}",
+        setup=f"{network}, trained on {samples['train']:,} images. {compared.setup()}",
         claims=_claims(dataset, compared, kind),
         tables=[
             *(
                 _table(
-                    f"{dataset}, each at its best rates, {search}",
+                    f"{dataset}, best rate of each loss, {search}",
                     dataset,
                     reached.runs,
                     reached.chosen,
                 )
                 for search, reached in searches
             ),
-            _table(f"{dataset}, all at the shared rate", dataset, compared.at_shared, None),
+            _table(f"{dataset}, shared rate", dataset, compared.at_shared, None),
             _improvements_table(dataset, compared),
             *(
                 _all_logits(f"{dataset}, {search}", dataset, reached)
                 for search, reached in searches
             ),
         ],
-        pictures=[picture],
+        plots=[plot],
         remarks=_remarks(dataset),
     )
 
@@ -91,17 +91,17 @@ def _remarks(dataset: str) -> list[str]:
     unprinted = [loss for loss in _ELEVEN if loss not in published("002", "table 1", dataset)]
     own = {loss: loss_settings(loss) for loss in LOSSES}
     return [
-        f"The paper defines {', '.join(unprinted)} but prints no results for them. It also has "
-        "SVHN, CIFAR-10 and ImageNet, which were not run here.",
+        f"The paper defines {', '.join(unprinted)} but does not print results for them. It also "
+        "includes SVHN, CIFAR-10 and ImageNet, which were not run here.",
         "The paper searches the learning rate among 1, 0.1, 0.01 and 0.001 and trains for 100,000 "
-        "steps. It mentions no weight decay.",
-        "Settings of the losses' own are kway's defaults, not searched: "
-        f"{'; '.join(f'{loss} {words}' for loss, words in own.items() if words)}.",
+        "steps. It does not mention weight decay.",
+        "Other settings of the losses are kway's defaults and were not searched: "
+        f"{'; '.join(f'{loss} {settings}' for loss, settings in own.items() if settings)}.",
     ]
 
 
 def _aligned(dataset: str, *, wanted: bool = True) -> list[str]:
-    """The losses of the paper's Table 1 that are aligned with the Principle, or the others."""
+    """Return the losses of Table 1 that are aligned with the Principle, or the others."""
     printed = published("002", "table 1", dataset)
     return [loss for loss in printed if ALIGNED[loss] is wanted]
 
@@ -130,17 +130,19 @@ def _gain(loss: str, other: str, reached: Reached) -> Mean:
 
 
 def _improved(dataset: str, compared: Compared, measure: str, printed: float, kind: Kind) -> Claim:
-    """The paper's headline is "usually at least 20%". Where its own number is less, the claim is
-    that the mean of the aligned losses is better at all."""
+    """Claim an improvement of at least 20%, the paper's headline ("usually at least 20%").
+
+    Where the published number is lower, the claim is that the aligned losses are better on average.
+    """
     least = _LEAST if printed >= 100 * _LEAST else 0.0
     arms = [*_aligned(dataset), *_aligned(dataset, wanted=False)]
-    wanted = f"of at least {least:.0%}" if least else "above zero"
+    improvement = f"of at least {least:.0%}" if least else "above zero"
     found = {
         search: _improvement(dataset, reached, measure)
         for search, reached in compared.readings().items()
     }
     return Claim(
-        f"aligned losses have a mean relative improvement {wanted} ({dataset}, "
+        f"aligned losses have a mean relative improvement {improvement} ({dataset}, "
         f"{_SHORT[measure]}; published {printed:g}%)",
         agreed([verdict(Mean(one.value - least, one.half, one.n)) for one in found.values()]),
         ". ".join(
@@ -153,8 +155,10 @@ def _improved(dataset: str, compared: Compared, measure: str, printed: float, ki
 
 
 def _improvement(dataset: str, reached: Reached, measure: str) -> Mean:
-    """The mean of one minus the measure over the other losses of Table 1, less that over its
-    aligned losses, relative to the former (paper 002, 6.1)."""
+    """Return the relative improvement of the aligned losses over the others (paper 002, 6.1).
+
+    It compares the means of one minus the measure over the losses of Table 1.
+    """
     ours, theirs = (
         _by_seed(reached, _aligned(dataset, wanted=wanted), measure) for wanted in (True, False)
     )
@@ -163,14 +167,16 @@ def _improvement(dataset: str, reached: Reached, measure: str) -> Mean:
 
 
 def _comparable(dataset: str, compared: Compared, kind: Kind) -> Claim:
-    """No approach is "consistently more successful" (paper 002, 6.2). The claim holds if each is
-    better in one of the measures, and fails if one is better in all of them."""
+    """Claim that neither approach is "consistently more successful" (paper 002, 6.2).
+
+    It holds if each is better in one of the measures, and fails if one is better in all of them.
+    """
     found: dict[str, list[Mean]] = {
         search: [_over_all_logits(reached, measure) for measure in _MEASURES]
         for search, reached in compared.readings().items()
     }
     evidence = ". ".join(
-        f"{search}: one logit less all, "
+        f"{search}: one logit minus all logits, "
         + ", ".join(
             f"{_SHORT[measure]} {gap.text(4)}" for measure, gap in zip(_MEASURES, gaps, strict=True)
         )
@@ -205,22 +211,22 @@ def _table(
     runs: Mapping[str, list[Measures]],
     chosen: Mapping[str, Best] | None,
 ) -> Table:
-    """`chosen`: the rates of each loss, if they differ."""
+    """Return the table of measures by loss. `chosen`: the rates of each loss, if they differ."""
     rows = []
     for loss in LOSSES:
         printed = published("002", "table 1", dataset).get(loss)
         ours = [cell(runs[loss], name, _missing_text) for name in _MEASURES]
-        both = ours if printed is None else _beside(ours, printed)
+        both = ours if printed is None else _with_published(ours, printed)
         aligned = "yes" if ALIGNED[loss] else "no"
         rates = [] if chosen is None else [chosen[loss].text()]
         rows.append([loss, aligned, *both, cell(runs[loss], "top1", Mean.text), *rates])
     rates_header = [] if chosen is None else ["rate, decay"]
     header = ["loss", "aligned", *_HEADER, "top-1", *rates_header]
-    return Table(f"{title} (published in brackets)", header, rows)
+    return Table(f"{title} (published in parentheses)", header, rows)
 
 
 def _improvements_table(dataset: str, compared: Compared) -> Table:
-    """The last row of each dataset in the paper's Table 1."""
+    """Return the counterpart of the last row of each dataset in the paper's Table 1."""
     printed = published("002", "mean relative improvement", dataset)
     rows = []
     for search, reached in compared.readings().items():
@@ -228,14 +234,14 @@ def _improvements_table(dataset: str, compared: Compared) -> Table:
         rows.append([search, *(f"{a} ({b:g})" for a, b in zip(ours, printed, strict=True))])
     return Table(
         f"{dataset}: mean relative improvement of aligned losses in percent (published in "
-        "brackets)",
+        "parentheses)",
         ["search", *_HEADER],
         rows,
     )
 
 
 def missing(found: Mean) -> Mean:
-    """One minus a mean, as the paper prints its measures."""
+    """Return one minus a mean, as the paper prints its measures."""
     return Mean(1 - found.value, found.half, found.n)
 
 
@@ -244,7 +250,7 @@ def _missing_text(found: Mean) -> str:
 
 
 def _all_logits(title: str, dataset: str, reached: Reached) -> Table:
-    """Table 2: one logit against all of them."""
+    """Return Table 2: one logit compared with all of them."""
     printed = published("002", "table 2", dataset)
     aligned = _aligned(dataset)
     rows = []
@@ -257,19 +263,21 @@ def _all_logits(title: str, dataset: str, reached: Reached) -> Table:
         ),
     ):
         ours = [missing(found).text() for found in columns]
-        rows.append([name, *_beside(ours, printed[name])])
+        rows.append([name, *_with_published(ours, printed[name])])
     return Table(
-        f"{title}: one logit against all (published in brackets)", ["method", *_HEADER], rows
+        f"{title}: one logit vs. all logits (published in parentheses)",
+        ["method", *_HEADER],
+        rows,
     )
 
 
 def _by_seed(reached: Reached, losses: Sequence[str], measure: str) -> list[float]:
-    """The mean over losses, by seed."""
+    """Return the mean over losses for each seed."""
     of_losses = [values(reached.runs[loss], measure, diverged=0.0) for loss in losses]
     return [sum(of_seed) / len(losses) for of_seed in zip(*of_losses, strict=True)]
 
 
-def _beside(ours: Sequence[str], printed: Sequence[float]) -> list[str]:
+def _with_published(ours: Sequence[str], printed: Sequence[float]) -> list[str]:
     return [f"{mine} ({theirs:.3f})" for mine, theirs in zip(ours, printed, strict=True)]
 
 
@@ -277,21 +285,21 @@ def _figure(dataset: str, compared: Compared) -> Figure:
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     ordered = sorted(LOSSES, key=lambda loss: (ALIGNED[loss], -_auprc(compared, loss)))
-    for place, loss in enumerate(ordered):
+    for index, loss in enumerate(ordered):
         found = missing(mean_of(compared.at_best[loss], "auprc"))
-        colour, marker = _STYLES[ALIGNED[loss]]
-        axes.errorbar(found.value, place, xerr=found.half, fmt=marker, color=colour, capsize=3)
+        color, marker = _STYLES[ALIGNED[loss]]
+        axes.errorbar(found.value, index, xerr=found.half, fmt=marker, color=color, capsize=3)
         if (printed := published("002", "table 1", dataset).get(loss)) is not None:
-            axes.plot(printed[0], place, "D", color="grey", mfc="none")
+            axes.plot(printed[0], index, "D", color="gray", mfc="none")
     axes.set_yticks(range(len(ordered)), ordered)
     shown = [missing(mean_of(compared.at_best[loss], "auprc")).value for loss in LOSSES]
     axes.set_xscale("log" if max(shown) > 10 * min(shown) else "linear")
-    axes.set_xlabel("1 - AUPRC of single logits (less is better)")
-    for said, (colour, marker) in zip(
+    axes.set_xlabel("1 - AUPRC of single logits (lower is better)")
+    for label, (color, marker) in zip(
         ("aligned with the Principle", "not aligned"), _STYLES.values(), strict=True
     ):
-        axes.plot([], [], marker, color=colour, label=said)
-    axes.plot([], [], "D", color="grey", mfc="none", label="published")
+        axes.plot([], [], marker, color=color, label=label)
+    axes.plot([], [], "D", color="gray", mfc="none", label="published")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return figure
 

@@ -1,4 +1,4 @@
-"""Paper 002, Table 3: how much faster one logit is than all of them, by the number of classes."""
+"""Paper 002, Table 3: how much faster one logit is than all logits, by number of classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
-from benchmarks.papers.job import Job, Measures, Places, Results
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
+from benchmarks.papers.job import Folders, Job, Measures, Results
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Kind, Section, Table
 from benchmarks.papers.turns import Median, milliseconds, ratio, timed
@@ -21,19 +21,17 @@ _NETWORKS: Mapping[str, Mapping[str, Any]] = {
 _TOY = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1]}
 _TITLES = {"resnet50": "ResNet-50", "resnet101": "ResNet-101"}
 _POWERS = (10, 14, 16, 18, 18.5)
-_BATCHES = (32, 1)  # the paper's, and a question by itself
-# Of each of an experiment's minutes; a round of the paper's batches takes several of them.
+_BATCHES = (32, 1)  # the paper's batch size, and single queries
+# Seconds per minute of the experiment, by batch size.
 _SECONDS = {32: 50, 1: 9}
-_REPEATED = 1 << 14  # rows of noise, which follow one another as often as needed
+_REPEATED = 1 << 14  # number of noise rows that are repeated to fill the weight
 
 
-def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: seconds by round of the network's features of random noise, `backbone`, and of the
-    logits of one class and of 2^power classes of them.
+def time_network(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Time the backbone, one logit, and the logits of 2^power classes on random noise (a job).
 
-    The network and the product with the class rows run one after the other: each is timed by
-    itself, and their sum is the forward pass. So the network is not run once for each number of
-    classes.
+    The backbone and the product with the class rows are timed separately, and the forward pass is
+    their sum. The backbone therefore does not run once per number of classes.
     """
     import torch
 
@@ -50,7 +48,7 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
     noise = torch.randint(
         256, (settings["batch"], 3, image.size, image.size), dtype=torch.uint8, device=device
     )
-    # Its own rows are not asked for.
+    # The rows of this head are not used.
     head = ClassHead(backbone.dim, 1, CrossEntropy(), device=device)
     num_classes = {power: num_classes_of(power) for power in settings["powers"]}
     rows = _noise_rows(max(num_classes.values()), backbone.dim).to(device)
@@ -67,7 +65,7 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
                 "one": lambda: head.logits(features, classes[:1]),
                 **heads,
             },
-            places,
+            folders,
             rounds=settings["rounds"],
             seconds=settings["seconds"],
         )
@@ -75,12 +73,12 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def num_classes_of(power: float) -> int:
-    """2^power, as the paper rounds it."""
+    """Return 2^power, rounded as in the paper."""
     return int(2**power)
 
 
 def _noise_rows(number: int, width: int) -> Any:
-    """[number, width]: blocks of the same noise; how long a product takes does not depend on it."""
+    """Return repeated blocks of noise [number, width]. Repetition does not affect timings."""
     import torch
 
     rows = torch.empty(number, width)
@@ -92,7 +90,7 @@ def _noise_rows(number: int, width: int) -> Any:
     return rows
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     networks = {"resnet50": _TOY} if budget.is_toy else _NETWORKS
     powers = (4, 6) if budget.is_toy else _POWERS
     batches = (2,) if budget.is_toy else _BATCHES
@@ -106,7 +104,7 @@ def _course(budget: Budget, album: Album) -> Course:
                 "powers": list(powers),
                 "batch": batch,
                 "rounds": budget.size(15, full=100, least=2),
-                # What starting and the rows take comes on top.
+                # Start-up and the creation of the rows take additional time.
                 "seconds": 600.0 if budget.is_full else max(1.0, _SECONDS.get(batch, 0) * minutes),
             },
             alone=True,
@@ -115,19 +113,19 @@ def _course(budget: Budget, album: Album) -> Course:
         for batch in batches
     }
     results = yield list(jobs.values())
-    return _section(jobs, results, powers, album)
+    return _section(jobs, results, powers, plots)
 
 
 def _section(
     jobs: Mapping[tuple[str, int], Job],
     results: Results,
     powers: Sequence[float],
-    album: Album,
+    plots: PlotFolder,
 ) -> Section:
     speedups = {case: speedups_of(results[job].measures, powers) for case, job in jobs.items()}
     first = next(iter(jobs.values()))
     measures = results[first].measures
-    where = "a GPU" if measures["device"] == "cuda" else f"{measures['threads']} threads of a CPU"
+    device = "a GPU" if measures["device"] == "cuda" else f"{measures['threads']} CPU threads"
     tables = [
         _table(name, batch, results[job].measures, speedups[name, batch], powers)
         for (name, batch), job in jobs.items()
@@ -139,32 +137,33 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"Forward passes on random noise of {side} x {side} pixels by networks with random "
-            f"weights, in eager torch on {where}; the network, one class row and all class rows "
-            f"take turns ({rounds} rounds or more), and a forward pass is the network's time and "
-            "its logits'. The paper has Tensorflow on a Titan X and batches of "
-            f"{_BATCHES[0]}. Medians, with 95% intervals of the median over rounds."
+            f"Forward passes of networks with random weights on random noise of {side} x {side} "
+            f"pixels, in eager torch on {device}. The backbone, one class row and all class rows "
+            f"are timed in turn ({rounds} rounds or more); a forward pass is the sum of the "
+            "backbone's time and that of its logits. The paper uses TensorFlow on a Titan X and a "
+            f"batch size of {_BATCHES[0]}. Times are medians with 95% intervals of the median over "
+            "rounds."
         ),
         claims=_claims(speedups, powers),
         tables=tables,
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 _figure(speedups, powers),
-                title="How many times as fast one logit is as all of them.",
-                words="The speed-up by the number of classes, a line for each network and batch.",
+                title="Speedup of computing one logit instead of all logits.",
+                alt_text="Speedup by number of classes, with one line per network and batch size.",
             )
         ],
         remarks=[
             _share_remark(jobs, results, powers[-1]),
-            "AlexNet, VGG-16 and Inception-v3, the paper's other networks, are not in "
-            "transformers: not tried.",
+            "The paper's other networks, AlexNet, VGG-16 and Inception-v3, were not tested because "
+            "transformers does not include them.",
         ],
     )
 
 
 def speedups_of(measures: Measures, powers: Sequence[float]) -> dict[float, Median]:
-    """All logits' forward pass over one logit's, by rounds."""
+    """Return the time of a forward pass with all logits relative to one with a single logit."""
     seconds = measures["seconds"]
     one = [b + h for b, h in zip(seconds["backbone"], seconds["one"], strict=True)]
     return {
@@ -190,8 +189,8 @@ def _table(
     seconds = measures["seconds"]
     rows = []
     for key, label in (("one", "1"), *((str(power), f"2^{power:g}") for power in powers)):
-        whole = [b + h for b, h in zip(seconds["backbone"], seconds[key], strict=True)]
-        cells = [label, milliseconds([one / batch for one in whole])]
+        forward = [b + h for b, h in zip(seconds["backbone"], seconds[key], strict=True)]
+        cells = [label, milliseconds([one / batch for one in forward])]
         if key == "one":
             rows.append([*cells, "", ""])
             continue
@@ -199,8 +198,8 @@ def _table(
         printed = _printed(name, power)
         rows.append([*cells, speedups[power].text(), "" if printed is None else f"{printed:.2f}"])
     return Table(
-        f"{_TITLES[name]}, batch {batch}",
-        ["logits", "ms a picture", "one logit is faster by", "published (batch 32)"],
+        f"{_TITLES[name]}, batch size {batch}",
+        ["logits", "ms per image", "speedup of one logit", "published (batch size 32)"],
         rows,
     )
 
@@ -211,10 +210,10 @@ def _claims(
     claims = []
     last, before = powers[-1], powers[-2]
     for (name, batch), found in speedups.items():
-        most, case = found[last], f"{_TITLES[name]}, batch {batch}"
+        most, case = found[last], f"{_TITLES[name]}, batch size {batch}"
         claims.append(
             Claim(
-                f"one logit is faster than all of 2^{last:g} classes ({case})",
+                f"one logit is faster than all logits of 2^{last:g} classes ({case})",
                 most.above(1),
                 f"{most.text()} times as fast",
                 Kind.TRIVIAL,  # one row against hundreds of thousands
@@ -224,7 +223,8 @@ def _claims(
         if printed is not None and batch == _BATCHES[0]:  # the paper's
             claims.append(
                 Claim(
-                    f"at 2^{before:g} classes it is {printed:g} times as fast or more ({case})",
+                    f"with 2^{before:g} classes, one logit is at least {printed:g} times as fast "
+                    f"as all logits ({case})",
                     found[before].above(printed),
                     f"{found[before].text()} times as fast",
                     Kind.PAPER,
@@ -234,16 +234,17 @@ def _claims(
 
 
 def _share_remark(jobs: Mapping[tuple[str, int], Job], results: Results, power: float) -> str:
-    """What a speed-up here depends on: how long the network itself takes."""
+    """Return a remark on the time of the backbone, which the speedup depends on."""
     parts = []
     for (name, batch), job in jobs.items():
         seconds = results[job]["seconds"]
         share = ratio(seconds[str(power)], seconds["backbone"])
-        parts.append(f"{share.text()} ({_TITLES[name]}, batch {batch})")
+        parts.append(f"{share.text()} ({_TITLES[name]}, batch size {batch})")
     return (
-        f"The product with all 2^{power:g} class rows takes so many times as long as the network: "
-        f"{'; '.join(parts)}. One logit's own time is nothing beside either, so a faster network "
-        "(a GPU, a compiled one) moves the speed-up, and the number of classes at which it begins."
+        f"Time of the product with all 2^{power:g} class rows relative to the backbone: "
+        f"{'; '.join(parts)}. The time of one logit is negligible compared with both. A faster "
+        "backbone (on a GPU, or compiled) changes the speedup and the number of classes at which "
+        "it begins."
     )
 
 
@@ -253,13 +254,13 @@ def _figure(
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     styles = zip("osv^", ("tab:blue", "tab:orange", "tab:green", "tab:red"), strict=True)
-    for (name, batch), (marker, colour) in zip(speedups, styles, strict=False):
+    for (name, batch), (marker, color) in zip(speedups, styles, strict=False):
         found = [speedups[name, batch][power] for power in powers]
         middle = [one.value for one in found]
-        label = f"{_TITLES[name]}, batch {batch}"
-        axes.plot(powers, middle, marker=marker, color=colour, label=label)
+        label = f"{_TITLES[name]}, batch size {batch}"
+        axes.plot(powers, middle, marker=marker, color=color, label=label)
         low, high = zip(*(one.band for one in found), strict=True)
-        axes.fill_between(powers, low, high, color=colour, alpha=0.2)
+        axes.fill_between(powers, low, high, color=color, alpha=0.2)
     for name, marker in zip(dict.fromkeys(name for name, _ in speedups), "xD", strict=False):
         printed = [(power, value) for power in powers if (value := _printed(name, power))]
         if printed:
@@ -267,13 +268,13 @@ def _figure(
                 *zip(*printed, strict=True),
                 "--",
                 marker=marker,
-                color="grey",
+                color="gray",
                 label=f"{_TITLES[name]}, published",
             )
     axes.set_yscale("log")
     axes.set_xticks(powers, [f"$2^{{{power:g}}}$" for power in powers])
-    axes.set_xlabel("classes")
-    axes.set_ylabel("forward pass of all logits / of one")
+    axes.set_xlabel("number of classes")
+    axes.set_ylabel("speedup of one logit")
     axes.legend()
     return figure
 
@@ -281,9 +282,9 @@ def _figure(
 EXPERIMENT = Experiment(
     name="002-speedup",
     paper="002",
-    title="One logit against all of them (Table 3)",
+    title="Speedup of one logit (Table 3)",
     minutes=2,
-    full="more rounds; the paper's times are of a GPU",
+    full="more rounds (the paper's times were measured on a GPU)",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
 )

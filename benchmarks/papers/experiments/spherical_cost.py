@@ -1,4 +1,4 @@
-"""Paper 004: a step of a spherical loss costs O(d^2), however many classes there are."""
+"""Paper 004: a step of a spherical loss costs O(d^2), independent of the number of classes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from torch.optim import SGD
 
 from benchmarks.factored import QuickHead
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 from benchmarks.papers.turns import milliseconds, timed
 from heads import ClassHead, FactoredHead
@@ -24,21 +24,23 @@ from heads.losses import SphericalSoftmax
 _JOB = "experiments.spherical_cost:time_steps"
 _BATCH = 64
 _RATE, _DECAY = 0.01, 5e-4
-_DIM = 64  # while the classes vary
-_FIXED = 100_000  # classes, while d varies
+_DIM = 64  # features, while the number of classes varies
+_FIXED = 100_000  # classes, while the number of features varies
 _CLASSES = tuple(10**power for power in range(3, 8))
 _DIMS = (32, 64, 128, 256, 512)
-_DENSE_NUMBERS = 100_000_000  # of a dense head's weight, which a step needs three times over
-# Slopes are of where the cost of calling anything at all is left behind.
+_DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times this memory
+# Slopes are fitted from these sizes on, where the fixed cost of calls is negligible.
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
-# A slope in the classes within this of zero: ten times the classes cost a tenth more at most.
+# A slope below this counts as flat: ten times as many classes cost at most 10% more.
 _FLAT = math.log10(1.1)
 
 
-def time_steps(settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: seconds by round of a training step (forward, backward, update) of the heads `cases`,
-    [kind, classes, dim] each, under the name `kind classes dim`; consolidations of the factored
-    ones count where they come."""
+def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Time a training step (forward, backward, update) of the heads `cases` (a job).
+
+    Each case is [kind, classes, dim] and is measured as `kind classes dim`. The time includes
+    consolidations of the factored heads when they occur.
+    """
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     heads = {
@@ -47,7 +49,7 @@ def time_steps(settings: Mapping[str, Any], places: Places) -> Measures:
     }
     found = timed(
         {name: _step(head) for name, head in heads.items()},
-        places,
+        folders,
         rounds=settings["rounds"],
         seconds=settings["seconds"],
     )
@@ -55,7 +57,7 @@ def time_steps(settings: Mapping[str, Any], places: Places) -> Measures:
     return {
         "seconds": found,
         "consolidations": sum(head.num_consolidations for head in factored),
-        "apart": rows_apart(steps=5),
+        "apart": row_distance(steps=5),
         "device": device,
     }
 
@@ -67,8 +69,10 @@ def _head(kind: str, num_classes: int, dim: int, device: str) -> ClassHead:
 
 
 def _step(head: ClassHead) -> Callable[[], None]:
-    """On noise, whose labels are drawn anew: the rows that it touches are as cold as their number
-    makes them."""
+    """Return a training step on noise.
+
+    Every step draws new labels, so the rows it touches are not already in the cache.
+    """
     train, device = _trained_by(head), head.engine.weights.device
 
     def step() -> None:
@@ -79,7 +83,7 @@ def _step(head: ClassHead) -> Callable[[], None]:
 
 
 def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
-    """The same step, plain SGD with weight decay, of either kind of head."""
+    """Return a step of SGD with weight decay; it is the same for both kinds of head."""
     if isinstance(head, FactoredHead):
 
         def factored(features: Tensor, labels: Tensor) -> None:
@@ -97,9 +101,11 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
     return dense
 
 
-def rows_apart(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
-    """How far the factored head's rows end from the dense one's after the same steps, over how far
-    the row that moved most went: what is timed is the same step."""
+def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
+    """Check that both heads perform the same step: return the largest distance of their rows.
+
+    It is relative to the movement of the row that moved furthest.
+    """
     dense = ClassHead(dim, num_classes, SphericalSoftmax(), bias=False)
     factored = FactoredHead(dim, num_classes, SphericalSoftmax())
     start = dense.weight.detach().clone()
@@ -111,15 +117,17 @@ def rows_apart(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
         for train in trained:
             train(features.clone().requires_grad_(), labels)
     ends = dense.weight.detach()
-    apart = (ends - factored.weight.detach()).norm(dim=1).max()
-    return float(apart / (ends - start).norm(dim=1).max())
+    distance = (ends - factored.weight.detach()).norm(dim=1).max()
+    return float(distance / (ends - start).norm(dim=1).max())
 
 
 def slope(seconds: Mapping[int, Sequence[float]]) -> Mean:
-    """Of log time by log size, fitted to each round by itself, with an interval over rounds."""
+    """Return the slope of log time over log size, fitted to each round separately."""
     sizes = np.log(list(seconds))
-    centred = sizes - sizes.mean()
-    return mean([float(centred @ np.log(one) / (centred @ centred)) for one in _by_round(seconds)])
+    centered = sizes - sizes.mean()
+    return mean(
+        [float(centered @ np.log(one) / (centered @ centered)) for one in _by_round(seconds)]
+    )
 
 
 def _by_round(seconds: Mapping[int, Sequence[float]]) -> np.ndarray:
@@ -127,14 +135,14 @@ def _by_round(seconds: Mapping[int, Sequence[float]]) -> np.ndarray:
     return np.array(list(seconds.values())).T
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     classes, dims = (_CLASSES, _DIMS) if not budget.is_toy else ((100, 1_000), (8, 16))
     fixed, dim = (_FIXED, _DIM) if not budget.is_toy else (1_000, 8)
     cases = {
         "classes": _cases([(number, dim) for number in classes]),
         "dims": _cases([(fixed, number) for number in dims]),
     }
-    # Making ten million rows, and their squares once, comes on top.
+    # Creating ten million rows and their squares takes additional time.
     seconds = 300.0 if budget.is_full else max(1.0, 20 * EXPERIMENT.minutes * budget.effort)
     jobs = {
         name: Job(
@@ -155,7 +163,7 @@ def _course(budget: Budget, album: Album) -> Course:
         _Times(by_dims, column=2, least=_DIMS_OF_SLOPE),
         f"d = {dim}",
         f"D = {fixed:,}",
-        album,
+        plots,
     )
 
 
@@ -170,7 +178,7 @@ def _cases(sizes: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 class _Times:
-    """Seconds of both heads by the size that varies, and their slopes from `least` on."""
+    """Seconds of both heads by size, and their slopes for sizes of at least `least`."""
 
     def __init__(self, measures: Measures, *, column: int, least: int) -> None:
         self.measures = measures
@@ -189,40 +197,43 @@ class _Times:
         return self.slopes["factored"].n
 
 
-def _section(by_classes: _Times, by_dims: _Times, dim: str, classes: str, album: Album) -> Section:
+def _section(
+    by_classes: _Times, by_dims: _Times, dim: str, classes: str, plots: PlotFolder
+) -> Section:
     device = "a GPU" if by_classes.measures["device"] == "cuda" else "a CPU"
-    come = by_classes.measures["consolidations"] + by_dims.measures["consolidations"]
-    apart = by_classes.measures["apart"]
+    consolidations = by_classes.measures["consolidations"] + by_dims.measures["consolidations"]
+    distance = by_classes.measures["apart"]
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
             f"A training step (forward, backward, SGD with weight decay) of spherical softmax on "
-            f"{_BATCH} rows of noise, on {device}: the factored head beside a dense one, which "
-            f"computes every logit, where its weight has {_DENSE_NUMBERS:,} numbers at most. Heads "
-            f"take turns, {by_classes.rounds} and {by_dims.rounds} rounds. A slope is fitted to "
-            "log time by log size in each round, with an interval over rounds."
+            f"{_BATCH} rows of noise, on {device}. The factored head is compared with a dense "
+            "head, which computes every logit, as long as the dense weight has at most "
+            f"{_DENSE_NUMBERS:,} numbers. The heads are timed in turn for {by_classes.rounds} and "
+            f"{by_dims.rounds} rounds. In each round, a slope is fitted to log time over log size; "
+            "its interval is over rounds."
         ),
         claims=_claims(by_classes, by_dims, dim, classes),
         tables=[
-            _table(f"ms a step by classes, {dim}", "D", by_classes),
-            _table(f"ms a step by features, {classes}", "d", by_dims),
+            _table(f"ms per step by number of classes, {dim}", "D", by_classes),
+            _table(f"ms per step by number of features, {classes}", "d", by_dims),
         ],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
-                _figure((by_classes, f"classes D ({dim})"), (by_dims, f"features d ({classes})")),
-                title="Seconds of a training step, the factored head beside a dense one.",
-                words="Two panels, by classes and by features, with a line for either head.",
+                _figure((by_classes, f"D, classes ({dim})"), (by_dims, f"d, features ({classes})")),
+                title="Time per training step of the factored head and a dense head.",
+                alt_text="Two panels, by classes and by features, with one line per head.",
             )
         ],
         remarks=[
-            f"Both heads train the same rows: after the same steps they are {apart:.0e} apart, "
-            "relative to the way that the rows went.",
-            "The factored head makes its rows plain once in many steps, which costs a pass over "
-            f"all of them; that came {come} times among these steps. benchmarks/factored.py says "
-            "how long it takes.",
+            "Both heads train the same rows: after the same steps, their rows differ by "
+            f"{distance:.0e} relative to the distance that the rows moved.",
+            "Once in many steps, the factored head consolidates its rows, which is a pass over all "
+            f"rows. This happened {consolidations} times during the measurement. "
+            "benchmarks/factored.py measures how long it takes.",
             _break_even(by_classes, dim),
         ],
     )
@@ -237,20 +248,21 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
     in_dims = by_dims.slopes["factored"]
     return [
         Claim(
-            f"a step's time does not grow with the classes ({dim}; a slope within "
+            f"the time of a step does not grow with the number of classes ({dim}; slope within "
             f"{_FLAT:.3f} of zero)",
             _within(flat, _FLAT),
             f"slope {flat.text()} from {_first(by_classes)} to {max(by_classes.of['factored']):,}",
             Kind.PAPER,
         ),
         Claim(
-            f"a dense head's grows with them more than the factored one's ({dim})",
+            f"the time of a dense head grows faster with the number of classes than that of the "
+            f"factored head ({dim})",
             verdict(steeper),
             f"slope {rising.text()}, steeper by {steeper.text()}",
             Kind.TRIVIAL,  # it computes every logit
         ),
         Claim(
-            f"a step's time grows with d^2 at most ({classes})",
+            f"the time of a step grows at most with d^2 ({classes})",
             verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
             f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
             Kind.PAPER,
@@ -265,7 +277,7 @@ def _first(times: _Times) -> str:
 def _slopes(seconds: Mapping[int, Sequence[float]], sizes: Sequence[int]) -> list[float]:
     chosen = {size: seconds[size] for size in sizes}
     return [
-        slope({size: [one[place]] for place, size in enumerate(chosen)}).value
+        slope({size: [one[index]] for index, size in enumerate(chosen)}).value
         for one in _by_round(chosen)
     ]
 
@@ -277,16 +289,16 @@ def _within(found: Mean, tolerance: float) -> Verdict:
 
 
 def _break_even(by_classes: _Times, dim: str) -> str:
-    """The classes from which on the factored head is the faster one."""
+    """Return a remark on the numbers of classes for which the factored head is faster."""
     factored, dense = by_classes.of["factored"], by_classes.of["dense"]
     wins = [size for size, times in dense.items() if median(times) > median(factored[size])]
     if not wins:
-        return f"At no number of classes measured here is the factored head the faster ({dim})."
+        return f"The factored head is not faster at any number of classes measured ({dim})."
     most = max(wins)
     times = median(dense[most]) / median(factored[most])
     return (
-        f"Of the numbers of classes measured, the factored head is the faster one at "
-        f"{', '.join(f'{size:,}' for size in sorted(wins))} ({dim}); at {most:,} it is "
+        f"The factored head is faster than the dense head with "
+        f"{', '.join(f'{size:,}' for size in sorted(wins))} classes ({dim}); with {most:,} it is "
         f"{times:.0f} times as fast."
     )
 
@@ -308,11 +320,11 @@ def _figure(*panels: tuple[_Times, str]) -> Figure:
         figure.subplots(1, len(panels), sharey=True), panels, strict=True
     ):
         for kind, by_size in times.of.items():
-            marker, colour = styles[kind]
+            marker, color = styles[kind]
             low, middle, high = np.quantile(_by_round(by_size), [0.25, 0.5, 0.75], axis=0)
             name = f"{kind}, slope {times.slopes[kind].text(2)}"
-            axes.plot(list(by_size), middle, marker=marker, color=colour, label=name)
-            axes.fill_between(list(by_size), low, high, color=colour, alpha=0.2)
+            axes.plot(list(by_size), middle, marker=marker, color=color, label=name)
+            axes.fill_between(list(by_size), low, high, color=color, alpha=0.2)
         axes.set_xscale("log")
         axes.set_yscale("log")
         sizes = list(times.of["factored"])
@@ -320,15 +332,15 @@ def _figure(*panels: tuple[_Times, str]) -> Figure:
         axes.minorticks_off()
         axes.set_xlabel(label)
         axes.legend(fontsize="small")
-    figure.axes[0].set_ylabel("seconds a step (quartiles)")
+    figure.axes[0].set_ylabel("seconds per step (quartiles)")
     return figure
 
 
 EXPERIMENT = Experiment(
     name="004-cost",
     paper="004",
-    title="The cost of a step by classes and features",
+    title="Cost of a step by number of classes and features",
     minutes=1.5,
     full="more rounds",
-    course=_course,
+    procedure=_procedure,
 )

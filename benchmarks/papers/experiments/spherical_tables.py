@@ -1,4 +1,4 @@
-"""Paper 004's errors on MNIST and CIFAR-100: spherical losses against cross-entropy."""
+"""Paper 004's error rates on MNIST and CIFAR-100: spherical losses compared with cross entropy."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Compared, Reached, advantage, cell, mean_of
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.loss_settings import loss_settings
 from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar, slc_cifar
 from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
@@ -19,41 +19,41 @@ from benchmarks.papers.shards import CIFAR_100, MNIST
 
 _LOSSES = ("ce", "taylor_softmax", "spherical_softmax", "spherical_bound")
 _NAMES = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
-# By dataset: the better, the worse.
+# By dataset: pairs of the better and the worse loss.
 _CLAIMED = {
     "mnist": (("taylor_softmax", "ce"), ("ce", "spherical_softmax")),
     "cifar100": (("ce", "taylor_softmax"), ("ce", "spherical_softmax")),
 }
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     on_mnist = yield from compared_on_mnist(budget, _LOSSES)
     on_cifar = yield from compared_on_cifar(budget, _LOSSES)
     found = {"mnist": on_mnist, "cifar100": on_cifar}
-    settings = [f"{loss} {words}" for loss in _LOSSES if (words := loss_settings(loss))]
-    picture = album.add(
+    settings = [f"{loss} {own}" for loss in _LOSSES if (own := loss_settings(loss))]
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(found),
-        title="Test errors, each loss at its best rates; the published ones hollow.",
-        words="Points of four losses with intervals, one panel for MNIST, one for CIFAR-100.",
+        title="Test error rate, best rate of each loss. Hollow: published.",
+        alt_text="Points with error bars for four losses, one panel each for MNIST and CIFAR-100.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"MNIST: a network of 2 x 500 units. {on_mnist.setup()} CIFAR-100: "
-            f"{slc_cifar(budget).words()}. {on_cifar.setup()}"
+            f"MNIST: a network with 2 x 500 units. {on_mnist.setup()} CIFAR-100: "
+            f"{slc_cifar(budget).description()}. {on_cifar.setup()}"
         ),
         claims=_claims(found, {"mnist": Kind.PAPER, "cifar100": slc_cifar(budget).kind}),
         tables=[_table(name, compared) for name, compared in found.items()],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
-            "The available text of the paper does not name its networks: these are the ones of "
-            "paper 002, whose runs are shared.",
-            "The paper left the upper bound out of its tables, as it did far worse; it stands here "
-            f"beside the others. Settings: {'; '.join(settings)}.",
-            "The paper has CIFAR-10 and Penn Treebank, too, which were not tried here.",
+            "The available text of the paper does not name its networks. The networks and runs of "
+            "paper 002 are used.",
+            "The paper omits the upper bound from its tables because its results were far worse; "
+            f"it is included here. Settings: {'; '.join(settings)}.",
+            "The paper also uses CIFAR-10 and Penn Treebank, which were not run here.",
         ],
     )
 
@@ -63,7 +63,7 @@ def _claims(found: Mapping[str, Compared], kinds: Mapping[str, Kind]) -> list[Cl
     for name, pairs in _CLAIMED.items():
         others = [loss for loss in _LOSSES if loss != "spherical_bound"]
         for better, worse in [*pairs, *((loss, "spherical_bound") for loss in others)]:
-            statement = f"{better} has fewer errors than {worse} ({_NAMES[name]})"
+            statement = f"{better} has a lower error rate than {worse} ({_NAMES[name]})"
             claims.append(
                 found[name].judge(
                     statement,
@@ -85,16 +85,16 @@ def _table(name: str, compared: Compared) -> Table:
     searches = compared.readings()
     for loss in _LOSSES:
         printed = published("004", name).get(loss)
-        beside = "" if printed is None else f" ({printed:g})"
+        in_parentheses = "" if printed is None else f" ({printed:g})"
         row = [loss]
         for reached in searches.values():
-            row += [_errors(reached.runs[loss]) + beside, reached.chosen[loss].text()]
+            row += [_errors(reached.runs[loss]) + in_parentheses, reached.chosen[loss].text()]
         rows.append([*row, _errors(compared.at_shared[loss])])
     header = ["loss"]
     for search in searches:
-        header += [f"best rates, {search}", "rate, decay"]
-    header.append(f"shared rates {compared.shared.text()}")
-    return Table(f"{_NAMES[name]}: errors in percent (published in brackets)", header, rows)
+        header += [f"best rate, {search}", "rate, decay"]
+    header.append(f"shared rate and decay {compared.shared.text()}")
+    return Table(f"{_NAMES[name]}: error rate in percent (published in parentheses)", header, rows)
 
 
 def _errors(runs: Sequence[Measures]) -> str:
@@ -108,18 +108,18 @@ def _error(right: Mean) -> Mean:
 def _figure(found: Mapping[str, Compared]) -> Figure:
     figure = Figure(figsize=(8, 3))
     for axes, (name, compared) in zip(figure.subplots(1, 2), found.items(), strict=True):
-        for place, loss in enumerate(_LOSSES):
+        for index, loss in enumerate(_LOSSES):
             ours = _error(mean_of(compared.at_best[loss], "top1"))
             axes.errorbar(
-                100 * ours.value, place, xerr=100 * ours.half, fmt="o", color="k", capsize=3
+                100 * ours.value, index, xerr=100 * ours.half, fmt="o", color="k", capsize=3
             )
             if (printed := published("004", name).get(loss)) is not None:
-                axes.plot(printed, place, "s", color="tab:red", markerfacecolor="white")
+                axes.plot(printed, index, "s", color="tab:red", markerfacecolor="white")
         axes.set_yticks(range(len(_LOSSES)), _LOSSES)
         axes.set_ylim(len(_LOSSES) - 0.5, -0.5)
-        axes.set_xlabel(f"errors on {_NAMES[name]}, %")
+        axes.set_xlabel(f"error rate on {_NAMES[name]}, %")
     first = figure.axes[0]
-    first.plot([], [], "ok", label="here")
+    first.plot([], [], "ok", label="measured")
     first.plot([], [], "s", color="tab:red", markerfacecolor="white", label="published")
     first.legend(fontsize=8)
     figure.tight_layout()
@@ -129,10 +129,10 @@ def _figure(found: Mapping[str, Compared]) -> Figure:
 EXPERIMENT = Experiment(
     name="004-tables",
     paper="004",
-    title="Spherical losses on MNIST and CIFAR-100 (the tables of errors)",
+    title="Spherical losses on MNIST and CIFAR-100 (error rates)",
     minutes=1,
-    full="the networks and steps of paper 002",
+    full="the networks and numbers of steps of paper 002",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(MNIST, CIFAR_100),
 )

@@ -1,8 +1,8 @@
-"""Paper 000's synthetic data (6.1.1), and heads trained on it as the paper's theory has it.
+"""Paper 000's synthetic data (6.1.1), and heads trained on it as in the paper's theory.
 
-The features are given, so there is neither backbone nor trainer: the real heads of
-`heads.build_head`, without bias and from zero, take one step of SGD a sample, in one pass. Both
-the last weights and the average of those before each step (Shalev-Shwartz and Ben-David 2014,
+The features are given, so there is no backbone and no trainer. Heads from `heads.build_head`,
+without bias and initialized to zero, take one SGD step per sample in a single pass. Both the last
+weights and the average of the weights before each step (Shalev-Shwartz and Ben-David 2014,
 chapter 14) are tested.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.papers.job import Measures, Places
+from benchmarks.papers.job import Folders, Measures
 from heads.tree import CoverTree, LabelTree, NamedTree, build_cover_tree
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ LOSSES = ("vtree", "utree", "ce", "simloss", "hierarchical_softmax")
 
 @dataclass(frozen=True)
 class Regime:
-    """n training samples of k classes in d dimensions, x ~ N(w_y, sigma); `tests` to test.
+    """n training samples and `tests` test samples of k classes in d dimensions, x ~ N(w_y, sigma).
 
-    The label vectors are (1 - epsilon) W + epsilon W', W' another draw (paper 000, eq 21).
+    The label vectors are (1 - epsilon) W + epsilon W', where W' is another draw (paper 000, eq 21).
     """
 
     n: int = 100
@@ -42,7 +42,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Arm:
-    """A head: one of `LOSSES`, or `vtree_chains`; `base` is its cover tree's."""
+    """A head: one of `LOSSES` or `vtree_chains`. `base`: the base of its cover tree."""
 
     loss: str
     base: float = BASE
@@ -50,7 +50,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One W [k, d], what is known of it, and samples of it."""
+    """One draw: W [k, d], label vectors, and training and test samples."""
 
     true: np.ndarray
     label_vectors: np.ndarray
@@ -60,14 +60,14 @@ class Drawn:
     test_labels: np.ndarray
 
     def bayes_accuracy(self) -> float:
-        """Of the nearest row of W, than which nothing is better."""
+        """Return the accuracy of the Bayes-optimal classifier, which picks the nearest row of W."""
         offset = np.square(self.true).sum(1) / 2
         chosen = (self.test_features @ self.true.T - offset).argmax(1)
         return float((chosen == self.test_labels).mean())
 
 
 def draw(regime: Regime, number: int) -> Drawn:
-    """Draw `number` of W and samples; the same W whatever n, sigma, tests or epsilon are."""
+    """Return draw `number`. W does not depend on n, sigma, tests or epsilon."""
     shape = regime.k, regime.d
     true, other = (
         np.random.default_rng([number, *shape, which]).normal(size=shape) for which in (0, 1)
@@ -89,45 +89,52 @@ def _sampled(
 
 
 def chained_vtree(cover: CoverTree) -> LabelTree:
-    """The V-tree of the explicit cover tree: a pseudoclass for each class at each level, also where
-    it has one child alone, which `CoverTree.vtree` leaves out."""
+    """Return the V-tree of the explicit cover tree, with a pseudoclass per class and level.
+
+    `CoverTree.vtree` omits pseudoclasses that have a single child.
+    """
     num_classes, num_levels = len(cover.level), int(cover.level.max()) + 1
-    places = [(c, level) for c in range(num_classes) for level in range(cover.level[c], num_levels)]
-    node = {place: num_classes + number for number, place in enumerate(places)}
-    parents = [node[c, num_levels - 1] for c in range(num_classes)]
-    for c, level in places:
+    nodes = [(c, level) for c in range(num_classes) for level in range(cover.level[c], num_levels)]
+    node_of = {node: num_classes + number for number, node in enumerate(nodes)}
+    parents = [node_of[c, num_levels - 1] for c in range(num_classes)]
+    for c, level in nodes:
         above = c if level > cover.level[c] else int(cover.center_parent[c])
-        parents.append(-1 if above < 0 else node[above, level - 1])
-    classes = [*range(num_classes), *(-1 for _ in places)]
+        parents.append(-1 if above < 0 else node_of[above, level - 1])
+    classes = [*range(num_classes), *(-1 for _ in nodes)]
     return LabelTree.from_parents(np.array(parents), np.array(classes))
 
 
 def is_flat(tree: LabelTree) -> bool:
-    """Whether all classes have the same ancestors. Their vectors then add the same number to every
-    logit, so a softmax over the classes is cross entropy on dense rows."""
+    """Return whether all classes have the same ancestors.
+
+    The ancestors then add the same number to every logit, so a softmax over the classes is cross
+    entropy on dense rows.
+    """
     return len({tuple(tree.ancestors(node).tolist()) for node in tree.node_of_class}) == 1
 
 
 def is_cross_entropy(arm: Arm, vectors: np.ndarray) -> bool:
-    """Whether the arm is cross entropy under another name, because its label tree is flat.
+    """Return whether the arm is equivalent to cross entropy because its label tree is flat.
 
-    The label tree differs from that of the head's rows: hierarchical softmax stores inner nodes
-    separately.
+    The label tree is checked, not the tree of the head's rows: hierarchical softmax stores inner
+    nodes separately.
     """
     if arm.loss not in _WITH_TREE:
         return arm.loss == "ce"
     return is_flat(_named_tree(arm, vectors).tree)
 
 
-def train_arms(settings: Mapping[str, Any], places: Places) -> Measures:
-    """The job of `trained.Trained`: every arm at each of its rates on one draw, with properties of
-    its tree."""
+def train_arms(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Train every arm at each of its rates on one draw (the job of `trained.Trained`).
+
+    The measures include properties of the arm's tree.
+    """
     regime = Regime(**settings["regime"])
     drawn = draw(regime, settings["draw"])
     arms = []
     for number, tree in enumerate(settings["arms"]):
         arm = Arm(tree["loss"], tree["base"])
-        head = head_of(arm, drawn, places.work / f"{number}.safetensors")
+        head = head_of(arm, drawn, folders.work / f"{number}.safetensors")
         arms.append(
             {
                 "nodes": head.tree.num_nodes,
@@ -140,8 +147,11 @@ def train_arms(settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def head_of(arm: Arm, drawn: Drawn, file: Path) -> "ClassHead":
-    """The arm's head; its tree, of Euclidean distances between label vectors, is written to
-    `file`, since a recipe's own compares cosines."""
+    """Build the arm's head.
+
+    Its tree uses Euclidean distances between label vectors and is written to `file`, because the
+    trees of recipes use cosine distances.
+    """
     from heads import build_head
     from heads.config import HeadConfig
 
@@ -175,7 +185,10 @@ def _named_tree(arm: Arm, vectors: np.ndarray) -> NamedTree:
 
 
 def train_head(head: "ClassHead", drawn: Drawn, rate: float) -> Measures:
-    """One pass from zero: test accuracy and Frobenius norm of the last and the averaged weights."""
+    """Train one pass from zero.
+
+    Measure test accuracy and Frobenius norm of the last and the averaged weights.
+    """
     import torch
 
     features, labels = torch.from_numpy(drawn.features), torch.from_numpy(drawn.labels)

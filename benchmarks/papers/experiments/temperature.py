@@ -1,4 +1,4 @@
-"""Paper 003, Figure 2 and Table 6: the smooth top-5 loss by its temperature."""
+"""Paper 003, Figure 2 and Table 6: the smooth top-5 loss by temperature."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from benchmarks.papers.comparison import (
     grid,
     mean_of,
 )
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import (
     DENSENET_DROPS,
     DENSENET_STEPS,
@@ -26,7 +26,7 @@ from benchmarks.papers.experiments.cifar import (
     drops,
 )
 from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Kind, Section, Table, paired, verdict
 from benchmarks.papers.shards import CIFAR_100, Dataset, shards_of
@@ -35,29 +35,32 @@ from benchmarks.papers.training import evaluated_logits
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TAUS = ("0", "1e-3", "1e-2", "1e-1", "1", "10", "100")  # as published.yaml names them
+_TAUS = ("0", "1e-3", "1e-2", "1e-1", "1", "10", "100")  # as in published.yaml
 _SHARED = Rates(0.1, 1e-4)
 _SMALL, _GOOD, _LARGE = "1e-3", ("1e-2", "1e-1", "1"), "100"
 
 
 def loss_of(tau: str) -> dict[str, Any]:
-    """The loss in a recipe; at 0 its limit (003, eq 8)."""
+    """Return the recipe's loss section; at temperature 0 it is the limit of the loss (eq 8)."""
     if float(tau) == 0:
         return {"kind": "topk_hinge", "k": 5}
     return {"kind": "smooth_topk", "k": 5, "tau": float(tau)}
 
 
-def nonzero_shares(settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: by temperature the share of elements of the loss's derivative by the scores that are
-    not numerically zero, at the initial weights over the training pictures."""
+def nonzero_shares(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Measure the fraction of nonzero elements of the loss's derivative by temperature (a job).
+
+    The derivative is taken with respect to the scores, at the initial weights over the training
+    images.
+    """
     from data.shards.manifest import Manifest
     from trainer.recipe import build_recipe
     from trainer.task import build_task
     from trainer.world import open_world
 
-    shards = shards_of(Dataset(**settings["dataset"]), places)
+    shards = shards_of(Dataset(**settings["dataset"]), folders)
     tree = dict(settings["recipe"])
-    tree |= {"run": str(places.work / "run"), "data": {**tree["data"], "shards": str(shards)}}
+    tree |= {"run": str(folders.work / "run"), "data": {**tree["data"], "shards": str(shards)}}
     recipe = build_recipe(tree, origin="an experiment's recipe")
     manifest = Manifest.load(recipe.data.shards, recipe.data.cache)
     with open_world(recipe.train.device) as world:
@@ -67,7 +70,10 @@ def nonzero_shares(settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def nonzero_share(logits: "Tensor", labels: "Tensor", tau: str) -> float:
-    """Of the derivative [N, K] by `logits`, in their precision."""
+    """Return the fraction of nonzero elements of the derivative by `logits` [N, K].
+
+    It is computed in the precision of `logits`.
+    """
     import torch
     from pydantic import TypeAdapter
 
@@ -77,7 +83,7 @@ def nonzero_share(logits: "Tensor", labels: "Tensor", tau: str) -> float:
     logits = logits.detach().requires_grad_()
     classes = torch.arange(logits.shape[1], device=logits.device)
     block = Block.of(classes, labels, labels, logits)
-    # A row is divided by their number, which would make small elements underflow.
+    # The mean divides each row by the number of rows, which would make small elements underflow.
     rows = Rows(num_classes=len(classes), labels=labels)
     value = loss.value(loss.merge([loss.statistics(logits, block)]), rows) * len(labels)
     of_logits, of_true = torch.autograd.grad(value, [logits, block.true])
@@ -106,7 +112,7 @@ class _Design:
         return Job("experiments.temperature:nonzero_shares", settings)
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     taus = ("0", _SMALL, "1", _LARGE) if budget.is_toy else _TAUS
     design = _Design(densenet(budget, 12, train=5_000, test=3_000))
     comparison = Comparison(
@@ -117,7 +123,7 @@ def _course(budget: Budget, album: Album) -> Course:
         measures=("top5",),
         also=("train",),
     )
-    compared = yield from comparison.course(
+    compared = yield from comparison.procedure(
         budget,
         steps=budget.size(240, full=DENSENET_STEPS, least=4),
         search_steps=budget.size(240, full=DENSENET_STEPS // 30, least=2),
@@ -125,19 +131,18 @@ def _course(budget: Budget, album: Album) -> Course:
     jobs = [design.derivative(taus, seed) for seed in range(1, compared.seeds + 1)]
     results = yield jobs
     shares = {tau: [results[job][tau] for job in jobs] for tau in taus}
-    return _section(design.cifar, compared, shares, album)
+    return _section(design.cifar, compared, shares, plots)
 
 
 def _section(
-    network: Cifar, compared: Compared, shares: Mapping[str, list[float]], album: Album
+    network: Cifar, compared: Compared, shares: Mapping[str, list[float]], plots: PlotFolder
 ) -> Section:
-    picture = album.add(
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(compared, shares),
-        title="Top-5 at the paper's rate and at the best ones, and non-zero derivatives, by "
-        "temperature.",
-        words="Left, accuracy on training and test pictures; right, the share of non-zero "
-        "elements by the temperature.",
+        title="By temperature: top-5 accuracy at the paper's rate and at the best rates (left), "
+        "and nonzero elements of the derivative (right).",
+        alt_text="Left: accuracy on training and test images. Right: fraction of nonzero elements.",
     )
     samples = next(iter(compared.samples.values()))
     return Section(
@@ -145,20 +150,22 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network.words()}; {samples['train']:,} training pictures, k = 5; at a temperature "
-            f"of 0 the loss is topk_hinge. {compared.setup()} Derivatives are those by the scores, "
-            "in single precision, at the initial weights of each seed, over all training pictures."
+            f"{network.description()}. {samples['train']:,} training images, k = 5; at temperature "
+            f"0 the loss is topk_hinge. {compared.setup()} Derivatives are taken with respect to "
+            "the scores in single precision, at the initial weights of each seed over all training "
+            "images."
         ),
         claims=_claims(compared, shares, network.kind),
         tables=[_table(compared, shares)],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
-            "The paper keeps one rate for all temperatures, which is our shared one.",
-            "The paper's Figure 2a is the training error by epoch; here is that of the end.",
+            "The paper uses one rate for all temperatures. It is the shared rate here.",
+            "The paper's Figure 2a shows the training error by epoch; here only the final error "
+            "is shown.",
             *_of_stand_in(network),
-            "Scores at kway's initial weights are small, so that few differences of them are large "
-            "against a temperature: derivatives are denser than those of networks whose last layer "
-            "starts with larger weights.",
+            "Scores at kway's initial weights are small, so few of their differences are large "
+            "compared with the temperature. Derivatives are therefore denser than in networks "
+            "whose last layer starts with larger weights.",
         ],
     )
 
@@ -167,9 +174,9 @@ def _of_stand_in(network: Cifar) -> list[str]:
     if network.is_published:
         return []
     return [
-        "That a temperature of 0 or little more does worse is said of a network of 40 layers, "
-        "which is trained under full: what the stand-in of two layers shows need not hold for it. "
-        "Both the shared rate and one searched for each temperature were tried.",
+        "The paper's claim that temperatures at or near 0 do worse is about a network with 40 "
+        "layers (trained with `--budget full`). Results of the stand-in with two layers may not "
+        "carry over. Both the shared rate and a rate searched for each temperature were tested.",
     ]
 
 
@@ -182,7 +189,7 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]], kind: Kind) -
                 note = compared.best.edges(tau, small) if runs is compared.at_best else ""
                 claims.append(
                     paired(
-                        f"temperature {tau} trains better than {small} (top-5, {name})",
+                        f"temperature {tau} trains better than {small} (training top-5, {name})",
                         ours,
                         kind,
                         points=True,
@@ -195,7 +202,7 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]], kind: Kind) -
         Claim(
             f"derivatives are denser at temperature {_LARGE} than at {_SMALL}",
             verdict(denser),
-            f"{mean(high).percent()}% against {mean(low).percent()}% of the elements",
+            f"{mean(high).percent()}% vs. {mean(low).percent()}% nonzero elements",
             kind,
         )
     )
@@ -214,7 +221,7 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
         rows.append([tau, *cells, compared.best.chosen[tau].text(), mean(share).percent()])
     shared = f"rate {compared.shared.lr:g}"
     return Table(
-        "Top-5 accuracy in percent (published in brackets), and non-zero derivatives",
+        "Top-5 accuracy in percent (published in parentheses), and nonzero derivatives",
         [
             "temperature",
             f"training, {shared}",
@@ -222,7 +229,7 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
             "training, best rate",
             "test, best rate",
             "best rate, decay",
-            "non-zero, %",
+            "nonzero, %",
         ],
         rows,
     )
@@ -231,8 +238,8 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
 def _figure(compared: Compared, shares: Mapping[str, list[float]]) -> Figure:
     figure = Figure(figsize=(9, 4))
     left, right = figure.subplots(1, 2)
-    places = range(len(shares))
-    for measure, printed, colour, marker in (
+    positions = range(len(shares))
+    for measure, printed, color, marker in (
         ("train/top5", "training", "tab:blue", "o"),
         ("top5", "testing", "tab:red", "s"),
     ):
@@ -242,10 +249,10 @@ def _figure(compared: Compared, shares: Mapping[str, list[float]]) -> Figure:
         ):
             means = [mean_of(runs[tau], measure) for tau in shares]
             left.errorbar(
-                places,
+                positions,
                 [100 * one.value for one in means],
                 yerr=[100 * one.half for one in means],
-                color=colour,
+                color=color,
                 marker=marker,
                 linestyle=line,
                 capsize=3,
@@ -253,10 +260,10 @@ def _figure(compared: Compared, shares: Mapping[str, list[float]]) -> Figure:
             )
         numbers = [published("003", "table 6", printed)[tau] for tau in shares]
         left.plot(
-            places,
+            positions,
             numbers,
             "--",
-            color=colour,
+            color=color,
             marker=marker,
             markerfacecolor="none",
             alpha=0.5,
@@ -264,7 +271,7 @@ def _figure(compared: Compared, shares: Mapping[str, list[float]]) -> Figure:
         )
     nonzero = [mean(share) for share in shares.values()]
     right.errorbar(
-        places,
+        positions,
         [100 * one.value for one in nonzero],
         yerr=[100 * one.half for one in nonzero],
         color="k",
@@ -272,10 +279,10 @@ def _figure(compared: Compared, shares: Mapping[str, list[float]]) -> Figure:
         capsize=3,
     )
     left.set_ylabel("top-5 accuracy, %")
-    right.set_ylabel("non-zero elements of the derivative, %")
+    right.set_ylabel("nonzero elements of the derivative, %")
     left.legend(fontsize=7)
     for axes in (left, right):
-        axes.set_xticks(places, list(shares))
+        axes.set_xticks(positions, list(shares))
         axes.set_xlabel("temperature")
         axes.set_ylim(bottom=0)
     figure.tight_layout()
@@ -287,8 +294,8 @@ EXPERIMENT = Experiment(
     paper="003",
     title="The temperature of the smooth top-5 loss (Figure 2b, Table 6)",
     minutes=2.5,
-    full="DenseNet-40-12 on all pictures for the published epochs",
+    full="DenseNet-40-12 on all images for the published number of epochs",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

@@ -1,12 +1,12 @@
-"""Paper 003, Tables 3 to 5: how fast and how stable algorithms for the smooth top-k loss are."""
+"""Paper 003, Tables 3 to 5: speed and stability of algorithms for the smooth top-k loss."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.topk_jobs import PRECISIONS, K
 from benchmarks.papers.job import Job, Measures, Result
 from benchmarks.papers.published import published
@@ -14,31 +14,31 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import milliseconds, ratio
 
 _JOBS = "experiments.topk_jobs"
-# With the seconds that each direction has at the minutes that this is made for.
+# Number of classes, and the seconds for each direction within the designed minutes.
 _CLASSES = {100: 2, 1_000: 4, 10_000: 12, 100_000: 30}
 _TOY_CLASSES = {20: 1, 41: 1}
 _EXPONENTS = (1, 0, -1, -2, -3, -4)  # of the temperatures
-# By the name that published.yaml has for it.
+# By the name used in published.yaml.
 _FORWARD = {
     "summation": "summation (Algorithm 3)",
     "divide and conquer": "divide and conquer (Algorithm 1 in log space)",
-    "ours": "ours",
+    "ours": "kway",
 }
 _BACKWARD = {
-    "automatic": "Algorithm 1 by autograd",
-    "custom": "Algorithm 1 by Algorithm 2",
-    "ours": "ours, by its own backward",
+    "automatic": "Algorithm 1 with autograd",
+    "custom": "Algorithm 1 with Algorithm 2",
+    "ours": "kway, custom backward",
 }
 _GRADIENTS = {
-    "divide and conquer": "Algorithm 1 by autograd",
-    "custom backward": "Algorithm 1 by Algorithm 2",
-    "ours": "ours",
+    "divide and conquer": "Algorithm 1 with autograd",
+    "custom backward": "Algorithm 1 with Algorithm 2",
+    "ours": "kway",
 }
 
 Stable = Mapping[str, Mapping[str, bool]]
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     timings = {
         number: Job(
             f"{_JOBS}:time_algorithms",
@@ -65,11 +65,11 @@ def _course(budget: Budget, album: Album) -> Course:
     results = yield [*timings.values(), stability]
     found = {number: results[job].measures for number, job in timings.items()}
     batches = {number: job.settings["batch"] for number, job in timings.items()}
-    return _section(found, batches, stability, results[stability], album)
+    return _section(found, batches, stability, results[stability], plots)
 
 
 def _batch(budget: Budget, num_classes: int) -> int:
-    """The paper's, but where the reference would take all of a budget for two rounds."""
+    """Return the paper's batch size, or less where two rounds would exceed the budget."""
     if budget.is_toy:
         return 8
     return 64 if num_classes == max(_CLASSES) and not budget.is_full else 256
@@ -80,7 +80,7 @@ def _section(
     batches: Mapping[int, int],
     stability: Job,
     stable: Result,
-    album: Album,
+    plots: PlotFolder,
 ) -> Section:
     rounds = [
         len(one[which]["ours"]) for one in found.values() for which in ("forward", "backward")
@@ -90,14 +90,14 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"The loss of given scores, k = {K}, float32, {_batches_said(batches)} rows, on "
-            f"{_machine(found)} (paper: a Titan Xp); contenders take turns, medians over "
-            f"{min(rounds)} to {max(rounds)} rounds. Algorithms 1 to 3 stand in "
-            "benchmarks/papers/experiments/topk_reference.py as the paper prints them, all of "
-            "whose scores are worked on at once. Ours (heads/losses/symmetric.py) multiplies in a "
-            "row's 2k largest scores one by one, gets the others' polynomials from power sums by "
-            "Newton's identities, and merges blocks of classes in log space as Algorithm 1 does. "
-            f"{_scores_said(stability, stable)}"
+            f"The loss of given scores with k = {K} in float32, {_batches_text(batches)} rows, on "
+            f"{_machine(found)} (paper: a Titan Xp). The algorithms are timed in turn; times are "
+            f"medians over {_rounds_text(rounds)} rounds. Algorithms 1 to 3 are implemented in "
+            "benchmarks/papers/experiments/topk_reference.py as printed in the paper, vectorized "
+            "over the scores. kway's implementation (heads/losses/symmetric.py) multiplies the 2k "
+            "largest scores of a row one by one, computes the polynomials of the others from power "
+            "sums with Newton's identities, and merges blocks of classes in log space like "
+            f"Algorithm 1. {_scores_text(stability, stable)}"
         ),
         claims=[*_speed_claims(found), *_stability_claims(stable["losses"], stable["gradients"])],
         tables=[
@@ -106,25 +106,31 @@ def _section(
             _losses_table(stable["losses"]),
             _gradients_table(stable["gradients"]),
         ],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 _figure(found),
-                title="Seconds by number of classes; the published ones, on a GPU, dashed.",
-                words="Two panels, forward and backward, with a line for each algorithm.",
+                title="Time per batch by number of classes. Dashed: published, on a GPU.",
+                alt_text="Two panels, forward and backward, with one line per algorithm.",
             )
         ],
         remarks=[
-            "The losses of the three forward algorithms are within "
-            f"{max(one['losses_apart'] for one in found.values()):.0e} of one another, relatively.",
-            "Algorithm 2 stands here without the paper's approximation for the elements where it "
-            "is unstable (appendix B.2.2).",
+            "The losses of the three forward algorithms agree within a relative difference of "
+            f"{max(one['losses_apart'] for one in found.values()):.0e}.",
+            "Algorithm 2 is implemented without the paper's approximation for unstable elements "
+            "(appendix B.2.2).",
         ],
     )
 
 
-def _batches_said(batches: Mapping[int, int]) -> str:
-    """`256 (64 for n = 100,000)`"""
+def _rounds_text(rounds: Sequence[int]) -> str:
+    """Return `15`, or `10 to 15`."""
+    least, most = min(rounds), max(rounds)
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _batches_text(batches: Mapping[int, int]) -> str:
+    """Return `256 (64 for n = 100,000)`."""
     first, *others = dict.fromkeys(batches.values())
     less = [f"{other} for n = {n:,}" for n, other in batches.items() if other in others]
     return f"{first} ({', '.join(less)})" if less else str(first)
@@ -134,13 +140,13 @@ def _machine(found: Mapping[int, Measures]) -> str:
     return "a GPU" if next(iter(found.values()))["device"] == "cuda" else "a CPU"
 
 
-def _scores_said(stability: Job, stable: Result) -> str:
+def _scores_text(stability: Job, stable: Result) -> str:
     case = stability.settings
     return (
-        "Stability: the paper has ResNet-18's scores of ImageNet pictures, here they are drawn: "
-        f"{case['batch']} rows x {case['classes']:,} classes, normal, the true class "
-        f"{case['gain']:g} higher and four similar ones half of that, so that a true score is "
-        f"{stable['true_score']:.1f} on average."
+        "For stability, the paper uses the scores of ResNet-18 on ImageNet. Here the scores are "
+        f"random: {case['batch']} rows x {case['classes']:,} classes with a normal distribution; "
+        f"the true class is {case['gain']:g} higher and four similar classes half of that. The "
+        f"average true score is {stable['true_score']:.1f}."
     )
 
 
@@ -153,11 +159,11 @@ def _speed_table(
         cells = [label]
         for number, measures in found.items():
             theirs = printed.get(name, {}).get(number)
-            beside = "" if theirs is None else f" ({1e3 * theirs:,.0f})"
-            cells.append(milliseconds(measures[which][name]) + beside)
+            in_parentheses = "" if theirs is None else f" ({1e3 * theirs:,.0f})"
+            cells.append(milliseconds(measures[which][name]) + in_parentheses)
         rows.append(cells)
     return Table(
-        f"{key.capitalize()}: ms {which} (published, on a GPU, in brackets)",
+        f"{key.capitalize()}: ms {which} (published, on a GPU, in parentheses)",
         ["algorithm", *(f"n = {number:,}" for number in found)],
         rows,
     )
@@ -174,7 +180,7 @@ def _losses_table(losses: Stable) -> Table:
                 for exponent, is_finite in losses[f"{name} {precision}"].items()
             ]
             rows.append([_FORWARD[name], precision, *cells])
-    return _temperatures("Table 5: is the loss finite? (published in brackets)", rows)
+    return _temperatures("Table 5: is the loss finite? (published in parentheses)", rows)
 
 
 def _gradients_table(gradients: Stable) -> Table:
@@ -197,15 +203,15 @@ def _word(is_so: bool) -> str:
 
 def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
     comparisons = (
-        ("divide and conquer is faster than the summation", "forward", "summation",
+        ("divide and conquer is faster than summation", "forward", "summation",
          "divide and conquer"),
-        ("ours is faster than the summation", "forward", "summation", "ours"),
+        ("kway is faster than summation", "forward", "summation", "ours"),
         ("Algorithm 2 is faster than autograd", "backward", "automatic", "custom"),
-        ("our backward is faster than autograd's of Algorithm 1", "backward", "automatic", "ours"),
+        ("kway's backward is faster than autograd of Algorithm 1", "backward", "automatic", "ours"),
     )  # fmt: skip
     claims = []
     for statement, which, slower, faster in comparisons:
-        kind = Kind.OWN_CODE if faster == "ours" else Kind.PAPER
+        kind = Kind.IMPLEMENTATION if faster == "ours" else Kind.PAPER
         for number in (1_000, max(found)) if 1_000 in found else (max(found),):
             times = ratio(found[number][which][slower], found[number][which][faster])
             claims.append(
@@ -221,7 +227,7 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
 
 def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
     claims = []
-    for name, label in (("divide and conquer", "Algorithm 1 in log space"), ("ours", "ours")):
+    for name, label in (("divide and conquer", "Algorithm 1 in log space"), ("ours", "kway")):
         for what, finite in (("loss", losses), ("gradient", gradients)):
             holds = all(all(finite[f"{name} {precision}"].values()) for precision in PRECISIONS)
             claims.append(
@@ -229,13 +235,13 @@ def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
                     f"{label} is stable at all temperatures in both precisions ({what})",
                     _holds(holds),
                     _reach(finite, name),
-                    Kind.OWN_CODE if name == "ours" else Kind.PAPER,
+                    Kind.IMPLEMENTATION if name == "ours" else Kind.PAPER,
                 )
             )
     single, double = (sum(losses[f"summation {precision}"].values()) for precision in PRECISIONS)
     claims.append(
         Claim(
-            "the summation overflows at low temperatures, in single precision sooner",
+            "summation overflows at low temperatures, earlier in single than in double precision",
             _holds(single < double < len(_EXPONENTS)),
             _reach(losses, "summation"),
             Kind.PAPER,
@@ -245,17 +251,17 @@ def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
 
 
 def _reach(finite: Stable, name: str) -> str:
-    """Down to which temperature it is stable, in each precision."""
-    said = []
+    """Return down to which temperature the algorithm is stable, for each precision."""
+    limits = []
     for precision in PRECISIONS:
         reached = None
         for exponent, is_finite in finite[f"{name} {precision}"].items():
             if not is_finite:
                 break
             reached = exponent
-        where = "nowhere" if reached is None else f"down to 10^{reached}"
-        said.append(f"{precision} {where}")
-    return ", ".join(said)
+        limit = "never finite" if reached is None else f"finite down to 10^{reached}"
+        limits.append(f"{precision} precision: {limit}")
+    return ", ".join(limits)
 
 
 def _holds(does: bool) -> Verdict:
@@ -269,18 +275,18 @@ def _figure(found: Mapping[int, Measures]) -> Figure:
         panels, ("forward", "backward"), ("table 3", "table 4"), (_FORWARD, _BACKWARD), strict=True
     ):
         styles = zip("os^", ("tab:red", "tab:orange", "tab:blue"), strict=True)
-        for (name, label), (marker, colour) in zip(algorithms.items(), styles, strict=True):
+        for (name, label), (marker, color) in zip(algorithms.items(), styles, strict=True):
             medians = [median(measures[which][name]) for measures in found.values()]
-            axes.plot(list(found), medians, marker=marker, color=colour, label=label.split(" (")[0])
+            axes.plot(list(found), medians, marker=marker, color=color, label=label.split(" (")[0])
             printed = published("003", key).get(name, {})
             numbers, seconds = list(printed), list(printed.values())
-            axes.plot(numbers, seconds, "--", marker=marker, color=colour, mfc="none", alpha=0.6)
+            axes.plot(numbers, seconds, "--", marker=marker, color=color, mfc="none", alpha=0.6)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("classes")
+        axes.set_xlabel("number of classes")
         axes.set_title(which)
         axes.legend(fontsize="small")
-    panels[0].set_ylabel("seconds a batch")
+    panels[0].set_ylabel("seconds per batch")
     return figure
 
 
@@ -289,7 +295,7 @@ EXPERIMENT = Experiment(
     paper="003",
     title="Algorithms for the smooth top-k loss (Tables 3 to 5)",
     minutes=1.5,
-    full="the published batches at every number of classes; the paper's times are of a GPU",
+    full="the published batch sizes for every number of classes (the paper used a GPU)",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
 )

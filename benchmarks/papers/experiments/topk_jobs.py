@@ -1,4 +1,4 @@
-"""What is measured of the algorithms for the smooth top-k loss: seconds, and where numbers end."""
+"""Jobs that measure the speed and numerical stability of algorithms for the smooth top-k loss."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,20 +8,22 @@ import torch
 from torch import Tensor
 
 from benchmarks.papers.experiments import topk_reference as reference
-from benchmarks.papers.job import Measures, Places
+from benchmarks.papers.job import Folders, Measures
 from benchmarks.papers.turns import Seconds, synchronous, timed
 from heads.losses import Block, Rows, SmoothTopK
 
 K = 5
 PRECISIONS = {"single": torch.float32, "double": torch.float64}
 
-# A loss, and what to differentiate it by.
+# A loss, and the tensors to differentiate it with respect to.
 _Loss = tuple[Tensor, list[Tensor]]
 
 
-def time_algorithms(settings: Mapping[str, Any], places: Places) -> Measures:
-    """A job: seconds by round of the loss forward, and of its backward, for one number of classes
-    at temperature 1; and how far the losses are apart, relatively."""
+def time_algorithms(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Time forward and backward at temperature 1 for one number of classes (a job).
+
+    Also measures the largest relative difference between the losses.
+    """
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch, num_classes = settings["batch"], settings["classes"]
@@ -44,7 +46,7 @@ def time_algorithms(settings: Mapping[str, Any], places: Places) -> Measures:
     limits = {"rounds": settings["rounds"], "seconds": settings["seconds"]}
     with torch.no_grad():
         values = [float(loss()[0]) for loss in forward.values()]
-        of_forward = timed(forward, places, **limits)
+        of_forward = timed(forward, folders, **limits)
     return {
         "forward": of_forward,
         "backward": _backward_seconds(backward, **limits),
@@ -54,7 +56,7 @@ def time_algorithms(settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def our_loss(logits: Tensor, labels: Tensor, tau: float) -> _Loss:
-    """All classes as one block, as the engine makes it; the true logits are a leaf of their own."""
+    """Return kway's loss with all classes in one block; the true logits are a separate leaf."""
     classes = torch.arange(logits.shape[1], device=logits.device)
     block = Block.of(classes, labels, labels, logits)
     loss = SmoothTopK(K, tau)
@@ -65,7 +67,7 @@ def our_loss(logits: Tensor, labels: Tensor, tau: float) -> _Loss:
 def _backward_seconds(
     losses: Mapping[str, Callable[[], _Loss]], *, rounds: int, seconds: float
 ) -> Seconds:
-    """Of backward alone: a forward, which is not counted, comes before each. In turns."""
+    """Time only the backward passes, in turn; each follows a forward pass that is not timed."""
     clock = synchronous(time.perf_counter)
     found: Seconds = {name: [] for name in losses}
     began = 0.0
@@ -83,9 +85,11 @@ def _backward_seconds(
     return found
 
 
-def try_temperatures(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """A job: whether loss and gradient are finite, by algorithm and precision and by exponent of
-    the temperature."""
+def try_temperatures(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Check whether loss and gradient are finite (a job).
+
+    The measures are given by algorithm, precision and exponent of the temperature.
+    """
     scores, labels = trained_scores(
         settings["batch"], settings["classes"], gain=settings["gain"], seed=settings["seed"]
     )
@@ -107,8 +111,10 @@ def try_temperatures(settings: Mapping[str, Any], _places: Places) -> Measures:
 def trained_scores(
     batch: int, num_classes: int, *, gain: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Scores [batch, num_classes] such as a trained classifier of ImageNet gives, and labels:
-    normal with standard deviation 2.5, the true class `gain` higher, four similar ones half that.
+    """Return scores [batch, num_classes] similar to those of an ImageNet classifier, and labels.
+
+    Normal with standard deviation 2.5; the true class is `gain` higher and four similar classes
+    half of that.
     """
     draw = torch.Generator().manual_seed(seed)
     scores = 2.5 * torch.randn(batch, num_classes, generator=draw, dtype=torch.float64)

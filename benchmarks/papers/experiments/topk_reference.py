@@ -1,5 +1,7 @@
-"""Paper 003's own algorithms for the smooth top-k loss, as it prints them: what ours is compared
-with. Plain torch, differentiated by autograd unless it says otherwise."""
+"""Paper 003's algorithms for the smooth top-k loss as printed, for comparison with kway's.
+
+Plain torch, differentiated by autograd unless stated otherwise.
+"""
 
 from collections.abc import Callable
 from functools import reduce
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-# Shape legend: B rows, n scores of a row, k the highest degree.
+# Shape legend: B rows, n scores per row, k the highest degree.
 
 # log sigma_(k-1) and log sigma_k [B] of exp(scores [B, n])
 Polynomials = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -18,7 +20,7 @@ Polynomials = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 def smooth_topk(
     logits_BK: Tensor, labels: Tensor, polynomials: Polynomials, *, k: int, tau: float
 ) -> Tensor:
-    """Equation 10, its mean over the rows."""
+    """Return the mean of equation 10 over the rows."""
     num_classes = logits_BK.shape[1]
     others = torch.arange(num_classes - 1, device=logits_BK.device).expand(len(labels), -1)
     others = others + (others >= labels[:, None])
@@ -28,8 +30,10 @@ def smooth_topk(
 
 
 def summation(scores_Bn: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 3: one score after the other; its inner loop over degrees is one operation, in a
-    buffer that is there before. No gradient."""
+    """Algorithm 3: loop over the scores. No gradient.
+
+    The inner loop over degrees is one operation in a preallocated buffer.
+    """
     terms = scores_Bn.detach().exp()
     sigma = terms.new_zeros(k + 1, len(terms))
     sigma[0] = 1
@@ -41,16 +45,21 @@ def summation(scores_Bn: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def divide_and_conquer(scores_Bn: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 in log space (appendix B.2.1): polynomials 1 + e_i X, neighbours multiplied up to
-    degree k until one is left, which is equation 13 without the detour over 1 / e."""
+    """Algorithm 1 in log space (appendix B.2.1).
+
+    Neighboring polynomials, initially 1 + e_i X, are multiplied up to degree k until one is left.
+    This is equation 13 without the intermediate step of 1 / e.
+    """
     log_sigma = log_polynomials(scores_Bn, k)
     return log_sigma[k - 1], log_sigma[k]
 
 
 def log_polynomials(scores_Bn: Tensor, k: int) -> list[Tensor]:
-    """log sigma_0..k [B]; ValueError where there are fewer than k scores."""
+    """Return log sigma_0..k, each [B]. Raises ValueError for fewer than k scores."""
     if scores_Bn.shape[1] < k:
-        raise ValueError(f"{scores_Bn.shape[1]} scores have no symmetric polynomial of degree {k}")
+        raise ValueError(
+            f"a symmetric polynomial of degree {k} needs {k} scores, not {scores_Bn.shape[1]}"
+        )
     # Coefficients by degree, each [B, polynomials].
     parts, odd = [torch.zeros_like(scores_Bn), scores_Bn], []
     while (count := parts[0].shape[1]) > 1:
@@ -66,7 +75,7 @@ def log_polynomials(scores_Bn: Tensor, k: int) -> list[Tensor]:
 
 
 def _product(left: list[Tensor], right: list[Tensor], k: int) -> list[Tensor]:
-    """Up to degree k, in log space."""
+    """Multiply polynomials up to degree k in log space."""
     products: list[list[Tensor]] = [[] for _ in range(min(k + 1, len(left) + len(right) - 1))]
     for i, one in enumerate(left):
         for j, other in enumerate(right[: len(products) - i]):
@@ -75,8 +84,10 @@ def _product(left: list[Tensor], right: list[Tensor], k: int) -> list[Tensor]:
 
 
 def with_custom_backward(scores_Bn: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 forward, Algorithm 2 backward: d sigma_j / d e_i from d sigma_(j-1) / d e_i. It
-    lacks the approximation for the elements where that is unstable (appendix B.2.2)."""
+    """Algorithm 1 forward, Algorithm 2 backward: d sigma_j / d e_i from d sigma_(j-1) / d e_i.
+
+    The approximation for unstable elements (appendix B.2.2) is not implemented.
+    """
     lower, upper = _CustomBackward.apply(scores_Bn, k)
     return lower, upper
 

@@ -1,5 +1,5 @@
-"""Paper 003, Table 2's shape: cross-entropy against the smooth top-5 loss by the size of the
-training set, on CIFAR-100 in the place of ImageNet."""
+"""Paper 003, trend of Table 2: cross entropy and the smooth top-5 loss by training set size, on
+CIFAR-100 instead of ImageNet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, advantage, cell, values
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import (
     DENSENET_DROPS,
     DENSENET_STEPS,
@@ -23,12 +23,13 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _LOSSES = ("ce", "smooth_topk")
-# Thousands of ImageNet's pictures in the paper, by the share of the training set.
+# Thousands of ImageNet images in the paper, by fraction of the training set.
 _PRINTED = {1.0: 1230, 0.5: 640, 0.25: 320, 0.1: 128, 0.05: 64}
 _TAU = 0.1
 _TRAIN, _HELD_OUT = 20_000, 5_000
 _CIFAR_TRAIN = 50_000
-# The paper's for cross-entropy and for the smooth loss, and between and below them.
+# The paper's rates for cross entropy and for the smooth loss; the other candidates lie between and
+# below them.
 _PAPERS = {"ce": Rates(0.1, 1e-4), "smooth_topk": Rates(1.0, 2.5e-5)}
 _CANDIDATES = (*_PAPERS.values(), Rates(0.3, 5e-5), Rates(0.03, 1e-4))
 
@@ -39,7 +40,7 @@ def _arm(loss: str, share: float) -> str:
 
 @dataclass(frozen=True)
 class _Design:
-    """An arm is a loss and a share of the `train` training pictures."""
+    """An arm is a loss and a fraction of the `train` training images."""
 
     cifar: Cifar
     train: int
@@ -52,7 +53,8 @@ class _Design:
         kind = run.arm.split()[0]
         loss = {"kind": kind} if kind == "ce" else {"kind": kind, "tau": _TAU}
         recipe = self.cifar.recipe(run, loss=loss, nesterov=True)
-        # The published number of epochs; a handful of steps would be left to the stand-in.
+        # The published sizes use the same number of epochs; the stand-in would be left with a few
+        # steps.
         share = float(run.arm.split()[1]) if self.cifar.is_published else 1.0
         steps = max(1, round(run.steps * share))
         recipe["train"]["duration"] = {"steps": steps}
@@ -60,7 +62,7 @@ class _Design:
         return recipe
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     shares = (1.0, 0.05) if budget.is_toy else tuple(_PRINTED)
     network = densenet(budget, 12, train=_TRAIN, test=3_000)
     train = network.limits.get("train", _CIFAR_TRAIN - _HELD_OUT)
@@ -71,53 +73,57 @@ def _course(budget: Budget, album: Album) -> Course:
         shared=_PAPERS["ce"],
         measures=("top5",),
     )
-    compared = yield from comparison.course(
+    compared = yield from comparison.procedure(
         budget,
         steps=budget.size(160, full=DENSENET_STEPS, least=4),
         search_steps=budget.size(160, full=DENSENET_STEPS // 30, least=2),
     )
-    return _section(network, shares, compared, album)
+    return _section(network, shares, compared, plots)
 
 
 def _section(
-    network: Cifar, shares: tuple[float, ...], compared: Compared, album: Album
+    network: Cifar, shares: tuple[float, ...], compared: Compared, plots: PlotFolder
 ) -> Section:
-    picture = album.add(
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(shares, compared),
-        title="Top-5 of the smooth top-5 loss less that of cross-entropy, each at its best rates.",
-        words="Differences with intervals by the number of training pictures; the paper's dashed.",
+        title="Top-5 accuracy of the smooth top-5 loss minus that of cross entropy, best rate of "
+        "each loss.",
+        alt_text="Differences with error bars by training set size; a dashed line for the paper.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"A stand-in for ResNet-18 on ImageNet: {network.words()}, k = 5, temperature {_TAU:g}"
-            f". {compared.setup()} {_length(network)} Rates are searched at each size."
+            f"{network.description()}, in place of ResNet-18 on ImageNet. k = 5, temperature "
+            f"{_TAU:g}. {compared.setup()} {_length(network)} Rates are searched for each size."
         ),
         claims=_claims(shares, compared, network.kind),
         tables=[_table(shares, compared)],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
-            "The shares of the training set are the paper's, the pictures are not: its own numbers "
-            "are of ImageNet and stand here for their shape alone.",
-            "Table 2 itself needs ImageNet as shards (`kway shard`), subsets of them by size, and "
-            "GPUs for days: the recipe imagenet-resnet50-smooth-topk with `{model_type: resnet, "
-            "layer_type: basic, depths: [2, 2, 2, 2], hidden_sizes: [64, 128, 256, 512]}` for "
-            "backbone.config, which is ResNet-18. This command does not run it at any budget; "
-            "under full it trains DenseNet-40-12 on shares of CIFAR-100.",
-            "The paper takes subsets balanced by class, drops the rate three times and tests the "
-            "checkpoint that is best on validation; here subsets are random, the drops are those "
-            "of its CIFAR-100 runs, and the last weights are tested.",
+            "The fractions of the training set are those of the paper, the images are not: the "
+            "published numbers are for ImageNet and only show the trend.",
+            "Table 2 itself requires ImageNet shards (`kway shard`), subsets of each size, and "
+            "days of GPU time: use the recipe imagenet-resnet50-smooth-topk with ResNet-18, "
+            "`{model_type: resnet, layer_type: basic, depths: [2, 2, 2, 2], hidden_sizes: [64, "
+            "128, 256, 512]}`, as backbone.config. This command does not run it at any budget; "
+            "with `--budget full` it trains DenseNet-40-12 on fractions of CIFAR-100.",
+            "The paper uses class-balanced subsets, three drops of the learning rate, and the best "
+            "checkpoint on the validation split. Here the subsets are random, the drops are those "
+            "of the paper's CIFAR-100 runs, and the last weights are tested.",
         ],
     )
 
 
 def _length(network: Cifar) -> str:
     if network.is_published:
-        return "Smaller sizes have as many epochs, and so fewer steps."
-    return "All sizes have the same number of steps; in the paper they have that of epochs."
+        return "All sizes have the same number of epochs, so smaller sizes have fewer steps."
+    return (
+        "All sizes have the same number of steps; in the paper, they have the same number of "
+        "epochs."
+    )
 
 
 def _claims(shares: tuple[float, ...], compared: Compared, kind: Kind) -> list[Claim]:
@@ -138,7 +144,7 @@ def _claims(shares: tuple[float, ...], compared: Compared, kind: Kind) -> list[C
         if share < 1:
             claims.append(
                 paired(
-                    f"smooth_topk beats ce with {share:.0%} of the training pictures (top-5)",
+                    f"smooth_topk beats ce with {share:.0%} of the training images (top-5)",
                     ours,
                     kind,
                     points=True,
@@ -148,7 +154,8 @@ def _claims(shares: tuple[float, ...], compared: Compared, kind: Kind) -> list[C
     few, many = min(shares), max(shares)
     claims.append(
         paired(
-            f"smooth_topk gains on ce from {many:.0%} to {few:.0%} of the pictures (top-5)",
+            f"the advantage of smooth_topk over ce is larger with {few:.0%} than with {many:.0%} "
+            "of the images (top-5)",
             difference(by_seed(few), by_seed(many)),
             kind,
             points=True,
@@ -162,21 +169,23 @@ def _table(shares: tuple[float, ...], compared: Compared) -> Table:
     rows = []
     for share in shares:
         arms = [_arm(loss, share) for loss in _LOSSES]
-        pictures = compared.samples[arms[0]]["train"]
+        images = compared.samples[arms[0]]["train"]
         rows.append(
             [
                 f"{share:.0%}",
-                f"{pictures:,}",
+                f"{images:,}",
                 *(cell(compared.at_best[arm], "top5", Mean.percent) for arm in arms),
                 *(cell(compared.at_shared[arm], "top5", Mean.percent) for arm in arms),
                 *(compared.best.chosen[arm].text() for arm in arms),
                 *(f"{published('003', 'table 2', loss)[_PRINTED[share]]:.2f}" for loss in _LOSSES),
             ]
         )
-    header = ["share", "pictures"]
-    for said in ("at its best", f"at {compared.shared.text()}", "rate, decay", "on ImageNet (003)"):
-        header += [f"{loss}, {said}" for loss in _LOSSES]
-    return Table("Top-5 accuracy in percent by the size of the training set", header, rows)
+    header = ["fraction", "images"]
+    for column in ("best rate", f"at {compared.shared.text()}", "rate, decay", "published"):
+        header += [f"{loss}, {column}" for loss in _LOSSES]
+    return Table(
+        "Top-5 accuracy in percent by training set size (published: ImageNet)", header, rows
+    )
 
 
 def _figure(shares: tuple[float, ...], compared: Compared) -> Figure:
@@ -198,19 +207,19 @@ def _figure(shares: tuple[float, ...], compared: Compared) -> Figure:
         fmt="o-",
         color="tab:blue",
         capsize=3,
-        label="here (CIFAR-100)",
+        label="measured (CIFAR-100)",
     )
     table = published("003", "table 2")
     printed = [
         table["smooth_topk"][_PRINTED[share]] - table["ce"][_PRINTED[share]] for share in shares
     ]
     axes.plot(percents, printed, "s--", color="tab:red", label="published (ImageNet)")
-    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.axhline(0, color="gray", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(percents, [f"{one:g}" for one in percents])
     axes.minorticks_off()
-    axes.set_xlabel("share of the training set, %")
-    axes.set_ylabel("smooth_topk - ce, points of top-5")
+    axes.set_xlabel("fraction of the training set, %")
+    axes.set_ylabel("top-5 difference, smooth_topk - ce, points")
     axes.legend()
     return figure
 
@@ -218,10 +227,10 @@ def _figure(shares: tuple[float, ...], compared: Compared) -> Figure:
 EXPERIMENT = Experiment(
     name="003-sizes",
     paper="003",
-    title="Top-5 by the size of the training set (Table 2's shape)",
+    title="Top-5 accuracy by training set size (trend of Table 2)",
     minutes=2,
-    full="DenseNet-40-12 on shares of CIFAR-100; Table 2 itself needs ImageNet",
+    full="DenseNet-40-12 on fractions of CIFAR-100 (Table 2 itself needs ImageNet)",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

@@ -1,8 +1,8 @@
-"""Trains arms on paper 000's synthetic data, draw by draw, and compares them.
+"""Train arms on paper 000's synthetic data, draw by draw, and compare them.
 
-The paper states neither learning rates nor passes. Each arm is trained at the best rate of its own
-search and at the `SHARED` ones, and a claim is settled only if all of these agree. A comparison of
-cross entropy with itself, as a tree loss whose tree is flat, is left out.
+The paper states neither learning rates nor the number of passes. Each arm is trained at the best
+rate of its own search and at the `SHARED` rates, and a claim is settled only if all of these agree.
+Draws that compare cross entropy with itself, because the tree of a tree loss is flat, are omitted.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,19 +16,19 @@ from benchmarks.papers.experiments.synthetic import BASE, Arm, Regime
 from benchmarks.papers.intervals import Mean, mean
 from benchmarks.papers.job import Job, Measures, Results
 
-# Around the theory's ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline; a path of many
-# nodes moves a row a few times as far, so that a step of the grid must not be more than that.
+# The theory suggests ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. A path of many
+# nodes moves a row a few times as far, so the steps of the grid must not be coarser than that.
 RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHARED: Sequence[float] = (0.01, 0.1)
 AUTHORS_BASE = 2.0
 
 # github.com/cora1021/TreeLoss, run_exp.py and base_exp.py.
 AUTHORS_CODE = (
-    "The authors' public code (cora1021/TreeLoss) does what the paper does not state: one pass of "
-    "single samples by SGD at a rate of 1e-4 with momentum 0.9 and weight decay 3e-4 from a random "
-    f"start, cover trees of base {AUTHORS_BASE:g}, and a W* of rank 5, where the text has one with "
-    "independent entries. Its pseudoclasses are keyed by center, so a path can repeat a vector, "
-    "and its script for Figure 4 takes one step of 1,000 samples by default. None of this is used "
+    "The authors' public code (cora1021/TreeLoss) differs from the paper's text or fills its gaps: "
+    "one pass of single-sample SGD with a rate of 1e-4, momentum 0.9 and weight decay 3e-4 from "
+    f"random weights, cover trees of base {AUTHORS_BASE:g}, and a W* of rank 5 where the text uses "
+    "independent entries. Its pseudoclasses are keyed by center, so a path can repeat a vector. By "
+    "default, its script for Figure 4 takes a single step on 1,000 samples. None of this is used "
     "here."
 )
 
@@ -47,8 +47,11 @@ NAMES = {
 
 @dataclass
 class Trained:
-    """The results of `arms` in a regime, draw by draw: each at the best of `rates`, which are
-    searched on separate draws, and all at the `SHARED` rates and those of `also`."""
+    """The results of `arms` in a regime, draw by draw.
+
+    Each arm is trained at the best of `rates`, searched on separate draws, at the `SHARED` rates,
+    and at the rates of `also`.
+    """
 
     regime: Regime
     arms: Sequence[Arm]
@@ -58,11 +61,11 @@ class Trained:
     also: Sequence[float] = ()
 
     def search(self, number: int) -> Job:
-        """Trains all arms at all rates on draw `number`."""
+        """Return the job that trains all arms at all rates on draw `number`."""
         return self._job(number, dict.fromkeys(self.arms, self.rates))
 
     def job(self, number: int) -> Job:
-        """Trains all arms on draw `number` at the chosen rates."""
+        """Return the job that trains all arms on draw `number` at the chosen rates."""
         chosen = {}
         for arm in self.arms:
             own = {self.own_rate(arm, measure) for measure in ("averaged", "last")}
@@ -78,51 +81,51 @@ class Trained:
         return Job("experiments.synthetic:train_arms", settings)
 
     def bayes(self) -> Mean:
-        """Accuracy of the Bayes-optimal classifier."""
+        """Return the accuracy of the Bayes-optimal classifier."""
         return mean([found["bayes"] for found in self.draws])
 
     def at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
-        """A measure of each draw at one rate."""
+        """Return a measure for each draw at one rate."""
         return self._of(self.draws, arm, rate, measure)
 
     def searched_at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
-        """The same of the draws of the search."""
+        """Return a measure for each draw of the search at one rate."""
         return self._of(self.searched, arm, rate, measure)
 
     def _of(self, draws: Sequence[Measures], arm: Arm, rate: float, measure: str) -> list[float]:
-        place = self.arms.index(arm)
-        return [float(found["arms"][place]["runs"][f"{rate:g}"][measure]) for found in draws]
+        index = self.arms.index(arm)
+        return [float(found["arms"][index]["runs"][f"{rate:g}"][measure]) for found in draws]
 
     def at_own(self, arm: Arm, measure: str = "averaged") -> list[float]:
-        """An accuracy of each draw, at the arm's own rate."""
+        """Return the accuracy for each draw at the arm's own best rate."""
         return self.at(arm, self.own_rate(arm, measure), measure)
 
     def own_rate(self, arm: Arm, measure: str = "averaged") -> float:
-        """The rate that is the best over the draws of the search."""
+        """Return the best rate over the draws of the search."""
         return max(self.rates, key=lambda rate: sum(self.searched_at(arm, rate, measure)))
 
     def has_edge(self, arm: Arm, measure: str = "averaged") -> bool:
-        """Whether its best rate is at an edge of the grid, so that a better one may be outside."""
+        """Return whether the arm's best rate is at an edge of the grid."""
         return is_at_edge(self.own_rate(arm, measure), self.rates)
 
     def is_cross_entropy(self, arm: Arm) -> list[bool]:
-        """By draw: whether the arm is cross entropy itself, under another name."""
-        place = self.arms.index(arm)
-        return [bool(found["arms"][place]["is_cross_entropy"]) for found in self.draws]
+        """Return for each draw whether the arm is equivalent to cross entropy."""
+        index = self.arms.index(arm)
+        return [bool(found["arms"][index]["is_cross_entropy"]) for found in self.draws]
 
     def advantage(self, ours: Arm, theirs: Arm, read: "Reading") -> Mean | None:
-        """The advantage of ours, paired by draw; None if there is nothing to compare."""
+        """Return the advantage of `ours`, paired by draw; None if every draw is degenerate."""
         return _mean_of(gaps((self, ours), (self, theirs), read))
 
     def pseudoclasses(self, arm: Arm) -> list[int]:
-        """The number of inner nodes of the arm's tree in each draw."""
-        place = self.arms.index(arm)
-        return [int(found["arms"][place]["nodes"]) - self.regime.k for found in self.draws]
+        """Return the number of inner nodes of the arm's tree in each draw."""
+        index = self.arms.index(arm)
+        return [int(found["arms"][index]["nodes"]) - self.regime.k for found in self.draws]
 
     def depth(self, arm: Arm) -> Mean:
-        """Mean number of nodes above a class."""
-        place = self.arms.index(arm)
-        return mean([float(found["arms"][place]["depth"]) for found in self.draws])
+        """Return the mean number of nodes above a class."""
+        index = self.arms.index(arm)
+        return mean([float(found["arms"][index]["depth"]) for found in self.draws])
 
 
 # Accuracies of an arm, draw by draw.
@@ -130,52 +133,55 @@ Reading = Callable[[Trained, Arm], list[float]]
 
 
 def own(measure: str = "averaged") -> Reading:
-    """Each arm at its own best rate."""
+    """Return the reading of each arm at its own best rate."""
     return lambda trained, arm: trained.at_own(arm, measure)
 
 
 def shared(rate: float, measure: str = "averaged") -> Reading:
-    """All at one rate."""
+    """Return the reading of all arms at one rate."""
     return lambda trained, arm: trained.at(arm, rate, measure)
 
 
 def readings() -> dict[str, Reading]:
-    """The ways to compare, by their description."""
+    """Return all ways to compare arms, by description."""
     return {
         "own best rates, averaged": own(),
         "own best rates, last weights": own("last"),
-        **{f"all at {rate:g}, averaged": shared(rate) for rate in SHARED},
-        **{f"all at {rate:g}, last weights": shared(rate, "last") for rate in SHARED},
+        **{f"all at rate {rate:g}, averaged": shared(rate) for rate in SHARED},
+        **{f"all at rate {rate:g}, last weights": shared(rate, "last") for rate in SHARED},
     }
 
 
 def claimed() -> dict[str, Reading]:
-    """The readings by which a claim is judged. The paper states no rates, so all must agree."""
+    """Return the readings that decide a claim. The paper states no rates, so all must agree."""
     return {
         "own best rates": own(),
-        **{f"all at {rate:g}": shared(rate) for rate in SHARED},
+        **{f"all at rate {rate:g}": shared(rate) for rate in SHARED},
     }
 
 
 def gaps(ours: tuple[Trained, Arm], theirs: tuple[Trained, Arm], read: Reading) -> dict[int, float]:
-    """Ours less theirs by draw, without the degenerate draws: those in which both are cross
-    entropy. Both must have the same draws."""
+    """Return `ours` minus `theirs` by draw. Both must have the same draws.
+
+    Degenerate draws, in which both sides are cross entropy, are omitted.
+    """
     flat = (trained.is_cross_entropy(arm) for trained, arm in (ours, theirs))
     both_flat = [all(of_draw) for of_draw in zip(*flat, strict=True)]
-    apart = [a - b for a, b in zip(read(*ours), read(*theirs), strict=True)]
+    all_gaps = [a - b for a, b in zip(read(*ours), read(*theirs), strict=True)]
     return {
-        draw: gap for draw, (gap, same) in enumerate(zip(apart, both_flat, strict=True)) if not same
+        draw: gap
+        for draw, (gap, same) in enumerate(zip(all_gaps, both_flat, strict=True))
+        if not same
     }
 
 
 def advantage(ours: tuple[Trained, Arm], theirs: tuple[Trained, Arm], read: Reading) -> Mean | None:
-    """The mean of `gaps`; None if every draw is degenerate."""
+    """Return the mean of `gaps`; None if every draw is degenerate."""
     return _mean_of(gaps(ours, theirs, read))
 
 
 def pooled(regimes: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> Mean | None:
-    """The mean advantage over regimes, paired by draw; a draw counts in the regimes in which it is
-    not degenerate."""
+    """Return the mean advantage over regimes, paired by draw, without degenerate draws."""
     by_draw: dict[int, list[float]] = {}
     for one in regimes:
         for draw, gap in gaps((one, ours), (one, theirs), read).items():
@@ -188,56 +194,57 @@ def _mean_of(by_draw: Mapping[int, float]) -> Mean | None:
 
 
 def edges(regimes: Sequence[Trained], *arms: Arm) -> str:
-    """The note on best rates at an edge of the grid, for the evidence of a claim about `arms`."""
+    """Return the note on best rates at an edge of the grid for a claim about `arms`."""
     found = []
     for arm in arms:
         rates = [one.own_rate(arm) for one in regimes if arm in one.arms and one.has_edge(arm)]
         if rates:
             where = f" in {len(rates)} of {len(regimes)} regimes" if len(regimes) > 1 else ""
             shown = ", ".join(f"{rate:g}" for rate in sorted(set(rates)))
-            found.append(f"{said(arm)}{where} ({shown})")
+            found.append(f"{arm_text(arm)}{where} ({shown})")
     return edge_note(found)
 
 
-def said(arm: Arm) -> str:
-    """The arm on the page; its base where it is not the paper's."""
+def arm_text(arm: Arm) -> str:
+    """Return the name of an arm for the page, with its base if it differs from the default."""
     return NAMES[arm.loss] + ("" if arm.base == BASE else f", base {arm.base:g}")
 
 
 def search(
-    budget: Budget, everyone: Sequence[Trained], *, draws: int
+    budget: Budget, all_trained: Sequence[Trained], *, draws: int
 ) -> Generator[Sequence[Job], Results, None]:
-    """Searches the rates of all on the first `draws`."""
+    """Search the rates of all arms on the first `draws` draws."""
     numbers = range(1 if budget.is_toy else draws)
-    results = yield [one.search(number) for one in everyone for number in numbers]
-    for one in everyone:
+    results = yield [one.search(number) for one in all_trained for number in numbers]
+    for one in all_trained:
         one.searched += [results[one.search(number)].measures for number in numbers]
 
 
 def measure(
-    budget: Budget, everyone: Sequence[Trained], *, together: int = 1
+    budget: Budget, all_trained: Sequence[Trained], *, together: int = 1
 ) -> Generator[Sequence[Job], Results, None]:
-    """Measures all on the draws that follow, so many together, while the budget lasts."""
-    first, rounds = len(everyone[0].searched), PUBLISHED_DRAWS // together
+    """Measure all arms on more draws while the budget lasts, `together` draws per round."""
+    first, rounds = len(all_trained[0].searched), PUBLISHED_DRAWS // together
     at_least = rounds if budget.is_full else -(-_LEAST_DRAWS // together)
     for number in budget.rounds(at_least=at_least, at_most=rounds):
         numbers = range(first + number * together, first + (number + 1) * together)
-        results = yield [one.job(draw) for one in everyone for draw in numbers]
-        for one in everyone:
+        results = yield [one.job(draw) for one in all_trained for draw in numbers]
+        for one in all_trained:
             one.draws += [results[one.job(draw)].measures for draw in numbers]
 
 
 def setup(regimes: Sequence[Trained]) -> str:
-    """How it was trained, in words for the page."""
+    """Return a description of the training for the page."""
     one = regimes[0]
     rates = ", ".join(f"{rate:g}" for rate in one.rates)
     own = [regime.own_rate(arm) for regime in regimes for arm in regime.arms]
     at_edge = sum(regime.has_edge(arm) for regime in regimes for arm in regime.arms)
     return (
         f"{len(one.draws)} draws of W, {one.regime.tests:,} test samples each. kway's heads "
-        "without bias, from zero, one pass of single-sample SGD at a constant rate (the paper "
-        "states neither rates nor passes); weights averaged over the steps, and the last ones. "
-        "Cover trees of the Euclidean distances between label vectors. Each loss has the best rate "
-        f"of {rates} on {len(one.searched)} further draws, for averaged and for last weights "
-        f"separately; in {at_edge} of {len(own)} cases that is the smallest or the largest."
+        "have no bias, start from zero and are trained for one pass of single-sample SGD at a "
+        "constant rate (the paper states neither rates nor the number of passes). Both the weights "
+        "averaged over the steps and the last weights are tested. Cover trees use Euclidean "
+        f"distances between label vectors. Each loss uses the best rate of {rates} on "
+        f"{len(one.searched)} separate draws, chosen separately for averaged and last weights; in "
+        f"{at_edge} of {len(own)} cases it is the smallest or largest of these rates."
     )

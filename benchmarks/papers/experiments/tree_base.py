@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.synthetic import BASE, Arm, Regime
 from benchmarks.papers.experiments.trained import (
     AUTHORS_BASE,
@@ -31,31 +31,31 @@ _TREES = {tree: NAMES[tree] for tree in ("vtree", "vtree_chains")}
 _RATES = (0.01, 0.03, 0.1, 0.3)
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     regime = Regime(n=8, d=5, k=8, tests=100) if budget.is_toy else Regime(n=1000, d=10, k=100)
     bases = _BASES[:2] if budget.is_toy else _BASES
     arms = [*_FLAT, *(Arm(tree, base) for tree in _TREES for base in bases)]
     trained = Trained(regime, arms, SHARED if budget.is_toy else _RATES)
     yield from search(budget, [trained], draws=2)
-    # Two draws at a time: there are two cores at least.
+    # Two draws per round, for machines with two or more cores.
     yield from measure(budget, [trained], together=2)
-    return _section(trained, album)
+    return _section(trained, plots)
 
 
 def _of(trained: Trained, tree: str) -> list[Arm]:
-    """One reading of the V-tree, by base."""
+    """Return the arms of one kind of tree, by base."""
     return [arm for arm in trained.arms if arm.loss == tree]
 
 
-def _section(trained: Trained, album: Album) -> Section:
+def _section(trained: Trained, plots: PlotFolder) -> Section:
     printed = published("000", "figure 4")["base"]
     regime = trained.regime
-    picture = album.add(
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(trained, printed),
-        title="Test accuracy by base, averaged weights, each at its own best rate; dashed: the "
-        "base that the paper names.",
-        words="Accuracy with intervals of the V-tree by base, and level lines of three losses.",
+        title="Test accuracy of averaged weights by base, each loss at its own best rate. Dashed: "
+        "the best base according to the paper.",
+        alt_text="V-tree accuracy by base with error bars, and horizontal lines of three losses.",
     )
     return Section(
         name=EXPERIMENT.name,
@@ -68,25 +68,26 @@ def _section(trained: Trained, album: Album) -> Section:
             *(_best_base(trained, tree, printed) for tree in _TREES),
         ],
         tables=[_accuracies(trained), _advantages(trained)],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
-            "A large base leaves one pseudoclass above all classes, which is the cross entropy "
-            "itself; a small one has long paths, whose classes move further at the same rate. "
-            f"Hierarchical softmax has the tree of base {BASE:g}.",
-            f"The authors' public code has cover trees of base {AUTHORS_BASE:g}. Synthetic I lists "
-            "what else it does.",
+            "With a large base, a single pseudoclass is the parent of all classes, which is "
+            "equivalent to cross entropy. A small base produces long paths, so a step moves the "
+            "row of a class further at the same rate. Hierarchical softmax uses the tree of base "
+            f"{BASE:g}.",
+            f"The authors' public code uses cover trees of base {AUTHORS_BASE:g}. Its other "
+            "differences are listed under Synthetic I.",
         ],
     )
 
 
 def _against(trained: Trained, tree: str) -> Claim:
-    """The tree loss is better at each base, by every reading."""
+    """Claim that the tree loss is better at each base, by every reading."""
     trees = _of(trained, tree)
     found, evidence = [], []
     for words, read in claimed().items():
-        apart = {arm.base: trained.advantage(arm, _CE, read) for arm in trees}
-        found.append(_at_all([gap for gap in apart.values() if gap is not None]))
-        numbers = ", ".join(f"{shown(gap)} at base {base:g}" for base, gap in apart.items())
+        gaps = {arm.base: trained.advantage(arm, _CE, read) for arm in trees}
+        found.append(_at_all([gap for gap in gaps.values() if gap is not None]))
+        numbers = ", ".join(f"{shown(gap)} at base {base:g}" for base, gap in gaps.items())
         evidence.append(f"{words}: {numbers}")
     return Claim(
         f"synthetic III: the tree loss ({_TREES[tree]}) beats cross entropy for all bases",
@@ -97,16 +98,16 @@ def _against(trained: Trained, tree: str) -> Claim:
     )
 
 
-def _at_all(apart: Sequence[Mean]) -> Verdict:
-    if not apart:
+def _at_all(gaps: Sequence[Mean]) -> Verdict:
+    if not gaps:
         return "degenerate"
-    if all(one.low > 0 for one in apart):
+    if all(one.low > 0 for one in gaps):
         return "holds"
-    return "does not hold" if any(one.high <= 0 for one in apart) else "not settled"
+    return "does not hold" if any(one.high <= 0 for one in gaps) else "not settled"
 
 
 def _best_base(trained: Trained, tree: str, printed: float) -> Claim:
-    """The paper's base is better than the mean of all others, and none is better than it."""
+    """Claim that the paper's base is the best, and better than the mean of all others."""
     found, evidence = [], []
     for words, read in claimed().items():
         one, numbers = _highest(trained, tree, printed, read)
@@ -122,7 +123,7 @@ def _best_base(trained: Trained, tree: str, printed: float) -> Claim:
 
 
 def _highest(trained: Trained, tree: str, printed: float, read: Reading) -> tuple[Verdict, str]:
-    """The verdict of one reading, and its numbers."""
+    """Return the verdict of one reading, and its numbers."""
     trees = _of(trained, tree)
     best = max(trees, key=lambda arm: mean(read(trained, arm)).value)
     others = [read(trained, arm) for arm in trees if arm.base != printed]
@@ -131,7 +132,7 @@ def _highest(trained: Trained, tree: str, printed: float, read: Reading) -> tupl
     found = verdict(over)
     return (
         "not settled" if found == "holds" and best.base != printed else found,
-        f"highest at {best.base:g}, {printed:g} is {over.text(4)} above the mean of the others",
+        f"highest at {best.base:g}; {printed:g} exceeds the mean of the others by {over.text(4)}",
     )
 
 
@@ -139,7 +140,7 @@ def _accuracies(trained: Trained) -> Table:
     ways = readings()
     rows = [
         [
-            _said(arm),
+            _text(arm),
             f"{mean(trained.pseudoclasses(arm)).value:.1f}" if arm.loss in _TREES else "",
             f"{trained.depth(arm).value:.1f}",
             *(mean(read(trained, arm)).text() for read in ways.values()),
@@ -153,14 +154,14 @@ def _accuracies(trained: Trained) -> Table:
 def _advantages(trained: Trained) -> Table:
     ways = readings()
     rows = [
-        [_said(arm), *(shown(trained.advantage(arm, _CE, read)) for read in ways.values())]
+        [_text(arm), *(shown(trained.advantage(arm, _CE, read)) for read in ways.values())]
         for arm in trained.arms
         if arm != _CE
     ]
-    return Table("Minus cross entropy, paired by draw", ["head", *ways], rows)
+    return Table("Difference from cross entropy, paired by draw", ["head", *ways], rows)
 
 
-def _said(arm: Arm) -> str:
+def _text(arm: Arm) -> str:
     return f"{_TREES[arm.loss]}, base {arm.base:g}" if arm.loss in _TREES else NAMES[arm.loss]
 
 
@@ -200,6 +201,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic III: the cover tree's base (Figure 4)",
     minutes=3.5,
-    full="as many draws of W as the paper",
-    course=_course,
+    full="as many draws of W as in the paper",
+    procedure=_procedure,
 )

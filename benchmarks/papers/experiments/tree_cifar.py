@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Comparison, Rates, Run, grid
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.experiments.tree_tables import ARMS, claims, figure, head, table
 from benchmarks.papers.section import Section
@@ -23,7 +23,7 @@ class _Design:
         return {**self._cifar.recipe(run, loss={"kind": "ce"}), "head": head(run.arm)}
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     data = cifar(budget, {"model_type": "cifar_resnet", "depth": 20}, "ResNet-20", train=10_000)
     comparison = Comparison(
         _Design(data),
@@ -32,7 +32,7 @@ def _course(budget: Budget, album: Album) -> Course:
         shared=Rates(0.1, 1e-4),
         measures=("top1",),
     )
-    compared = yield from comparison.course(
+    compared = yield from comparison.procedure(
         budget,
         steps=budget.size(300, full=64_000, least=4),
         search_steps=budget.size(300, full=8_000, least=2),
@@ -42,25 +42,25 @@ def _course(budget: Budget, album: Album) -> Course:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{data.words()}. The rate falls as a cosine. {compared.setup()}",
+        setup=f"{data.description()}. The learning rate has a cosine schedule. {compared.setup()}",
         claims=claims("cifar100", compared, data.kind),
         tables=[
-            table("CIFAR-100, each at its best rates", "cifar100", compared, is_best=True),
-            table("CIFAR-100, all at the shared rate", "cifar100", compared, is_best=False),
+            table("CIFAR-100, best rate of each loss", "cifar100", compared, is_best=True),
+            table("CIFAR-100, shared rate", "cifar100", compared, is_best=False),
         ],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 figure(compared),
-                title="CIFAR-100: top-1 and similarity accuracy of three losses.",
-                words="Points with intervals: tree loss, cross-entropy and SimLoss.",
+                title="CIFAR-100: top-1 accuracy and similarity accuracy (SA) of three losses.",
+                alt_text="Points with error bars: tree loss, cross entropy and SimLoss.",
             )
         ],
         remarks=[
-            "The paper's label vectors are word2vec's of the class names, of GoogleNews, which is "
-            "not among the data; ours tell a class and its published coarse class, so that SA "
-            "counts half for a class of the same coarse one. The four classes that the paper "
-            "leaves out for want of a vector are here."
+            "The paper uses word2vec vectors of the class names, trained on GoogleNews, which are "
+            "not part of the data. Here, label vectors encode the class and its published coarse "
+            "class, so SA gives half credit for a class with the same coarse class. The four "
+            "classes that the paper omits because they have no word2vec vector are included."
         ],
     )
 
@@ -70,8 +70,8 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Tree loss on CIFAR-100 (Table 1)",
     minutes=2,
-    full="ResNet-20 on all pictures, at their size, for the usual steps",
+    full="ResNet-20 on all images at full resolution for the usual number of steps",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(CIFAR_100,),
 )

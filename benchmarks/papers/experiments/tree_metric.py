@@ -1,4 +1,4 @@
-"""Paper 000, synthetic experiment IV (6.1.5, Figure 5): label vectors that say less and less."""
+"""Paper 000, synthetic experiment IV (6.1.5, Figure 5): label vectors of decreasing quality."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.synthetic import BASE, LOSSES, Arm, Regime, draw, is_flat
 from benchmarks.papers.experiments.trained import (
     AUTHORS_BASE,
@@ -24,20 +24,20 @@ from benchmarks.papers.experiments.trained import (
     setup,
 )
 from benchmarks.papers.intervals import mean, shown
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.section import Claim, Kind, Section, Table, agreed, verdict
 from heads.tree import build_cover_tree
 
 _CE = Arm("ce")
-# Most trees of the paper's regime are flat. Those of this one are not, and accuracy is far from 1.
+# Most trees of the paper's regime are flat. Here they are not, and accuracy is far from 1.
 _REGIME = Regime(n=300, d=8, k=30)
 _RATES: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _ARMS = tuple(Arm(loss) for loss in (*LOSSES, "vtree_chains") if loss != "ce")
 _MARKS = ("o", "s", "^", "D", "v")
 
 
-def count_flat_trees(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """A job: how many V-trees of the paper's regime are flat, by base of the cover tree."""
+def count_flat_trees(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Count the flat V-trees in the paper's regime, by base of the cover tree (a job)."""
     regimes = [Regime(n=1, tests=1, epsilon=epsilon) for epsilon in settings["epsilons"]]
     vectors = [
         draw(regime, number).label_vectors
@@ -52,16 +52,16 @@ def count_flat_trees(settings: Mapping[str, Any], _places: Places) -> Measures:
     }
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     regime, rates, steps = _REGIME, _RATES, 5 if budget.is_full else 3
     if budget.is_toy:
         regime, rates, steps = Regime(n=3, d=5, k=8, tests=100), SHARED, 2
-    # Cross entropy asks no metric: once is enough.
+    # Cross entropy does not use a metric, so one run serves all values of epsilon.
     plain = Trained(regime, [_CE], rates)
     by_epsilon = [
         Trained(replace(regime, epsilon=step / (steps - 1)), _ARMS, rates) for step in range(steps)
     ]
-    everyone = [plain, *by_epsilon]
+    all_trained = [plain, *by_epsilon]
     counting = Job(
         "experiments.tree_metric:count_flat_trees",
         {
@@ -71,49 +71,50 @@ def _course(budget: Budget, album: Album) -> Course:
         },
     )
     flat = yield [counting]
-    yield from search(budget, everyone, draws=2)
-    yield from measure(budget, everyone)
-    return _section(plain, by_epsilon, _flat_words(counting, flat[counting].measures), album)
+    yield from search(budget, all_trained, draws=2)
+    yield from measure(budget, all_trained)
+    return _section(plain, by_epsilon, _flat_text(counting, flat[counting].measures), plots)
 
 
-def _flat_words(counting: Job, flat: Measures) -> str:
+def _flat_text(counting: Job, flat: Measures) -> str:
     total = counting.settings["draws"] * len(counting.settings["epsilons"])
     counts = " and ".join(f"{count} with base {base}" for base, count in flat.items())
     paper = Regime()
     return (
         f"The paper's regime is n = {paper.n}, d = {paper.d}, k = {paper.k}, sigma = "
-        f"{paper.sigma:g}. Most of its trees have no structure to compare: of {total} V-trees "
-        f"{counts}, the base of the authors' public code, are flat, one pseudoclass above all "
-        "classes, so the tree loss is cross entropy whatever epsilon is. Another regime is used "
-        "here."
+        f"{paper.sigma:g}. Most of its trees are flat, with a single pseudoclass as the parent of "
+        f"all classes, so that the tree loss is cross entropy whatever epsilon is: of {total} "
+        f"V-trees {counts} (the base of the authors' public code) are flat. A different regime is "
+        "used here."
     )
 
 
 def _section(
-    plain: Trained, by_epsilon: Sequence[Trained], in_the_paper: str, album: Album
+    plain: Trained, by_epsilon: Sequence[Trained], in_the_paper: str, plots: PlotFolder
 ) -> Section:
     regime = plain.regime
-    picture = album.add(
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(plain, by_epsilon),
-        title="Test accuracy by epsilon, averaged weights, each at its own best rate; dashed: "
-        "cross entropy with its interval.",
-        words="A line with intervals for each loss over epsilon, and a band of cross entropy.",
+        title="Test accuracy of averaged weights by epsilon, each loss at its own best rate. "
+        "Dashed: cross entropy with its interval.",
+        alt_text="One line per loss over epsilon with error bars, and a band for cross entropy.",
     )
     flat = [one.is_cross_entropy(Arm("vtree")) for one in by_epsilon]
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"n = {regime.n}, d = {regime.d}, k = {regime.k}, sigma = {regime.sigma:g}; trees "
-        f"and similarities of (1 - epsilon) W + epsilon W'. {setup([plain, *by_epsilon])}",
+        setup=f"n = {regime.n}, d = {regime.d}, k = {regime.k}, sigma = {regime.sigma:g}. Trees "
+        "and similarities are computed from (1 - epsilon) W + epsilon W'. "
+        f"{setup([plain, *by_epsilon])}",
         claims=[_claim(plain, by_epsilon[-1], tree) for tree in ("vtree", "vtree_chains")],
         tables=[_accuracies(plain, by_epsilon), _advantages(plain, by_epsilon)],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
             in_the_paper,
-            f"Here {sum(map(sum, flat))} of {sum(map(len, flat))} V-trees are flat. Synthetic I "
-            "lists what else the authors' public code does.",
+            f"Here {sum(map(sum, flat))} of {sum(map(len, flat))} V-trees are flat. The other "
+            "differences of the authors' public code are listed under Synthetic I.",
         ],
     )
 
@@ -126,7 +127,7 @@ def _claim(plain: Trained, worst: Trained, tree: str) -> Claim:
         f"synthetic IV: at epsilon = {worst.regime.epsilon:g} the tree loss ({NAMES[tree]}) still "
         "beats cross entropy",
         agreed([verdict(gap) for gap in gaps.values()]),
-        f"accuracy: {numbers} (paired, {len(worst.draws)} draws)"
+        f"accuracy difference: {numbers} (paired, {len(worst.draws)} draws)"
         f"{edges([worst], arm)}{edges([plain], _CE)}",
         Kind.PAPER,
     )
@@ -142,7 +143,7 @@ def _accuracies(plain: Trained, by_epsilon: Sequence[Trained]) -> Table:
         for one in by_epsilon
     ]
     header = ["epsilon", *(NAMES[arm.loss] for arm in (*_ARMS, _CE))]
-    return Table("Test accuracy, averaged weights, each at its own best rate", header, rows)
+    return Table("Test accuracy of averaged weights, each loss at its own best rate", header, rows)
 
 
 def _advantages(plain: Trained, by_epsilon: Sequence[Trained]) -> Table:
@@ -155,7 +156,7 @@ def _advantages(plain: Trained, by_epsilon: Sequence[Trained]) -> Table:
         for one in by_epsilon
         for arm in _ARMS
     ]
-    return Table("Minus cross entropy, paired by draw", ["epsilon, loss", *ways], rows)
+    return Table("Difference from cross entropy, paired by draw", ["epsilon, loss", *ways], rows)
 
 
 def _figure(plain: Trained, by_epsilon: Sequence[Trained]) -> Figure:
@@ -174,7 +175,7 @@ def _figure(plain: Trained, by_epsilon: Sequence[Trained]) -> Figure:
             capsize=3,
             label=NAMES[arm.loss],
         )
-    axes.set_xlabel("epsilon: 0 the true W, 1 another one")
+    axes.set_xlabel("epsilon (0: the true W, 1: an unrelated draw)")
     axes.set_ylabel("test accuracy")
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
@@ -185,6 +186,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic IV: metric quality (Figure 5)",
     minutes=1.5,
-    full="as many draws of W as the paper, at more values of epsilon",
-    course=_course,
+    full="as many draws of W as in the paper, with more values of epsilon",
+    procedure=_procedure,
 )

@@ -1,7 +1,7 @@
 """Paper 000, synthetic experiment II (6.1.3, Figure 3): norms of the parameters by k.
 
-At W*, where the U-tree's parameters follow (eq 2) and the V-tree's are not unique: the least norm
-of those that give the rows of W*. And of trained weights.
+Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from eq 2.
+The V-tree's are not unique: their least norm among those that represent W* is used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.edges import edge_note, is_at_edge
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.synthetic import BASE, Arm, Regime, draw
 from benchmarks.papers.experiments.trained import (
     PUBLISHED_DRAWS,
@@ -23,7 +23,7 @@ from benchmarks.papers.experiments.trained import (
     setup,
 )
 from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.job import Folders, Job, Measures
 from benchmarks.papers.section import Claim, Kind, Section, Table, agreed, verdict
 from heads.tree import LabelTree, build_cover_tree
 
@@ -33,7 +33,7 @@ _RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 _MARKS = ("o", "s", "^", "D")
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     classes = (4, 8, 16) if budget.is_toy else (10, 32, 100, 316, 1000)
     trained_classes = classes if budget.is_full else classes[: 2 if budget.is_toy else 4]
     n, tests = (10, 100) if budget.is_toy else (1000, 10_000)
@@ -57,7 +57,7 @@ def _course(budget: Budget, album: Album) -> Course:
     for one in by_classes:
         one.also = [norms.rate(name) for name in _TRAINED]
     yield from measure(budget, by_classes)
-    return _section(norms, results[line].measures, album)
+    return _section(norms, results[line].measures, plots)
 
 
 def _exact(classes: int, number: int) -> Job:
@@ -65,8 +65,8 @@ def _exact(classes: int, number: int) -> Job:
     return Job("experiments.tree_norms:norms_at_optimum", settings)
 
 
-def norms_at_optimum(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """The job of Frobenius norms at W*, of a draw with so many classes."""
+def norms_at_optimum(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Compute Frobenius norms at W* for one draw (a job)."""
     regime = Regime(n=1, d=settings["d"], k=settings["k"], tests=1)
     true = draw(regime, settings["draw"]).true
     other = np.random.default_rng(settings["draw"]).permutation(len(true))
@@ -85,16 +85,18 @@ def norms_at_optimum(settings: Mapping[str, Any], _places: Places) -> Measures:
 
 
 def least_norm(tree: LabelTree, rows: np.ndarray) -> float:
-    """The least Frobenius norm of node vectors whose sums down the paths are `rows` [K, d]."""
+    """Return the least Frobenius norm of node vectors whose path sums are `rows` [K, d]."""
     paths = np.zeros((tree.num_classes, tree.num_nodes))
     for class_id, node in enumerate(tree.node_of_class.tolist()):
         paths[class_id, [*tree.ancestors(node).tolist(), node]] = 1
     return float(np.sqrt(np.sum(rows * np.linalg.solve(paths @ paths.T, rows))))
 
 
-def norms_on_a_line(settings: Mapping[str, Any], _places: Places) -> Measures:
-    """The job of Lemma 3 (eq 13): ||U*|| of k even places on a line from -1 to 1, which is c = 1,
-    lambda = B = 1, base 2; and its bound."""
+def norms_on_a_line(settings: Mapping[str, Any], _folders: Folders) -> Measures:
+    """Compute ||U*|| and the bound of Lemma 3 (eq 13) for k equidistant points on a line (a job).
+
+    The line from -1 to 1 has c = 1 and lambda = B = 1; the base is 2.
+    """
     found = []
     for classes in settings["classes"]:
         rows = np.linspace(-1, 1, classes)[:, None]
@@ -119,26 +121,28 @@ class _Norms:
         self._exact = exact
 
     def exact(self, name: str) -> list[list[float]]:
-        """Norms at W*, by draw, then by number of classes: of one of `_EXACT`."""
+        """Return the norms at W* of one of `_EXACT`, by draw, then by number of classes."""
         return self._exact[name]
 
     def trained(self, name: str, rate: float) -> list[list[float]]:
-        """Norms of one of `_TRAINED` at `rate`, by draw, then by number of classes."""
+        """Return the norms of one of `_TRAINED` at `rate`, by draw, then by number of classes."""
         columns = [one.at(_TRAINED[name], rate, "averaged_norm") for one in self.by_classes]
         return [list(of_draw) for of_draw in zip(*columns, strict=True)]
 
     def readings(self) -> dict[str, dict[str, float]]:
-        """The rate of each of `_TRAINED`, by the words for it: its own best one, and all at one."""
+        """Return the rates of `_TRAINED` for each way to compare them, by description."""
         own = {name: self.rate(name) for name in _TRAINED}
         common = sorted({*own.values(), *SHARED})
         return {
             f"own best rates ({', '.join(f'{name} {rate:g}' for name, rate in own.items())})": own,
-            **{f"both at {rate:g}": dict.fromkeys(_TRAINED, rate) for rate in common},
+            **{f"both at rate {rate:g}": dict.fromkeys(_TRAINED, rate) for rate in common},
         }
 
     def rate(self, name: str) -> float:
-        """The rate of the best accuracy over all k, by the search: another one at each k would move
-        the norm."""
+        """Return the rate with the best accuracy over all k in the search.
+
+        The norm depends on the rate, so all k use the same one.
+        """
         arm = _TRAINED[name]
 
         def reached(rate: float) -> float:
@@ -147,7 +151,7 @@ class _Norms:
         return max(self.by_classes[0].rates, key=reached)
 
     def edges(self) -> str:
-        """The note on best rates at an edge of the grid, for the evidence of a claim."""
+        """Return the note on best rates at an edge of the grid for the evidence of a claim."""
         rates = self.by_classes[0].rates
         own = {name: self.rate(name) for name in _TRAINED}
         return edge_note(
@@ -156,17 +160,17 @@ class _Norms:
 
 
 def slopes(classes: Sequence[int], norms: Sequence[Sequence[float]]) -> list[float]:
-    """Of log norm over log k, draw by draw."""
+    """Return the slope of log norm over log k for each draw."""
     return [float(np.polyfit(np.log(classes), np.log(of_draw), 1)[0]) for of_draw in norms]
 
 
-def _section(norms: _Norms, line: Measures, album: Album) -> Section:
-    picture = album.add(
+def _section(norms: _Norms, line: Measures, plots: PlotFolder) -> Section:
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(norms),
-        title="Frobenius norms of the parameters by number of classes k: at W* (left), trained "
-        "(right).",
-        words="Two panels of norms with intervals over k, both axes logarithmic.",
+        title="Frobenius norms of the parameters by number of classes k, at W* (left) and after "
+        "training (right).",
+        alt_text="Two panels with norms over k and error bars; both axes are logarithmic.",
     )
     regime = norms.by_classes[0].regime
     trained = ", ".join(str(k) for k in norms.trained_classes)
@@ -175,29 +179,35 @@ def _section(norms: _Norms, line: Measures, album: Album) -> Section:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"d = {regime.d}, sigma = {regime.sigma:g}, cover trees of base {BASE:g}. Norms at "
-        "W*: U* is unique, V* is the least norm that gives W*. Trained (k of "
-        f"{trained}; n = {regime.n}): averaged weights, each at one rate for all k, that of the "
-        f"best accuracy ({', '.join(f'{name} {norms.rate(name):g}' for name in _TRAINED)}). "
+        setup=f"d = {regime.d}, sigma = {regime.sigma:g}, cover trees of base {BASE:g}. At W*, the "
+        "parameters U* are unique, and V* are the parameters of least norm that represent W*. "
+        f"Trained norms (k = {trained}; n = {regime.n}) are those of averaged weights, with one "
+        "rate for all k: the one with the best accuracy "
+        f"({', '.join(f'{name} {norms.rate(name):g}' for name in _TRAINED)}). "
         f"{setup(norms.by_classes)}",
         claims=[
-            _slower_at_optimum(norms, "V*", "synthetic II: ||V*|| grows slower with k than ||W*||"),
-            _slower_at_optimum(norms, "U*", "section 5: ||U*|| grows slower with k than ||W*||"),
+            _slower_at_optimum(
+                norms, "V*", "synthetic II: ||V*|| grows more slowly with k than ||W*||"
+            ),
+            _slower_at_optimum(
+                norms, "U*", "section 5: ||U*|| grows more slowly with k than ||W*||"
+            ),
             _slower_trained(norms),
             _smaller_trained(norms),
             _lemma(line),
         ],
         tables=[_at_optimum(norms), _trained(norms), _line(line)],
-        pictures=[picture],
+        plots=[plot],
         remarks=[
-            "The least-norm V* can never be longer than W*, whatever the tree: pseudoclasses at "
-            "zero are a choice. With the tree of a metric that has nothing to do with W* it grows "
-            f"by a power {wrong.text()} of k; the metric gives the difference to that.",
-            "Trained norms are those after one pass from zero. They show how far so few steps lead "
-            "(a class of a tree moves further at the same rate), not how far away the optimum is. "
-            "Which of W and V is longer depends on the rates, so a verdict on them needs their own "
-            "best rates and all common ones to agree.",
-            "Synthetic I lists what the authors' public code does that the paper does not state.",
+            "The norm of V* never exceeds that of W*, whatever the tree, because all pseudoclasses "
+            "can be zero. With the tree of a metric that is unrelated to W*, it grows with the "
+            f"exponent {wrong.text()}; only the difference from this exponent is due to the "
+            "metric.",
+            "Trained norms are measured after one pass from zero. They show how far these few "
+            "steps move the weights (at the same rate, the row of a class in a tree moves "
+            "further), not how far away the optimum is. Which of W and V is longer depends on the "
+            "rates, so a claim is settled only if the own best rates and all common rates agree.",
+            "The differences of the authors' public code are listed under Synthetic I.",
         ],
     )
 
@@ -205,11 +215,11 @@ def _section(norms: _Norms, line: Measures, album: Album) -> Section:
 def _slower_at_optimum(norms: _Norms, ours: str, statement: str) -> Claim:
     powers = {name: slopes(norms.classes, norms.exact(name)) for name in ("W*", ours)}
     gap = difference(powers["W*"], powers[ours])
-    said = " and ".join(f"{name} {mean(of_draw).text()}" for name, of_draw in powers.items())
+    exponents = " and ".join(f"{name} {mean(of_draw).text()}" for name, of_draw in powers.items())
     return Claim(
         statement,
         verdict(gap),
-        f"powers of k: {said}; difference {gap.text()} (paired, {gap.n} draws)",
+        f"exponents of k: {exponents}; difference {gap.text()} (paired, {gap.n} draws)",
         Kind.PAPER,
     )
 
@@ -222,25 +232,28 @@ def _slower_trained(norms: _Norms) -> Claim:
         return difference(theirs, ours)
 
     return _trained_claim(
-        norms, "||V|| grows slower than ||W|| after one pass", "power of k of W less that of V", gap
+        norms,
+        "||V|| grows more slowly than ||W|| after one pass",
+        "exponent of k of W minus that of V",
+        gap,
     )
 
 
 def _smaller_trained(norms: _Norms) -> Claim:
-    """At the largest number of classes that was trained."""
+    """Compare the norms at the largest number of classes trained."""
 
     def gap(rates: Mapping[str, float]) -> Mean:
         pairs = zip(*(norms.trained(name, rates[name]) for name in ("W", "V")), strict=True)
         return mean([1 - of_ours[-1] / of_theirs[-1] for of_theirs, of_ours in pairs])
 
     what = f"1 - ||V|| / ||W|| at k = {norms.trained_classes[-1]}"
-    return _trained_claim(norms, "||V|| is less than ||W|| after one pass", what, gap)
+    return _trained_claim(norms, "||V|| is smaller than ||W|| after one pass", what, gap)
 
 
 def _trained_claim(
     norms: _Norms, statement: str, what: str, gap: Callable[[Mapping[str, float]], Mean]
 ) -> Claim:
-    """The claim that `gap` is positive, whether both have their own best rates or a common one."""
+    """Claim that `gap` is positive, both at the own best rates and at every common rate."""
     found = {words: gap(rates) for words, rates in norms.readings().items()}
     numbers = ", ".join(f"{words} {one.text()}" for words, one in found.items())
     draws = len(norms.by_classes[0].draws)
@@ -255,11 +268,11 @@ def _trained_claim(
 def _lemma(line: Measures) -> Claim:
     rows = zip(line["classes"], line["norms"], line["bounds"], strict=True)
     broken = [k for k, norm, bound in rows if norm > bound]
-    words = f"fails for k of {', '.join(map(str, broken))}" if broken else "held for every k tried"
+    words = f"fails for k = {', '.join(map(str, broken))}" if broken else "holds for every k tried"
     return Claim(
         "Lemma 3 (eq 13) bounds ||U*|| where the metric is a line (c = 1)",
         "does not hold" if broken else "holds",
-        f"{words}, of k up to {max(line['classes'])}",
+        f"{words}; k up to {max(line['classes'])} was tried",
         Kind.PAPER,
     )
 
@@ -275,22 +288,22 @@ def _trained(norms: _Norms) -> Table:
         for name in _TRAINED:
             own = " (own best)" if rate == norms.rate(name) else ""
             columns[f"{name} at {rate:g}{own}"] = norms.trained(name, rate)
-    return _table("Trained, averaged weights, by rate", norms.trained_classes, columns)
+    return _table("Norms of trained, averaged weights, by rate", norms.trained_classes, columns)
 
 
 def _table(
     title: str, classes: Sequence[int], columns: Mapping[str, Sequence[Sequence[float]]]
 ) -> Table:
     rows = [
-        [f"{k}", *(_mean_at(of_name, place).text(2) for of_name in columns.values())]
-        for place, k in enumerate(classes)
+        [f"{k}", *(_mean_at(of_name, index).text(2) for of_name in columns.values())]
+        for index, k in enumerate(classes)
     ]
     powers = (mean(slopes(classes, of_name)).text() for of_name in columns.values())
-    return Table(title, ["k", *columns], [*rows, ["power of k", *powers]])
+    return Table(title, ["k", *columns], [*rows, ["exponent of k", *powers]])
 
 
-def _mean_at(by_draw: Sequence[Sequence[float]], place: int) -> Mean:
-    return mean([of_draw[place] for of_draw in by_draw])
+def _mean_at(by_draw: Sequence[Sequence[float]], index: int) -> Mean:
+    return mean([of_draw[index] for of_draw in by_draw])
 
 
 def _line(line: Measures) -> Table:
@@ -312,7 +325,7 @@ def _figure(norms: _Norms) -> Figure:
     both = (exact, norms.classes, "at W*"), (trained, norms.trained_classes, "trained")
     for panel, (columns, classes, title) in zip(panels, both, strict=True):
         for number, (name, of_name) in enumerate(columns.items()):
-            found = [_mean_at(of_name, place) for place in range(len(classes))]
+            found = [_mean_at(of_name, index) for index in range(len(classes))]
             panel.errorbar(
                 classes,
                 [one.value for one in found],
@@ -337,6 +350,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic II: parameter norms (Figure 3)",
     minutes=2,
-    full="as many draws of W as the paper, and more classes trained",
-    course=_course,
+    full="as many draws of W as in the paper, and training with more classes",
+    procedure=_procedure,
 )

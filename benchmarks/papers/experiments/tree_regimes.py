@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.synthetic import LOSSES, Arm, Regime
 from benchmarks.papers.experiments.trained import (
     AUTHORS_CODE,
@@ -43,9 +43,15 @@ _ARMS = tuple(Arm(loss) for loss in (*LOSSES, "vtree_chains"))
 _VTREE, _CE, _CHAINS = Arm("vtree"), Arm("ce"), Arm("vtree_chains")
 _OTHERS = ("ce", "simloss", "hierarchical_softmax")
 _MARKS = ("o", "s", "^", "D", "v", "x")
+_AXIS_LABELS = {
+    "n": "n, training samples",
+    "d": "d, dimensions",
+    "k": "k, classes",
+    "sigma": "sigma, standard deviation of the noise",
+}
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     sweeps, baseline, rates = _SWEEPS, Regime(), RATES
     if budget.is_full:
         sweeps = _FULL
@@ -60,77 +66,81 @@ def _course(budget: Budget, album: Album) -> Course:
     regimes = {
         regime: Trained(regime, _ARMS, rates) for of_axis in axes.values() for regime in of_axis
     }
-    everyone = list(regimes.values())
-    yield from search(budget, everyone, draws=2)
-    yield from measure(budget, everyone)
-    return _section(baseline, regimes, axes, album)
+    all_trained = list(regimes.values())
+    yield from search(budget, all_trained, draws=2)
+    yield from measure(budget, all_trained)
+    return _section(baseline, regimes, axes, plots)
 
 
 def _section(
     baseline: Regime,
     regimes: Mapping[Regime, Trained],
     axes: Mapping[str, Sequence[Regime]],
-    album: Album,
+    plots: PlotFolder,
 ) -> Section:
-    everyone = list(regimes.values())
+    all_trained = list(regimes.values())
     ranges = "; ".join(
-        f"{name} of {', '.join(f'{getattr(regime, name):g}' for regime in of_axis)}"
+        f"{name} = {', '.join(f'{getattr(regime, name):g}' for regime in of_axis)}"
         for name, of_axis in axes.items()
     )
-    picture = album.add(
+    plot = plots.save(
         EXPERIMENT.name,
         _figure(regimes, axes),
-        title="Test accuracy by regime, averaged weights, each loss at its own best rate; dashed: "
-        "the Bayes classifier.",
-        words="A panel each for n, d, k and sigma, with a line with intervals for each loss.",
+        title="Test accuracy of averaged weights by regime, each loss at its own best rate. "
+        "Dashed: the Bayes classifier.",
+        alt_text="Four panels for n, d, k and sigma, each with one line per loss and error bars.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{setup(everyone)} One of these at a time is changed: {ranges}; the others are "
+        setup=f"{setup(all_trained)} One parameter is varied at a time: {ranges}. The others are "
         f"n = {baseline.n}, d = {baseline.d}, k = {baseline.k}, sigma = {baseline.sigma:g}.",
-        claims=_claims(everyone),
-        tables=[_accuracies(everyone), _advantages(everyone)],
-        pictures=[picture],
-        remarks=_remarks(everyone),
+        claims=_claims(all_trained),
+        tables=[_accuracies(all_trained), _advantages(all_trained)],
+        plots=[plot],
+        remarks=_remarks(all_trained),
     )
 
 
-def _claims(everyone: Sequence[Trained]) -> list[Claim]:
+def _claims(all_trained: Sequence[Trained]) -> list[Claim]:
     pairs = ((_VTREE, _CE), (_CHAINS, _CE), *((_VTREE, Arm(loss)) for loss in _OTHERS[1:]))
-    return [*(_against(ours, theirs, everyone) for ours, theirs in pairs), _everywhere(everyone)]
+    return [
+        *(_against(ours, theirs, all_trained) for ours, theirs in pairs),
+        _everywhere(all_trained),
+    ]
 
 
-def _against(ours: Arm, theirs: Arm, everyone: Sequence[Trained]) -> Claim:
-    """The mean over regimes is positive by every reading."""
-    over = {words: pooled(everyone, ours, theirs, read) for words, read in claimed().items()}
+def _against(ours: Arm, theirs: Arm, all_trained: Sequence[Trained]) -> Claim:
+    """Claim that the mean advantage over regimes is positive by every reading."""
+    over = {words: pooled(all_trained, ours, theirs, read) for words, read in claimed().items()}
     evidence = ", ".join(f"{words} {shown(gap, 4)}" for words, gap in over.items())
-    own = _settled(everyone, ours, theirs, next(iter(claimed().values())))
+    own = _settled(all_trained, ours, theirs, next(iter(claimed().values())))
     return Claim(
         f"synthetic I: the tree loss ({NAMES[ours.loss]}) beats {NAMES[theirs.loss]}",
         agreed([verdict(gap) for gap in over.values()]),
-        f"accuracy, mean of {len(own)} regimes: {evidence} (paired, {len(everyone[0].draws)} "
-        f"draws); at own rates higher in {_higher(own)}, lower in {_lower(own)} of the regimes"
-        f"{edges(everyone, ours, theirs)}",
+        f"mean accuracy difference over {len(own)} regimes: {evidence} (paired, "
+        f"{len(all_trained[0].draws)} draws); at own rates higher in {_higher(own)} and lower in "
+        f"{_lower(own)} regimes"
+        f"{edges(all_trained, ours, theirs)}",
         Kind.PAPER,
     )
 
 
-def _settled(everyone: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> list[Mean]:
-    """The advantage in each regime that has one."""
-    apart = [one.advantage(ours, theirs, read) for one in everyone]
-    return [gap for gap in apart if gap is not None]
+def _settled(all_trained: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> list[Mean]:
+    """Return the advantage in each regime that is not degenerate."""
+    gaps = [one.advantage(ours, theirs, read) for one in all_trained]
+    return [gap for gap in gaps if gap is not None]
 
 
-def _everywhere(everyone: Sequence[Trained]) -> Claim:
-    """The V-tree beats every other loss in every regime, except where both are cross entropy."""
+def _everywhere(all_trained: Sequence[Trained]) -> Claim:
+    """Claim that the V-tree beats every other loss in every regime that is not degenerate."""
     found: list[Verdict] = []
     evidence = []
     for words, read in claimed().items():
-        gaps = [gap for other in _OTHERS for gap in _settled(everyone, _VTREE, Arm(other), read)]
+        gaps = [gap for other in _OTHERS for gap in _settled(all_trained, _VTREE, Arm(other), read)]
         higher, worse = _higher(gaps), sum(gap.high <= 0 for gap in gaps)
-        evidence.append(f"{words}: better in {higher}, no better in {worse} of {len(gaps)}")
+        evidence.append(f"{words}: better in {higher}, not better in {worse} of {len(gaps)}")
         if not gaps:
             found.append("degenerate")
         elif worse:
@@ -138,9 +148,9 @@ def _everywhere(everyone: Sequence[Trained]) -> Claim:
         else:
             found.append("holds" if higher == len(gaps) else "not settled")
     return Claim(
-        "synthetic I: the tree loss outperforms all others in all regimes",
+        "synthetic I: the tree loss outperforms all other losses in all regimes",
         agreed(found),
-        f"pairs of a loss and a regime: {'; '.join(evidence)}",
+        f"combinations of loss and regime: {'; '.join(evidence)}",
         Kind.PAPER,
     )
 
@@ -153,51 +163,55 @@ def _lower(found: Sequence[Mean]) -> int:
     return sum(one.high < 0 for one in found)
 
 
-def _accuracies(everyone: Sequence[Trained]) -> Table:
+def _accuracies(all_trained: Sequence[Trained]) -> Table:
     header = ["n, d, k, sigma", *(NAMES[arm.loss] for arm in _ARMS), "Bayes"]
     rows = [
         [
-            _said(one.regime),
+            _text(one.regime),
             *(mean(one.at_own(arm)).text() for arm in _ARMS),
             one.bayes().text(),
         ]
-        for one in everyone
+        for one in all_trained
     ]
-    return Table("Test accuracy, averaged weights, each at its own best rate", header, rows)
+    return Table("Test accuracy of averaged weights, each loss at its own best rate", header, rows)
 
 
-def _advantages(everyone: Sequence[Trained]) -> Table:
+def _advantages(all_trained: Sequence[Trained]) -> Table:
     ways = readings()
     rows = [
-        [_said(one.regime), *(shown(one.advantage(_VTREE, _CE, read)) for read in ways.values())]
-        for one in everyone
+        [_text(one.regime), *(shown(one.advantage(_VTREE, _CE, read)) for read in ways.values())]
+        for one in all_trained
     ]
     for arm in (_VTREE, _CHAINS):
-        over = [pooled(everyone, arm, _CE, read) for read in ways.values()]
+        over = [pooled(all_trained, arm, _CE, read) for read in ways.values()]
         rows.append([f"all, {NAMES[arm.loss]}", *(shown(found, 4) for found in over)])
     return Table("V-tree minus cross entropy, paired by draw", ["n, d, k, sigma", *ways], rows)
 
 
-def _said(regime: Regime) -> str:
+def _text(regime: Regime) -> str:
     return f"{regime.n:g}, {regime.d:g}, {regime.k:g}, {regime.sigma:g}"
 
 
-def _remarks(everyone: Sequence[Trained]) -> list[str]:
-    flat = [one.is_cross_entropy(_VTREE) for one in everyone]
-    depths = [mean([one.depth(arm).value for one in everyone]).value for arm in (_VTREE, _CHAINS)]
+def _remarks(all_trained: Sequence[Trained]) -> list[str]:
+    flat = [one.is_cross_entropy(_VTREE) for one in all_trained]
+    depths = [
+        mean([one.depth(arm).value for one in all_trained]).value for arm in (_VTREE, _CHAINS)
+    ]
     return [
         AUTHORS_CODE,
         "The paper replaces every inner node by a pseudoclass. Where a pseudoclass has one child, "
         "kway's V-tree merges both into one vector; V-tree with chains keeps them.",
-        f"In {sum(map(sum, flat))} of {sum(map(len, flat))} draws the V-tree is flat, one "
-        "pseudoclass above all classes: random vectors of many dimensions are all equally far from "
-        "each other. There the V-tree and hierarchical softmax are cross entropy at any rate; "
-        "these comparisons are degenerate and left out of the means.",
-        "Every node of a class's path moves in a step, so a longer path can move its row further "
-        f"at the same rate: on average {depths[0]:.1f} nodes lie above a class, {depths[1]:.1f} "
-        "where pseudoclasses with one child are kept (V-tree with chains). A shared rate is so not "
-        "the same rate for all, and the Lipschitz constant of Lemma 1, which the paper takes to be "
-        "the same for all parameterizations, can grow with the depth.",
+        f"In {sum(map(sum, flat))} of {sum(map(len, flat))} draws the V-tree is flat: a single "
+        "pseudoclass is the parent of all classes, because random vectors in many dimensions are "
+        "all equally far from each other. In these draws the V-tree and hierarchical softmax are "
+        "equivalent to cross entropy at any rate. The comparisons are degenerate and not included "
+        "in the means.",
+        "A step updates every node on the path of a class, so at the same rate a longer path can "
+        f"move the row of the class further. On average a class has {depths[0]:.1f} ancestors, or "
+        f"{depths[1]:.1f} if pseudoclasses with one child are kept (V-tree with chains). The same "
+        "rate is therefore effectively different for each loss, and the Lipschitz constant of "
+        "Lemma 1, which the paper assumes to be the same for all parameterizations, can grow with "
+        "the depth.",
     ]
 
 
@@ -207,10 +221,10 @@ def _figure(regimes: Mapping[Regime, Trained], axes: Mapping[str, Sequence[Regim
     for panel, (name, of_axis) in zip(panels, axes.items(), strict=False):
         for number, arm in enumerate(_ARMS):
             found = [mean(regimes[regime].at_own(arm)) for regime in of_axis]
-            # A little apart, so that intervals do not hide each other.
-            places = [float(getattr(regime, name)) * 1.03 ** (number - 2) for regime in of_axis]
+            # Shifted slightly so that the intervals do not overlap.
+            positions = [float(getattr(regime, name)) * 1.03 ** (number - 2) for regime in of_axis]
             panel.errorbar(
-                places,
+                positions,
                 [one.value for one in found],
                 yerr=[one.half for one in found],
                 marker=_MARKS[number],
@@ -225,7 +239,7 @@ def _figure(regimes: Mapping[Regime, Trained], axes: Mapping[str, Sequence[Regim
         panel.set_xscale("log")
         panel.set_xticks(values, [f"{value:g}" for value in values])
         panel.minorticks_off()
-        panel.set_xlabel(name)
+        panel.set_xlabel(_AXIS_LABELS[name])
         panel.set_ylabel("test accuracy")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
@@ -237,6 +251,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic I: data regimes (Figure 2)",
     minutes=3.5,
-    full="as many draws of W as the paper, at more values of n, d, k and sigma",
-    course=_course,
+    full="as many draws of W as in the paper, with more values of n, d, k and sigma",
+    procedure=_procedure,
 )

@@ -1,4 +1,4 @@
-"""What paper 000's Table 1 shows, of one dataset: the tree loss, cross-entropy and SimLoss."""
+"""Paper 000's Table 1 for one dataset: the tree loss, cross entropy and SimLoss."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,14 @@ _MEASURES = {"top1": "top-1", "sa": "SA"}
 
 
 def head(arm: str) -> dict[str, object]:
-    """A recipe's head of an arm: the tree loss is cross-entropy on V-tree weights."""
+    """Return the recipe's head section for an arm. The tree loss is cross entropy on a V-tree."""
     if arm == "vtree":
         return {"weights": {"kind": "vtree"}, "loss": {"kind": "ce"}}
     return {"loss": {"kind": arm}}
 
 
 def claims(dataset: str, compared: Compared, kind: Kind) -> list[Claim]:
-    """The tree loss beats both others by both measures."""
+    """Claim that the tree loss beats both other losses by both measures."""
     found = []
     for other in ("ce", "simloss"):
         for measure, name in _MEASURES.items():
@@ -33,7 +33,7 @@ def claims(dataset: str, compared: Compared, kind: Kind) -> list[Claim]:
 
 
 def table(title: str, dataset: str, compared: Compared, *, is_best: bool) -> Table:
-    """Percent, as the paper prints them; its own in brackets."""
+    """Return a table in percent, with the published numbers in parentheses."""
     runs: Mapping[str, list[Measures]] = compared.at_best if is_best else compared.at_shared
     rows = []
     for arm in ARMS:
@@ -44,17 +44,17 @@ def table(title: str, dataset: str, compared: Compared, *, is_best: bool) -> Tab
         rates = compared.best.chosen[arm] if is_best else compared.shared
         rows.append([arm, *cells, rates.text()])
     return Table(
-        f"{title} (published in brackets)", ["loss", "top-1 %", "SA %", "rate, decay"], rows
+        f"{title} (published in parentheses)", ["loss", "top-1 %", "SA %", "rate, decay"], rows
     )
 
 
 def figure(compared: Compared) -> Figure:
-    """Both measures of the three, at their best rates and at the shared one."""
+    """Plot both measures of the three losses at their best rates and at the shared rate."""
     figure = Figure(figsize=(7, 3))
     for axes, (measure, name) in zip(figure.subplots(1, 2), _MEASURES.items(), strict=True):
         for runs, marker, label in (
-            (compared.at_best, "o", "each at its best rates"),
-            (compared.at_shared, "s", "all at the shared rate"),
+            (compared.at_best, "o", "best rate of each loss"),
+            (compared.at_shared, "s", "shared rate"),
         ):
             found = [mean_of(runs[arm], measure) for arm in ARMS]
             axes.errorbar(
@@ -66,7 +66,7 @@ def figure(compared: Compared) -> Figure:
                 capsize=3,
                 label=label,
             )
-        axes.set_ylabel(f"{name} %")
+        axes.set_ylabel(f"{name}, %")
         axes.margins(x=0.2)
     axes.legend(fontsize="small")
     figure.tight_layout()

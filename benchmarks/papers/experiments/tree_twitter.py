@@ -1,17 +1,17 @@
-"""Paper 000, Table 1, on tweets: the emoji of TweetEval, with and without the sign that gives some
-away."""
+"""Paper 000, Table 1, on tweets: TweetEval's emoji task, with and without U+FE0F characters that
+reveal some labels."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Comparison, Rates, Run, cell, grid
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.experiments.tree_tables import ARMS, claims, figure, head, table
 from benchmarks.papers.intervals import Mean
 from benchmarks.papers.section import Kind, Section, Table
 from benchmarks.papers.shards import EMOJI_VECTORS, TWEETS, Dataset
-from benchmarks.papers.training import MADE
+from benchmarks.papers.training import LEARNED
 
 _STAND_IN = {
     "model_type": "bert",
@@ -25,7 +25,7 @@ _PUBLISHED = "sentence-transformers/LaBSE"
 
 
 class _Design:
-    """`texts`: "clean" takes out what is left of emoji, "keep" leaves it."""
+    """`texts`: "clean" removes the remains of emoji from the texts, "keep" does not."""
 
     def __init__(self, budget: Budget, texts: str) -> None:
         self._is_full, self._texts = budget.is_full, texts
@@ -38,7 +38,7 @@ class _Design:
     def dataset(self, _arm: str) -> Dataset:
         return Dataset(
             "tweeteval-emoji",
-            # Not the published validation texts: those are of another crawl.
+            # The published validation texts are not used: they come from a different crawl.
             validation=5_000,
             limits=self._limits,
             vectors=EMOJI_VECTORS,
@@ -47,7 +47,7 @@ class _Design:
 
     def recipe(self, run: Run) -> Mapping[str, Any]:
         backbone = {"config": _STAND_IN, "pooling": "mean"}
-        tokenizer = MADE
+        tokenizer = LEARNED
         if self._is_full:
             backbone = {"name": _PUBLISHED, "weights": "pretrained"}
             tokenizer = f"hub:{_PUBLISHED}"
@@ -72,7 +72,7 @@ class _Design:
         }
 
 
-def _course(budget: Budget, album: Album) -> Course:
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     sizes = {
         "steps": budget.size(300, full=2_100, least=4),
         "search_steps": budget.size(100, full=700, least=2),
@@ -80,10 +80,10 @@ def _course(budget: Budget, album: Album) -> Course:
     candidates = grid((1e-4, 3e-5) if budget.is_full else (3e-3, 1e-3), (0.01, 0.1))
     shared = Rates(3e-5 if budget.is_full else 1e-3, 0.01)
     found = {}
-    # What time is left over is for the texts that the claims are of.
+    # Remaining time is spent on the clean texts, which the claims are about.
     for texts in ("keep", "clean"):
         comparison = Comparison(_Design(budget, texts), ARMS, candidates, shared, ("top1",))
-        found[texts] = yield from comparison.course(
+        found[texts] = yield from comparison.procedure(
             budget, **sizes, at_least=3, at_most=10 if texts == "clean" else 3
         )
     clean, leaking = found["clean"], found["keep"]
@@ -97,42 +97,42 @@ def _course(budget: Budget, album: Album) -> Course:
     ]
     samples = clean.samples["ce"]
     network = (
-        f"{_PUBLISHED}, as pretrained"
+        f"Pretrained {_PUBLISHED}"
         if budget.is_full
-        else f"A BERT of {_STAND_IN['num_hidden_layers']} layer of {_STAND_IN['hidden_size']}, "
-        "trained from scratch (a stand-in for LaBSE)"
+        else f"A BERT with {_STAND_IN['num_hidden_layers']} layer and hidden size "
+        f"{_STAND_IN['hidden_size']}, trained from scratch (a stand-in for LaBSE)"
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network}, on {samples['train']:,} English tweets of TweetEval's emoji task (the "
-            "paper's are its own, of many languages), label vectors of emoji2vec. "
-            f"{clean.setup()} With what is left of emoji in the texts: {leaking.seeds} seeds."
+            f"{network}, on {samples['train']:,} English tweets of TweetEval's emoji task with "
+            "label vectors from emoji2vec. The paper uses its own multilingual tweets. "
+            f"{clean.setup()} The comparison with U+FE0F in the texts has {leaking.seeds} seeds."
         ),
         claims=claims("twitter", clean, Kind.PAPER if budget.is_full else Kind.STAND_IN),
         tables=[
-            table("Tweets, each at its best rates", "twitter", clean, is_best=True),
-            table("Tweets, all at the shared rate", "twitter", clean, is_best=False),
+            table("Tweets, best rate of each loss", "twitter", clean, is_best=True),
+            table("Tweets, shared rate", "twitter", clean, is_best=False),
             Table(
-                "Top-1 % without and with what is left of emoji in the texts (U+FE0F)",
+                "Top-1 % without and with the character U+FE0F in the texts",
                 ["loss", "without", "with"],
                 rows,
             ),
         ],
-        pictures=[
-            album.add(
+        plots=[
+            plots.save(
                 EXPERIMENT.name,
                 figure(clean),
-                title="Tweets: top-1 and similarity accuracy of three losses.",
-                words="Points with intervals: tree loss, cross-entropy and SimLoss.",
+                title="Tweets: top-1 accuracy and similarity accuracy (SA) of three losses.",
+                alt_text="Points with error bars: tree loss, cross entropy and SimLoss.",
             )
         ],
         remarks=[
-            "The published texts keep a bare U+FE0F where some emoji stood, which gives the label "
-            "away; all but the last table are of texts without it, in which names of users and "
-            "addresses are hidden, too."
+            "Where some emoji were removed, the published texts still contain the character U+FE0F "
+            "(variation selector), which reveals the label. All tables except the last use texts "
+            "without it, in which user names and URLs are masked as well."
         ],
     )
 
@@ -142,8 +142,8 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Tree loss on tweets (Table 1)",
     minutes=3.5,
-    full="LaBSE as pretrained, on all tweets of TweetEval; the paper's own are not public",
+    full="pretrained LaBSE on all tweets of TweetEval (the paper's tweets are not public)",
     wants_gpu=True,
-    course=_course,
+    procedure=_procedure,
     needs=(TWEETS, EMOJI_VECTORS),
 )

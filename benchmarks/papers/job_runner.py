@@ -1,4 +1,4 @@
-"""Runs jobs on all cores, or all GPUs, and keeps what they measure."""
+"""Run jobs on all cores or GPUs and store their results."""
 
 import fcntl
 import json
@@ -15,24 +15,25 @@ from shutil import rmtree
 from types import TracebackType
 from typing import Self
 
-from benchmarks.papers.job import FOLDER, Job, Places, Result, Results
+from benchmarks.papers.job import FOLDER, Folders, Job, Result, Results
 from benchmarks.papers.provenance import Provenance, outdated
 from data.files import commit
 from data.processes import end_with_parent
 
-# Called with the results so far and the number asked for: at the start, after each result, and
+# Called with the results so far and the number requested: at the start, after each result, and
 # every `_SECONDS_BETWEEN_REPORTS` while jobs run.
 Report = Callable[[Results, int], None]
 _SECONDS_BETWEEN_REPORTS = 10
 
 
-class Laboratory:
-    """`out` contains results, shards and unfinished work, for one laboratory at a time; `data` is
-    the user's.
+class JobRunner:
+    """A pool of worker processes that run jobs.
 
-    `workers` processes run one job each; 0: this process runs them. They start with the first job
-    and end with the laboratory, immediately after an error: the next run resumes their jobs.
-    `again`: measure again what is kept from older code, another torch or another machine.
+    `data` is the user's folder. `out` contains results, shards and unfinished work, and is locked
+    by the runner. Each of `workers` processes runs one job at a time; 0: this process runs them.
+    They start with the first job and end with the runner. After an error they are terminated; the
+    next run resumes their jobs. `again`: repeat stored measurements made with older code, another
+    torch version or another machine.
     """
 
     def __init__(self, data: Path, out: Path, *, workers: int, again: bool = False) -> None:
@@ -41,7 +42,7 @@ class Laboratory:
         self._lock: TextIOWrapper
 
     def __enter__(self) -> Self:
-        """ValueError where another laboratory has `out`."""
+        """Lock `out`. Raises ValueError if another runner has locked it."""
         self.out.mkdir(parents=True, exist_ok=True)
         self._lock = (self.out / ".lock").open("w")
         try:
@@ -49,7 +50,7 @@ class Laboratory:
         except BlockingIOError:
             self._lock.close()
             raise ValueError(
-                f"{self.out} is in use by another run: wait for it, or name another --out"
+                f"{self.out} is in use by another run: wait until it ends, or pass another --out"
             ) from None
         return self
 
@@ -73,26 +74,28 @@ class Laboratory:
                 process.terminate()
 
     def measure(self, jobs: Sequence[Job], report: Report = lambda found, total: None) -> Results:
-        """Results of all jobs, each measured now or before. Raises what a job raises; the results
-        of the jobs that ended before it are kept."""
-        asked = dict.fromkeys(jobs)
-        found = {job: result for job in asked if (result := self._kept(job)) is not None}
-        report(found, len(asked))
-        missing = [job for job in asked if job not in found]
-        # Before they start: the files may be edited while jobs run.
+        """Return the results of all jobs, stored ones included.
+
+        Raises the exceptions of jobs; the results of jobs that finished earlier are stored.
+        """
+        requested = dict.fromkeys(jobs)
+        found = {job: result for job in requested if (result := self._stored(job)) is not None}
+        report(found, len(requested))
+        missing = [job for job in requested if job not in found]
+        # Recorded before the jobs start, because files may be edited while they run.
         provenance = {job: self._provenance(job) for job in missing}
         for measured in self._measured(missing):
             for job, result in measured.items():
-                self._keep(job, result, provenance[job])
+                self._store(job, result, provenance[job])
             found |= measured
-            report(found, len(asked))
+            report(found, len(requested))
         return found
 
     def _measured(self, jobs: Sequence[Job]) -> Iterator[Results]:
-        """Results as jobs end, and empty ones from time to time while they run."""
+        """Yield results as jobs end, and an empty dictionary from time to time while they run."""
         if self.workers == 0:
             for job in jobs:
-                yield {job: _work(job, self._places(job))}
+                yield {job: _work(job, self._folders(job))}
             return
         yield from self._in_parallel(
             [job for job in jobs if not job.alone], threads_of_a_job(max(1, self.workers))
@@ -100,7 +103,7 @@ class Laboratory:
         for job in jobs:
             if job.alone:
                 for measured in self._in_parallel([job], threads_of_a_job(1)):
-                    # No other worker ran at the same time, so the job is charged for all of them.
+                    # The other workers were idle, so their time is charged to the job too.
                     yield {
                         one: Result(result.measures, result.seconds * self.workers)
                         for one, result in measured.items()
@@ -112,7 +115,7 @@ class Laboratory:
         pool = self._started()
         try:
             futures = {
-                pool.submit(_work_with, threads, job, self._places(job)): job for job in jobs
+                pool.submit(_work_with, threads, job, self._folders(job)): job for job in jobs
             }
             while futures:
                 ended = wait(futures, _SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED).done
@@ -122,8 +125,8 @@ class Laboratory:
                     yield {futures.pop(future): future.result()}
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "a worker was killed, perhaps because memory ran out: run the same command again "
-                "to resume; --workers 1 needs less memory"
+                "a worker process was killed, possibly because memory ran out: run the same "
+                "command again to resume; --workers 1 needs less memory"
             ) from error
 
     def _started(self) -> ProcessPoolExecutor:
@@ -141,24 +144,26 @@ class Laboratory:
             )
         return self._pool
 
-    def _kept(self, job: Job) -> Result | None:
+    def _stored(self, job: Job) -> Result | None:
         path = self._path(job)
         if not path.is_file():
             return None
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        made = kept["measures"].get(FOLDER)
-        if made is not None and not (self.out / "shards" / made).is_dir():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        shards = stored["measures"].get(FOLDER)
+        if shards is not None and not (self.out / "shards" / shards).is_dir():
             return None
-        if self.again and outdated(kept):
-            if made is not None:
-                rmtree(self.out / "shards" / made)  # whole shards would not be written again
+        if self.again and outdated(stored):
+            if shards is not None:
+                rmtree(self.out / "shards" / shards)  # complete shards would not be rewritten
             return None
-        return Result(kept["measures"], kept["seconds"])
+        return Result(stored["measures"], stored["seconds"])
 
     def _provenance(self, job: Job) -> Provenance:
-        """That of the code that starts the job, or that started it where it was interrupted: it
-        resumes its work."""
-        work = self._places(job).work
+        """Return the provenance of a job that is about to run.
+
+        A job that resumes interrupted work has the provenance of the code that started it.
+        """
+        work = self._folders(job).work
         note = _note(work)
         if work.is_dir() and note.is_file():
             earlier = Provenance(**json.loads(note.read_text(encoding="utf-8")))
@@ -170,8 +175,8 @@ class Laboratory:
         commit(note, json.dumps(asdict(now)).encode())
         return now
 
-    def _keep(self, job: Job, result: Result, provenance: Provenance) -> None:
-        kept = {
+    def _store(self, job: Job, result: Result, provenance: Provenance) -> None:
+        stored = {
             "function": job.function,
             "settings": job.settings,
             "provenance": asdict(provenance),
@@ -180,30 +185,30 @@ class Laboratory:
         }
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
-        commit(path, json.dumps(kept, indent=1).encode())
-        work = self._places(job).work
+        commit(path, json.dumps(stored, indent=1).encode())
+        work = self._folders(job).work
         rmtree(work, ignore_errors=True)
         _note(work).unlink(missing_ok=True)
 
     def _path(self, job: Job) -> Path:
         return result_path(self.out, job.key)
 
-    def _places(self, job: Job) -> Places:
-        return Places(self.data, self.out / "shards", self.out / "work" / job.key)
+    def _folders(self, job: Job) -> Folders:
+        return Folders(self.data, self.out / "shards", self.out / "work" / job.key)
 
 
 def _note(work: Path) -> Path:
-    """Where the provenance of an unfinished job with this folder is kept."""
+    """Return the file that stores the provenance of the unfinished job with this work folder."""
     return work.with_name(f"{work.name}.json")
 
 
 def result_path(out: Path, key: str) -> Path:
-    """The file of the kept result of the job with this key."""
+    """Return the file of the stored result of the job with this key."""
     return out / "results" / f"{key}.json"
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls each GPU that this process may use."""
+    """Return the CUDA_VISIBLE_DEVICES names of the GPUs that this process may use."""
     import torch
 
     count = torch.cuda.device_count()
@@ -212,14 +217,14 @@ def visible_gpus() -> list[str]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def threads_of_a_job(jobs_in_parallel: int) -> int:
-    """OMP_NUM_THREADS if it is set, otherwise this job's share of the cores.
+    """Return OMP_NUM_THREADS if it is set, otherwise this job's share of the cores.
 
-    Raises ValueError for an OMP_NUM_THREADS that is not a positive number.
+    Raises ValueError if OMP_NUM_THREADS is not a positive number.
     """
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
@@ -230,22 +235,22 @@ def threads_of_a_job(jobs_in_parallel: int) -> int:
 
 
 def _begin(devices: "multiprocessing.SimpleQueue[str]") -> None:
-    """Each worker sees at most one GPU, because a trainer takes the first that it sees."""
+    """Make at most one GPU visible to this worker: the trainer uses the first visible one."""
     end_with_parent()
     if device := devices.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = device
 
 
-def _work_with(threads: int, job: Job, places: Places) -> Result:
+def _work_with(threads: int, job: Job, folders: Folders) -> Result:
     import torch
 
     torch.set_num_threads(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # the trainer asks it, and processes of a job
-    return _work(job, places)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # read by the trainer and by subprocesses of jobs
+    return _work(job, folders)
 
 
-def _work(job: Job, places: Places) -> Result:
-    places.work.mkdir(parents=True, exist_ok=True)
+def _work(job: Job, folders: Folders) -> Result:
+    folders.work.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    measures = job.resolve()(job.settings, places)
+    measures = job.resolve()(job.settings, folders)
     return Result(measures, time.perf_counter() - start)

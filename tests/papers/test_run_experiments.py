@@ -12,20 +12,20 @@ import pytest
 
 from benchmarks.papers import provenance
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.conduct import conduct, kept_sections
-from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.intervals import difference, mean
-from benchmarks.papers.job import Job, Places, Results
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.job import Folders, Job, Results
+from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.page import page_text
+from benchmarks.papers.run_experiments import run_experiments, stored_sections
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 from tests.papers.sleeper import sleep_in_laboratory
 from tests.ranks import forked
 
 
-def measured(settings: Mapping[str, float], places: Places) -> dict[str, float]:
+def measured(settings: Mapping[str, float], folders: Folders) -> dict[str, float]:
     """Run a job that appends a line to a file each time it runs."""
-    with (places.data / "done").open("a") as done:
+    with (folders.data / "done").open("a") as done:
         done.write(f"{settings['number']}\n")
     if settings.get("kills"):
         os._exit(1)
@@ -42,7 +42,7 @@ def _jobs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "resolve", lambda _job: measured)
 
 
-def course(budget: Budget, _album: Album) -> Course:
+def procedure(budget: Budget, _album: PlotFolder) -> Procedure:
     found: Results = {}
     for number in budget.rounds(at_least=1, at_most=4):
         found |= yield [job(number)]
@@ -54,24 +54,24 @@ def _table(numbers: Sequence[float]) -> Table:
     return Table("Doubles", ["number"], [[str(number)] for number in numbers])
 
 
-ONE = Experiment("one", "001", "One", 1, "Ten of them", course)
+ONE = Experiment("one", "001", "One", 1, "Ten of them", procedure)
 _COMMAND = "python -m benchmarks.papers all"
 
 
 def test_results_are_reused(tmp_path: Path) -> None:
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
-        first = laboratory.measure([job(1), job(2), job(1)])
-        again = laboratory.measure([job(2), job(3)])
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
+        first = runner.measure([job(1), job(2), job(1)])
+        again = runner.measure([job(2), job(3)])
     assert [first[job(n)]["double"] for n in (1, 2)] == [2, 4]
     assert again[job(2)] == first[job(2)]
     assert (tmp_path / "done").read_text().split() == ["1", "2", "3"]
 
 
 def test_results_before_an_error_are_stored(tmp_path: Path) -> None:
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         with pytest.raises(KeyError):
-            laboratory.measure([job(1), Job("conduct_jobs:measured", {})])
-        assert laboratory.measure([job(1)])[job(1)]["double"] == 2
+            runner.measure([job(1), Job("conduct_jobs:measured", {})])
+        assert runner.measure([job(1)])[job(1)]["double"] == 2
     assert (tmp_path / "done").read_text().split() == ["1"]
 
 
@@ -79,36 +79,36 @@ def test_a_result_of_older_code_is_marked_and_measured_again_on_request(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    with Laboratory(tmp_path, out, workers=0) as laboratory:
-        laboratory.measure([job(1)])
-        (section,) = conduct([ONE], laboratory, 60)
+    with JobRunner(tmp_path, out, workers=0) as runner:
+        runner.measure([job(1)])
+        (section,) = run_experiments([ONE], runner, 60)
         assert section.outdated == []
         stored = out / "results" / f"{job(1).key}.json"
         result = json.loads(stored.read_text())
         result["provenance"]["code"] = "another"
         result["provenance"]["torch"] = "1.0"
         stored.write_text(json.dumps(result))
-        (section,) = conduct([ONE], laboratory, 60)
+        (section,) = run_experiments([ONE], runner, 60)
     assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "**Older code:** 1 of 4 results: older code, torch 1.0." in text
     assert "`python -m benchmarks.papers NAME --again`" in text
     assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3"]
 
-    with Laboratory(tmp_path, out, workers=0, again=True) as laboratory:
-        (section,) = conduct([ONE], laboratory, 60)
+    with JobRunner(tmp_path, out, workers=0, again=True) as runner:
+        (section,) = run_experiments([ONE], runner, 60)
     assert section.outdated == []
     assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3", "1"]
 
 
 def test_a_result_without_provenance_is_marked_as_older_code(tmp_path: Path) -> None:
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
-        conduct([ONE], laboratory, 60)
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
+        run_experiments([ONE], runner, 60)
     stored = tmp_path / "out" / "results" / f"{job(1).key}.json"
     result = json.loads(stored.read_text())
     del result["provenance"]
     stored.write_text(json.dumps(result))
-    (section,) = kept_sections(tmp_path / "out", [ONE])
+    (section,) = stored_sections(tmp_path / "out", [ONE])
     assert section.outdated == ["1 of 4 results: older code"]
 
 
@@ -117,8 +117,8 @@ def test_a_result_of_code_edited_during_the_job_is_marked_as_older_code(
 ) -> None:
     _jobs_run(tmp_path, monkeypatch, "return {'edited': Path(__file__).write_text('x = 1')}")
     out = tmp_path / "out"
-    with Laboratory(tmp_path, out, workers=0) as laboratory:
-        laboratory.measure([job(1)])
+    with JobRunner(tmp_path, out, workers=0) as runner:
+        runner.measure([job(1)])
     assert _outdated(out) == ("older code",)
 
 
@@ -127,12 +127,12 @@ def test_a_job_started_by_older_code_is_resumed_or_restarted_on_request(
     again: bool, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    _jobs_run(tmp_path, monkeypatch, "raise KeyError((places.work / 'half').touch())")
-    with Laboratory(tmp_path, out, workers=0) as laboratory, pytest.raises(KeyError):
-        laboratory.measure([job(1)])
-    _jobs_run(tmp_path, monkeypatch, "return {'resumed': (places.work / 'half').exists()}")
-    with Laboratory(tmp_path, out, workers=0, again=again) as laboratory:
-        assert laboratory.measure([job(1)])[job(1)]["resumed"] != again
+    _jobs_run(tmp_path, monkeypatch, "raise KeyError((folders.work / 'half').touch())")
+    with JobRunner(tmp_path, out, workers=0) as runner, pytest.raises(KeyError):
+        runner.measure([job(1)])
+    _jobs_run(tmp_path, monkeypatch, "return {'resumed': (folders.work / 'half').exists()}")
+    with JobRunner(tmp_path, out, workers=0, again=again) as runner:
+        assert runner.measure([job(1)])[job(1)]["resumed"] != again
     assert _outdated(out) == expected
     assert list((out / "work").iterdir()) == []
 
@@ -140,7 +140,7 @@ def test_a_job_started_by_older_code_is_resumed_or_restarted_on_request(
 def _jobs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
     """Replace all jobs by a function with this statement, in a separate file."""
     file = folder / "one_job.py"
-    function = f"def run(settings, places):\n    {statement}\n"
+    function = f"def run(settings, folders):\n    {statement}\n"
     file.write_text(f"from pathlib import Path\n\n\n{function}")
     monkeypatch.setattr(Job, "resolve", lambda _job: runpy.run_path(str(file))["run"])
     monkeypatch.setattr(provenance, "_ROOT", folder)
@@ -160,15 +160,15 @@ def _outdated(out: Path) -> tuple[str, ...]:
 def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
     reports: list[tuple[int, int, float]] = []
 
-    def three(_budget: Budget, _album: Album) -> Course:
+    def three(_budget: Budget, _album: PlotFolder) -> Procedure:
         yield [job(number) for number in (1, 2, 3)]
         return Section("three", "001", "Three", "")
 
     experiment = Experiment("three", "001", "Three", 1, "", three)
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
-        conduct(
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
+        run_experiments(
             [experiment],
-            laboratory,
+            runner,
             60,
             lambda _, done, total, budget: reports.append((done, total, budget.spent)),
         )
@@ -178,13 +178,13 @@ def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
 
 
 def test_a_section_of_an_earlier_format_is_omitted(tmp_path: Path) -> None:
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
-        conduct([ONE], laboratory, 60)
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
+        run_experiments([ONE], runner, 60)
     path = tmp_path / "out" / "sections" / "one.json"
     tree = json.loads(path.read_text())
     del tree["format"]
     path.write_text(json.dumps(tree))
-    assert kept_sections(tmp_path / "out", [ONE]) == []
+    assert stored_sections(tmp_path / "out", [ONE]) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -214,11 +214,11 @@ def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
 def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> None:
     for minutes, rounds in ((1e-9, 1), (60, 4), (None, 1)):
         out = tmp_path / str(minutes)
-        with Laboratory(tmp_path, out, workers=0) as laboratory:
-            (section,) = conduct([ONE], laboratory, minutes)
+        with JobRunner(tmp_path, out, workers=0) as runner:
+            (section,) = run_experiments([ONE], runner, minutes)
             assert section.setup == f"{rounds} rounds"
             assert section.minutes > 0
-        assert kept_sections(out, [ONE]) == [
+        assert stored_sections(out, [ONE]) == [
             Section.from_json(json.loads(json.dumps(section.to_json())))
         ]
 
@@ -258,8 +258,8 @@ def test_a_page_contains_every_claim_and_table_with_escaped_cells() -> None:
     assert "| 1 | 2\\|3 |" in text
     assert f"`{_COMMAND}`" in text
     assert "- A remark." in text
-    assert "Of 1 claims of the papers" in text
-    assert "| one | Ten of them | cores |" in text
+    assert "1 claims of the papers" in text
+    assert "| one | Ten of them | CPU |" in text
 
 
 def test_only_paper_claims_that_are_not_degenerate_are_counted() -> None:
@@ -272,7 +272,7 @@ def test_only_paper_claims_that_are_not_degenerate_are_counted() -> None:
     claims = [Claim("a", verdict, "", kind) for kind, verdict in wanted]
     section = Section("one", "001", "One", "", claims=claims)
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
-    assert "Of 2 claims of the papers" in text
-    assert "1 hold, 0 do not hold and 1 are not settled" in text
+    assert "2 claims of the papers" in text
+    assert "1 hold, 0 do not hold, and 1 cannot be settled" in text
     assert "| paper | 1 | 0 | 1 | 1 |" in text
     assert "| stand-in | 1 | 0 | 0 | 0 |" in text
