@@ -1,4 +1,4 @@
-"""Overhead of the trainer over the model itself: `python -m benchmarks.trainer [SECTION ...]`."""
+"""Overhead of the trainer and of checkpoints: `python -m benchmarks.trainer [SECTION ...]`."""
 
 from functools import partial
 

@@ -285,10 +285,12 @@ class Compared:
 
     def setup(self) -> str:
         """Return a description of the comparison for the page."""
+        *first, last = self.by
+        measures = f"{', '.join(first)} or {last}" if first else last
         found = (
             f"{self.steps:,} steps, {self.seeds} seeds. Each loss uses the best learning rate and "
             f"weight decay of the same {self.num_candidates} candidates, chosen by "
-            f"{' or '.join(self.by)} on held-out training samples after {self.search_steps:,} "
+            f"{measures} on held-out training samples after {self.search_steps:,} "
             f"steps{self.best.edges()}. The shared learning rate and weight decay are "
             f"{self.shared.text()}."
         )

@@ -100,7 +100,7 @@ def page_text(
         parts += [f"**{name}**", _claims(of_paper)]
     for name, of_paper in by_paper.items():
         parts += [f"## {name}", *(_section(section) for section in of_paper)]
-    parts += ["## What needs a GPU", _IMAGENET, _published_sizes(catalog)]
+    parts += ["## Full-size runs", _IMAGENET, _published_sizes(catalog)]
     parts += ["## Data", _DATA]
     return "\n\n".join(part for part in parts if part) + "\n"
 

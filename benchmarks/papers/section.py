@@ -1,4 +1,4 @@
-"""The results of an experiment as a section of the page, stored as JSON between the two steps."""
+"""The section of an experiment on the page, stored as JSON until the page is written."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -175,7 +175,7 @@ def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
             f"The {_FEW} random classes are a single draw, used for all losses and seeds.",
             "The paper tunes the learning rate of each experiment by hand and does not state the "
             "rates. The shared rate is our choice.",
-            "The paper states results only in its text; these statements are in parentheses.",
+            "The paper states numerical results only in its text. They are quoted in parentheses.",
         ],
     )
 

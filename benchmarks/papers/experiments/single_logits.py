@@ -91,8 +91,8 @@ def _remarks(dataset: str) -> list[str]:
     unprinted = [loss for loss in _ELEVEN if loss not in published("002", "table 1", dataset)]
     own = {loss: loss_settings(loss) for loss in LOSSES}
     return [
-        f"The paper defines {', '.join(unprinted)} but does not print results for them. It also "
-        "includes SVHN, CIFAR-10 and ImageNet, which were not run here.",
+        f"The paper defines {', '.join(unprinted[:-1])} and {unprinted[-1]} but does not print "
+        "results for them. It also includes SVHN, CIFAR-10 and ImageNet, which were not run here.",
         "The paper searches the learning rate among 1, 0.1, 0.01 and 0.001 and trains for 100,000 "
         "steps. It does not mention weight decay.",
         "Other settings of the losses are kway's defaults and were not searched: "

@@ -182,7 +182,7 @@ def _of_stand_in(network: Cifar) -> list[str]:
 
 def _claims(compared: Compared, shares: Mapping[str, list[float]], kind: Kind) -> list[Claim]:
     claims = []
-    for name, runs in (("the shared rate", compared.at_shared), ("best rates", compared.at_best)):
+    for name, runs in (("shared rate", compared.at_shared), ("best rates", compared.at_best)):
         for tau in (one for one in _GOOD if one in runs):
             for small in ("0", _SMALL):
                 ours = advantage(runs[tau], runs[small], "train/top5")

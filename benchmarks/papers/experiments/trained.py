@@ -15,6 +15,7 @@ from benchmarks.papers.edges import edge_note, is_at_edge
 from benchmarks.papers.experiments.synthetic import BASE, Arm, Regime
 from benchmarks.papers.intervals import Mean, mean
 from benchmarks.papers.job import Job, Measures, Results
+from data.messages import pluralize
 
 # The theory suggests ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. A path of many
 # nodes moves a row a few times as far, so the steps of the grid must not be coarser than that.
@@ -245,6 +246,6 @@ def setup(regimes: Sequence[Trained]) -> str:
         "constant rate (the paper states neither rates nor the number of passes). Both the weights "
         "averaged over the steps and the last weights are tested. Cover trees use Euclidean "
         f"distances between label vectors. Each loss uses the best rate of {rates} on "
-        f"{len(one.searched)} separate draws, chosen separately for averaged and last weights; in "
-        f"{at_edge} of {len(own)} cases it is the smallest or largest of these rates."
+        f"{pluralize(len(one.searched), 'separate draw')}, chosen separately for averaged and last "
+        f"weights; in {at_edge} of {len(own)} cases it is the smallest or largest of these rates."
     )
