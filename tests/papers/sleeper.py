@@ -24,7 +24,7 @@ def _sleep(_settings: Mapping[str, Any], folders: Folders) -> Measures:
     return {}
 
 
-def sleep_in_laboratory(folder: Path) -> None:
+def sleep_in_runner(folder: Path) -> None:
     """Run the job. To be called in a separate process, which prints nothing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # A shell that runs the tests in the background may ignore SIGINT.

@@ -19,7 +19,7 @@ from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.page import page_text
 from benchmarks.papers.run_experiments import run_experiments, stored_sections
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
-from tests.papers.sleeper import sleep_in_laboratory
+from tests.papers.sleeper import sleep_in_runner
 from tests.ranks import forked
 
 
@@ -188,8 +188,8 @@ def test_a_section_of_an_earlier_format_is_omitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_the_laboratory(tmp_path: Path, number: signal.Signals) -> None:
-    started = forked(sleep_in_laboratory, tmp_path)
+def test_workers_end_with_the_runner(tmp_path: Path, number: signal.Signals) -> None:
+    started = forked(sleep_in_runner, tmp_path)
     started.start()
     assert started.pid is not None
     try:
