@@ -124,7 +124,7 @@ def test_the_settings_of_the_meeting_are_those_that_torch_reads():
 
 
 def test_a_launcher_that_waits_for_other_machines_says_so_after_a_while(monkeypatch, capfd):
-    monkeypatch.setattr(kway_rendezvous, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(kway_rendezvous, "_REPORT_AFTER_SECONDS", 0.05)
     two = Placement(min_nodes=2, max_nodes=2, rdzv_endpoint="node1:29400")
     with kway_rendezvous.report_waiting(two):
         pass
