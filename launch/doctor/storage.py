@@ -39,7 +39,7 @@ def disk_space(workload: Workload) -> Iterator[Finding]:
 
 
 def file_system(workload: Workload) -> Iterator[Finding]:
-    """Check the operations of a checkpoint commit: fsync, flock, replace a file, rename a folder."""
+    """Check what a checkpoint commit needs: fsync, flock, replacing files, renaming folders."""
     folder = existing(workload.run)
     kind = kind_of(folder)
     try:

@@ -83,7 +83,7 @@ def render(
     """
     if overlay not in overlays():
         raise ValueError(
-            f"--overlay {overlay} does not exist: choose one of {', '.join(overlays())}"
+            f"--overlay {overlay} is unknown: choose one of {', '.join(overlays())}"
         )
     recipe = on_devices(recipe, gpus=size.gpus)
     with TemporaryDirectory(prefix="kway-k8s-") as name:
