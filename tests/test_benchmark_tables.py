@@ -1,4 +1,4 @@
-"""The tables of the benchmarks have one line per row in a file."""
+"""Tables of the benchmarks that are written to a file have one line per row."""
 
 import os
 import subprocess

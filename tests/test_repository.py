@@ -1,4 +1,4 @@
-"""Rules of the whole repository: what may be imported where, names of modules, no pickles."""
+"""Rules for the repository: imports, names of modules, no pickles."""
 
 import ast
 import subprocess
@@ -26,9 +26,9 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_every_source_has_its_command():
+def test_every_source_has_a_command():
     commands = set(get_command(shard.app).list_commands(None))  # type: ignore[attr-defined]
-    # `tweets` also reads a folder of labelled texts.
+    # `tweets` also reads a folder of labeled texts.
     sources = SOURCES.keys() - {"labelled-texts"}
     assert commands - {"verify", "show", "index", "check"} == sources
 
@@ -48,7 +48,7 @@ def test_no_file_marks_unfinished_work():
 
 
 def test_the_command_loads_without_torch():
-    """So `kway --help` is fast, and `kway doctor` runs even if torch is broken."""
+    """This keeps `kway --help` fast, and lets `kway doctor` run even if torch is broken."""
     heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
     code = (
         "import sys, serving.config, launch.main; "
@@ -61,7 +61,7 @@ def test_the_command_loads_without_torch():
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level packages that a module imports, anywhere in it."""
+    """Return the top-level packages that a module imports anywhere."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -71,10 +71,10 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_torchvision_is_not_needed():
-    """Beside a CPU build of torch it does not import and breaks imports inside transformers."""
+def test_torchvision_is_neither_installed_nor_imported():
+    """With a CPU build of torch, importing it fails and breaks imports in transformers."""
     name = "torch" + "vision"
-    assert find_spec(name) is None, f"with {name} installed these tests do not show its absence"
+    assert find_spec(name) is None, f"uninstall {name}, so that these tests run without it"
     assert [relative(path) for path in [*MODULES, *TESTS] if name in imported(path)] == []
     assert name not in (ROOT / "constraints.txt").read_text()
 
@@ -88,4 +88,4 @@ def test_pickles_and_remote_code_are_never_loaded():
                 forbidden = [("trust_remote_code", True), ("allow_pickle", True)]
                 assert setting not in forbidden, f"{relative(path)}:{node.value.lineno}"
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-                raise AssertionError(f"{relative(path)}:{node.lineno} reads a pickle")
+                raise AssertionError(f"{relative(path)}:{node.lineno} loads a pickle")

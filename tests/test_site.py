@@ -1,4 +1,4 @@
-"""The documentation site: which pages it has, and which links stop its build."""
+"""The documentation site: its pages, and broken links that fail its build."""
 
 import ast
 import re
@@ -51,7 +51,7 @@ def build(repository: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
 
 
-def test_links_to_files_outside_docs_lead_to_pages_with_their_text(repository):
+def test_links_to_files_outside_docs_become_pages(repository):
     done = build(repository)
     assert done.returncode == 0, done.stderr
     assert 'href="page/#part"' in (repository / "site/index.html").read_text()
@@ -62,7 +62,7 @@ def test_links_to_files_outside_docs_lead_to_pages_with_their_text(repository):
 
 
 @pytest.mark.parametrize("links", [("page.md#parts", "pages.md"), ("../recipes/b.yaml",)])
-def test_a_link_to_nothing_stops_the_build(repository, links):
+def test_a_broken_link_fails_the_build(repository, links):
     with (repository / "docs/page.md").open("a", encoding="utf-8") as page:
         page.writelines(f"[broken]({link})\n" for link in links)
     done = build(repository)
@@ -86,7 +86,7 @@ def test_every_public_class_and_function_has_one_entry(tmp_path):
 
 
 def public_names(package: str) -> set[str]:
-    """The public classes and functions at the top of the package's public modules."""
+    """Return the top-level public classes and functions of the package's public modules."""
     folder = ROOT / package.replace(".", "/")
     return {
         node.name
@@ -99,7 +99,7 @@ def public_names(package: str) -> set[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_reference_names_every_public_class_and_function(package):
+def test_the_reference_contains_every_public_class_and_function(package):
     text = "\n".join(reference(package, ROOT).values())
     names = public_names(package)
     assert len(names) > 10

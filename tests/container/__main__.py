@@ -1,13 +1,13 @@
-"""`python -m tests.container`: build the images of the Dockerfile without an engine, then use them.
+"""Build the images of the Dockerfile without a container engine, then test them.
 
-Needs root, debootstrap and iproute2; takes about ten minutes and 6 GB below --work.
+Requires root, debootstrap and iproute2. Takes about ten minutes and 6 GB in --work.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.container.build import Builder, Surroundings
+from tests.container.build import BuildEnvironment, Builder
 from tests.container.context import read_context
 from tests.container.dockerfile import read_dockerfile
 from tests.container.layers import Mount, megabytes
@@ -20,7 +20,7 @@ def _pair(separator: str) -> Callable[[str], tuple[str, str]]:
     def parse(text: str) -> tuple[str, str]:
         first, found, second = text.partition(separator)
         if not found:
-            raise argparse.ArgumentTypeError(f"{text!r} has no {separator!r}")
+            raise argparse.ArgumentTypeError(f"{text!r} does not contain {separator!r}")
         return first, second
 
     return parse
@@ -32,10 +32,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=_ROOT / "build/container")
     parser.add_argument("--no-check", action="store_true", help="build only")
     parser.add_argument(
-        "--env", type=_pair("="), action="append", default=[], help="for RUN alone: mirrors"
+        "--env",
+        type=_pair("="),
+        action="append",
+        default=[],
+        help="NAME=VALUE, only for RUN, for example a mirror",
     )
     parser.add_argument(
-        "--mount", type=_pair(":"), action="append", default=[], help="FROM:TO, for RUN alone"
+        "--mount", type=_pair(":"), action="append", default=[], help="FROM:TO, only for RUN"
     )
     return parser.parse_args(words)
 
@@ -47,13 +51,13 @@ def main(words: Sequence[str] | None = None) -> None:
     mounts = tuple(Mount(Path(source).resolve(), target) for source, target in options.mount)
     work = options.work.resolve()
     (work / "layers").mkdir(parents=True, exist_ok=True)
-    surroundings = Surroundings(dict(options.env), mounts)
-    builder = Builder(dockerfile, read_context(_ROOT), surroundings, work)
+    build_environment = BuildEnvironment(dict(options.env), mounts)
+    builder = Builder(dockerfile, read_context(_ROOT), build_environment, work)
     images = {target: builder.build(target) for target in ("kway", "serve")}
     print("\n== layers of kway")
     for layer in images["kway"].layers:
         print(f"{megabytes(layer):8,.0f} MB  {layer.relative_to(work)}")
-    print(f"{sum(map(megabytes, images['kway'].layers)):8,.0f} MB  together")
+    print(f"{sum(map(megabytes, images['kway'].layers)):8,.0f} MB  total")
     if not options.no_check:
         check(images["kway"], images["serve"], work / "used", _ROOT)
 

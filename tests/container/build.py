@@ -1,4 +1,4 @@
-"""Builds the images of a Dockerfile, a layer for each instruction that writes files."""
+"""Builds the images of a Dockerfile, with a layer for each instruction that writes files."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.container.context import Context
 from tests.container.dockerfile import Dockerfile, Instruction, Stage, expand
-from tests.container.layers import Image, Mount, Place, megabytes, run
+from tests.container.layers import Image, Mount, Sandbox, megabytes, run
 
 _MIRROR = "http://deb.debian.org/debian"
 _SOURCES = """\
@@ -19,14 +19,14 @@ deb {mirror} {suite} main
 deb {mirror} {suite}-updates main
 deb {mirror}-security {suite}-security main
 """
-# What sets Debian's slim image apart from debootstrap's: no documentation, nothing kept by apt.
-_NOT_IN_SLIM = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
+# Unlike debootstrap's root, Debian's slim image has no documentation and no apt caches.
+_EXCLUDED = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
 _CLEAN = 'APT::Keep-Downloaded-Packages "false";\nDir::Cache::pkgcache "";\n'
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What RUN finds beside the image: mirrors and certificates, which stay out of it."""
+class BuildEnvironment:
+    """Variables and mounts of RUN that do not become part of the image: mirrors, certificates."""
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...]
@@ -36,30 +36,30 @@ class Surroundings:
 class Builder:
     dockerfile: Dockerfile
     context: Context
-    surroundings: Surroundings
+    build_environment: BuildEnvironment
     work: Path
 
     def build(self, target: str) -> Image:
-        """The image of a stage, made with all that it needs, and kept in `work` by its name."""
-        for name in self.dockerfile.needed_for(target):
-            if not self._kept(name).exists():
+        """Build a stage and the stages it depends on. Images are stored in `work` by name."""
+        for name in self.dockerfile.stages_for(target):
+            if not self._image_file(name).exists():
                 print(f"\n== {name}", flush=True)
                 self._build_stage(self.dockerfile.stages[name])
         return self.image(target)
 
     def image(self, name: str) -> Image:
-        """One that was built before; FileNotFoundError where it was not."""
-        kept: dict[str, Any] = json.loads(self._kept(name).read_text(encoding="utf-8"))
+        """Return an image that was built before. Raises FileNotFoundError if it was not."""
+        stored: dict[str, Any] = json.loads(self._image_file(name).read_text(encoding="utf-8"))
         for key in ("entrypoint", "command", "health"):
-            kept[key] = tuple(kept[key])
-        return Image(tuple(Path(layer) for layer in kept.pop("layers")), **kept)
+            stored[key] = tuple(stored[key])
+        return Image(tuple(Path(layer) for layer in stored.pop("layers")), **stored)
 
-    def _kept(self, name: str) -> Path:
+    def _image_file(self, name: str) -> Path:
         return self.work / "images" / f"{name}.json"
 
     def _build_stage(self, stage: Stage) -> None:
-        known = stage.base in self.dockerfile.stages
-        image = self.image(stage.base) if known else debian(stage.base, self.work)
+        is_stage = stage.base in self.dockerfile.stages
+        image = self.image(stage.base) if is_stage else debian(stage.base, self.work)
         arguments: dict[str, str] = {}
         for step in stage.instructions:
             print(f"-- {step.name} {step.text[:100]}", flush=True)
@@ -68,12 +68,12 @@ class Builder:
                 own = expand(step.settings.get(name, ""), image.environment)
                 arguments[name] = self.dockerfile.arguments.get(name, own)
             else:
-                image = self._done(step, image, arguments)
-        kept = self._kept(stage.name)
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(asdict(image), default=str, indent=2), encoding="utf-8")
+                image = self._apply(step, image, arguments)
+        file = self._image_file(stage.name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(asdict(image), default=str, indent=2), encoding="utf-8")
 
-    def _done(self, step: Instruction, image: Image, arguments: Mapping[str, str]) -> Image:
+    def _apply(self, step: Instruction, image: Image, arguments: Mapping[str, str]) -> Image:
         variables = {**arguments, **image.environment}
         match step.name:
             case "RUN":
@@ -85,7 +85,7 @@ class Builder:
                 return replace(image, environment={**image.environment, **new})
             case "WORKDIR":
                 folder = expand(step.text, variables)
-                image = self._with_layer(image, ["mkdir", "-p", folder], ())
+                image = self._add_layer(image, ["mkdir", "-p", folder], ())
                 return replace(image, folder=folder)
             case "USER":
                 return replace(image, user=expand(step.text, variables))
@@ -96,76 +96,78 @@ class Builder:
             case "HEALTHCHECK":
                 test = replace(step, text=step.text.removeprefix("CMD").strip())
                 return replace(image, health=tuple(test.command))
-            case _:  # EXPOSE says something and does nothing
+            case _:  # EXPOSE has no effect
                 return image
 
     def _with_run(self, step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
-        seen = {**variables, **self.surroundings.environment}
-        as_seen = replace(image, environment=seen)
-        # debootstrap leaves this machine's own in the root; an engine gives today's.
-        mounts = (Mount(Path("/etc/resolv.conf"), "/etc/resolv.conf"), *self.surroundings.mounts)
-        made = self._with_layer(as_seen, step.command, mounts, image.user)
-        return replace(image, layers=made.layers)
+        environment = {**variables, **self.build_environment.environment}
+        # Like an engine, mount the current file over the copy that debootstrap left in the root.
+        resolver = Mount(Path("/etc/resolv.conf"), "/etc/resolv.conf")
+        mounts = (resolver, *self.build_environment.mounts)
+        started = replace(image, environment=environment)
+        result = self._add_layer(started, step.command, mounts, image.user)
+        return replace(image, layers=result.layers)
 
     def _with_copy(self, step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
         *sources, target = [expand(word, variables) for word in step.words]
-        whole_folder = target.endswith(("/", ".")) or len(sources) > 1
+        is_folder = target.endswith(("/", ".")) or len(sources) > 1
         target = str(Path(image.folder) / target)
-        taken = self.work / "taken"
-        shutil.rmtree(taken, ignore_errors=True)
+        staging = self.work / "staging"
+        shutil.rmtree(staging, ignore_errors=True)
         if "from" in step.flags:
-            self._take_from(self.image(step.flags["from"]), sources[0], taken)
+            self._extract(self.image(step.flags["from"]), sources[0], staging)
         else:
             for path in (path for source in sources for path in self.context.files(source)):
-                (taken / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(self.context.root / path, taken / path)
-            assert whole_folder, f"line {step.line}: COPY of the context goes into a folder here"
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.context.root / path, staging / path)
+            assert is_folder, f"line {step.line}: COPY from the context must target a folder"
         copy = f"mkdir -p {target} && cp --recursive --no-dereference \
-            --preserve=mode,timestamps,links /taken/. {target}/"
-        made = self._with_layer(image, ["sh", "-ec", copy], (Mount(taken, "/taken"),), "0:0")
-        shutil.rmtree(taken)
-        return made
+            --preserve=mode,timestamps,links /staging/. {target}/"
+        result = self._add_layer(image, ["sh", "-ec", copy], (Mount(staging, "/staging"),), "0:0")
+        shutil.rmtree(staging)
+        return result
 
-    def _take_from(self, source: Image, folder: str, taken: Path) -> None:
-        taken.mkdir()
-        place = Place(source.layers, self._scratch(), (Mount(taken, "/taken", read_only=False),))
-        run(place, ["cp", "--archive", f"{folder}/.", "/taken/"], Image((), folder="/"))
+    def _extract(self, source: Image, folder: str, target: Path) -> None:
+        target.mkdir()
+        mounts = (Mount(target, "/staging", read_only=False),)
+        sandbox = Sandbox(source.layers, self._scratch(), mounts)
+        run(sandbox, ["cp", "--archive", f"{folder}/.", "/staging/"], Image((), folder="/"))
 
     def _scratch(self) -> Path:
         shutil.rmtree(self.work / "scratch", ignore_errors=True)
         return self.work / "scratch" / "upper"
 
-    def _with_layer(
+    def _add_layer(
         self, image: Image, words: list[str], mounts: tuple[Mount, ...], user: str = "0:0"
     ) -> Image:
         (self.work / "layers").mkdir(exist_ok=True)
         layer = self.work / "layers" / f"{len(list((self.work / 'layers').iterdir())):02}"
         layer.mkdir()
-        place = Place(image.layers, layer / "upper", mounts)
-        run(place, words, replace(image, user=user, folder=image.folder))
+        sandbox = Sandbox(image.layers, layer / "upper", mounts)
+        run(sandbox, words, replace(image, user=user, folder=image.folder))
         return replace(image, layers=(*image.layers, layer / "upper"))
 
 
 def debian(name: str, work: Path) -> Image:
-    """The base image, made by debootstrap; ValueError for one that is not Debian's."""
+    """Create the base image with debootstrap. Raises ValueError if it is not Debian slim."""
     if not (found := re.fullmatch(r"debian:([a-z]+)(-\d{8})?-slim", name)):
-        raise ValueError(f"FROM {name}: only debian:SUITE-slim can be made here")
+        raise ValueError(f"FROM {name}: only debian:SUITE-slim is supported")
     suite, root = found[1], work / "layers" / f"debian-{found[1]}"
     if not root.exists():
-        made = ["debootstrap", "--variant=minbase", suite, root, _MIRROR]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+        command = ["debootstrap", "--variant=minbase", suite, root, _MIRROR]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         _slim(root, suite)
         print(f"-- {name}: {megabytes(root):,.0f} MB by debootstrap", flush=True)
     return Image((root,))
 
 
 def _slim(root: Path, suite: str) -> None:
-    for folder in _NOT_IN_SLIM:
+    for folder in _EXCLUDED:
         shutil.rmtree(root / "usr/share" / folder, ignore_errors=True)
     for folder in ("var/lib/apt/lists", "var/cache/apt"):
         shutil.rmtree(root / folder)
         (root / folder).mkdir()
-    excluded = "".join(f"path-exclude /usr/share/{folder}/*\n" for folder in _NOT_IN_SLIM)
+    excluded = "".join(f"path-exclude /usr/share/{folder}/*\n" for folder in _EXCLUDED)
     sources = _SOURCES.format(mirror=_MIRROR, suite=suite)
     (root / "etc/dpkg/dpkg.cfg.d/docker").write_text(excluded, encoding="utf-8")
     (root / "etc/apt/apt.conf.d/docker-clean").write_text(_CLEAN, encoding="utf-8")

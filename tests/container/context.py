@@ -1,4 +1,4 @@
-"""What .dockerignore lets into a build: the files that COPY may take."""
+"""The build context: the files that COPY can use according to .dockerignore."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 class Rule:
     text: str
     pattern: re.Pattern[str]
-    keeps: bool
+    includes: bool
 
-    def fits(self, path: str) -> bool:
-        """Whether the rule speaks of this path or of a folder above it."""
+    def matches(self, path: str) -> bool:
+        """Return whether the rule matches this path or a folder above it."""
         parts = path.split("/")
         return any(self.pattern.fullmatch("/".join(parts[:n])) for n in range(1, len(parts) + 1))
 
@@ -25,44 +25,47 @@ class Context:
     rules: tuple[Rule, ...]
 
     def has(self, path: str) -> bool:
-        """Whether a file of this path, relative to the root, is sent: the last rule decides."""
-        fitting = [rule.keeps for rule in self.rules if rule.fits(path)]
-        return not fitting or fitting[-1]
+        """Return whether the context contains a relative path. The last matching rule applies."""
+        matching = [rule.includes for rule in self.rules if rule.matches(path)]
+        return not matching or matching[-1]
 
     def files(self, source: str) -> list[Path]:
-        """The files, relative to the root, that `COPY source` takes; FileNotFoundError if none."""
+        """Return the files of `COPY source`, relative to the root.
+
+        Raises FileNotFoundError if there are none.
+        """
         start = self.root / source
         found = [Path(source)] if start.is_file() else self._below(start)
-        sent = sorted(path for path in found if self.has(path.as_posix()))
-        if not sent:
-            raise FileNotFoundError(f"COPY {source}: no such file in what .dockerignore lets in")
-        return sent
+        included = sorted(path for path in found if self.has(path.as_posix()))
+        if not included:
+            raise FileNotFoundError(f"COPY {source}: not in the context, see .dockerignore")
+        return included
 
     def _below(self, start: Path) -> Iterator[Path]:
         for folder, inner, names in os.walk(start):
-            here = Path(folder).relative_to(self.root)
-            inner[:] = [name for name in inner if self._may_hold((here / name).as_posix())]
-            yield from (here / name for name in names)
+            relative = Path(folder).relative_to(self.root)
+            inner[:] = [name for name in inner if self._may_contain((relative / name).as_posix())]
+            yield from (relative / name for name in names)
 
-    def _may_hold(self, folder: str) -> bool:
-        """Whether something below the folder may be sent: others, such as .venv, are not walked."""
-        kept = [rule.text for rule in self.rules if rule.keeps]
-        return self.has(folder) or any(text.startswith((folder + "/", "*")) for text in kept)
+    def _may_contain(self, folder: str) -> bool:
+        """Return whether the context may contain files of a folder. Others are skipped."""
+        included = [rule.text for rule in self.rules if rule.includes]
+        return self.has(folder) or any(text.startswith((folder + "/", "*")) for text in included)
 
 
 def read_context(root: Path) -> Context:
     lines = (root / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return Context(root, tuple(_rule(line) for line in said))
+    rules = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return Context(root, tuple(_rule(line) for line in rules))
 
 
 def _rule(line: str) -> Rule:
     text = line.removeprefix("!").strip("/")
-    return Rule(text, re.compile(_expression(text)), keeps=line.startswith("!"))
+    return Rule(text, re.compile(_expression(text)), includes=line.startswith("!"))
 
 
 def _expression(pattern: str) -> str:
-    """Go's filepath.Match, and ** for any number of folders."""
+    """Convert a pattern of Go's filepath.Match, with ** for any number of folders, to a regex."""
     meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     return "".join(meanings.get(part, re.escape(part)) for part in parts)

@@ -1,4 +1,4 @@
-"""The instructions of a Dockerfile, as far as this project's file uses them; others are refused."""
+"""Parses a Dockerfile. Instructions that this project's Dockerfile does not use are errors."""
 
 import json
 import re
@@ -27,14 +27,14 @@ class Instruction:
 
     @property
     def command(self) -> list[str]:
-        """What runs: the words of the JSON form, or a shell with the text."""
+        """The command to run: the words of the JSON form, or a shell with the text."""
         if self.text.startswith("["):
             return cast("list[str]", json.loads(self.text))
         return ["/bin/sh", "-c", self.text]
 
     @property
     def settings(self) -> dict[str, str]:
-        """The `KEY=VALUE`s of an ENV or ARG; a lone KEY is left out."""
+        """The `KEY=VALUE` pairs of an ENV or ARG, without keys that have no value."""
         return dict(cast("tuple[str, str]", w.split("=", 1)) for w in self.words if "=" in w)
 
 
@@ -50,21 +50,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """`arguments` are those before the first FROM, with the build's own in their places."""
+    """The stages of a Dockerfile, and the arguments before the first FROM with build arguments."""
 
     arguments: Mapping[str, str]
     stages: Mapping[str, Stage]
 
-    def needed_for(self, target: str) -> list[str]:
-        """The stages that `target` is made of, each after those that it needs."""
+    def stages_for(self, target: str) -> list[str]:
+        """Return `target` and the stages that it depends on, in build order."""
         stage = self.stages[target]
         earlier = [name for name in (stage.base, *stage.copied_stages()) if name in self.stages]
-        order = [name for each in earlier for name in self.needed_for(each)]
+        order = [name for each in earlier for name in self.stages_for(each)]
         return list(dict.fromkeys([*order, target]))
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with its $NAME, ${NAME} and ${NAME:-default}; what is not known is empty."""
+    """Expand $NAME, ${NAME} and ${NAME:-default}. Unknown variables are empty."""
 
     def value(found: re.Match[str]) -> str:
         name = found["plain"] or found["braced"]
@@ -74,10 +74,10 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def read_dockerfile(text: str, build_arguments: Mapping[str, str]) -> Dockerfile:
-    """The stages of a Dockerfile for these build arguments.
+    """Parse a Dockerfile with these build arguments.
 
-    Raises ValueError for an instruction that is not known here, and for an argument that the file
-    does not declare.
+    Raises ValueError for an unsupported instruction, and for an argument that the file does not
+    declare.
     """
     steps = [_instruction(number, line) for number, line in _joined(text)]
     declared = {step.words[0].split("=")[0] for step in steps if step.name == "ARG"}
@@ -99,7 +99,7 @@ def read_dockerfile(text: str, build_arguments: Mapping[str, str]) -> Dockerfile
 def _stage(start: Instruction, rest: list[Instruction], arguments: Mapping[str, str]) -> Stage:
     base, word, name = start.words
     if word.upper() != "AS":
-        raise ValueError(f"line {start.line}: FROM {start.text}: give the stage a name by AS")
+        raise ValueError(f"line {start.line}: FROM {start.text}: name the stage with AS")
     end = next((index for index, step in enumerate(rest) if step.name == "FROM"), len(rest))
     return Stage(name, expand(base, arguments), tuple(rest[:end]))
 
@@ -107,7 +107,7 @@ def _stage(start: Instruction, rest: list[Instruction], arguments: Mapping[str, 
 def _instruction(number: int, line: str) -> Instruction:
     name, _, text = line.partition(" ")
     if name not in _NAMES:
-        raise ValueError(f"line {number}: {name}: not an instruction that can be run here")
+        raise ValueError(f"line {number}: {name} is not supported: use {', '.join(_NAMES)}")
     flags, text = {}, text.strip()
     while flag := re.match(r"--([a-z-]+)=(\S+)\s+", text):
         flags[flag[1]] = flag[2]
@@ -116,7 +116,7 @@ def _instruction(number: int, line: str) -> Instruction:
 
 
 def _joined(text: str) -> list[tuple[int, str]]:
-    """Number and text of each instruction: comments left out, continued lines joined."""
+    """Return the line number and text of each instruction, with continued lines joined."""
     found: list[tuple[int, str]] = []
     continued = False
     for number, line in enumerate(text.splitlines(), start=1):

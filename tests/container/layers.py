@@ -1,7 +1,7 @@
-"""Roots made of layers, and commands that run in them: what a container engine does, by hand.
+"""Runs commands in a root file system made of layers, like a container engine. Requires root.
 
-A root is an overlay of folders, mounted in a mount namespace of the command's own: nothing is left
-mounted when it ends. Needs root.
+A root is an overlay of folders, mounted in a separate mount namespace, so that nothing remains
+mounted when the command ends.
 """
 
 import shlex
@@ -16,7 +16,7 @@ _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Image:
-    """Layers, the lowest first, and what a container of them starts with."""
+    """Layers, lowest first, and the configuration of their containers."""
 
     layers: tuple[Path, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": _SEARCH_PATH})
@@ -35,11 +35,11 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a command runs: `upper` takes what it writes, and is made where it is missing.
+class Sandbox:
+    """A root in which commands run. They write to `upper`, which is created if it is missing.
 
-    A sealed place is a container's: a read-only root, /tmp and shared memory of its own, no
-    capabilities, and a network of loopback alone.
+    sealed: like a container, with a read-only root, separate /tmp and shared memory, no
+    capabilities, and only a loopback network.
     """
 
     layers: tuple[Path, ...]
@@ -48,7 +48,7 @@ class Place:
     sealed: bool = False
 
     def command(self, words: Sequence[str], image: Image) -> list[str]:
-        """The command line that runs `words` here, as process 1 of a process namespace."""
+        """Return the command line that runs `words` in the sandbox as PID 1 of a namespace."""
         flags = ["--mount", "--pid", "--fork", "--kill-child", *["--net", "--uts"] * self.sealed]
         return ["unshare", *flags, "sh", "-ec", self._script(words, image)]
 
@@ -62,13 +62,13 @@ class Place:
             f"mount -t overlay overlay -o {shlex.quote(options)} {root}",
             f"mount -t proc proc {root}/proc",
             f"mount --rbind /dev {root}/dev",
-            *(line for mount in self.mounts for line in _bound(mount, root)),
+            *(line for mount in self.mounts for line in _mount_lines(mount, root)),
         ]
-        lines += self._sealing(root) if self.sealed else []
+        lines += self._sealing_lines(root) if self.sealed else []
         entered = ["exec", "chroot", str(root), *self.inside(words, image)]
         return "\n".join([*lines, shlex.join(entered)])
 
-    def _sealing(self, root: Path) -> list[str]:
+    def _sealing_lines(self, root: Path) -> list[str]:
         return [
             "ip link set lo up",
             "hostname kway-0",
@@ -79,33 +79,33 @@ class Place:
         ]
 
     def inside(self, words: Sequence[str], image: Image) -> list[str]:
-        """`words` with the image's user, folder and environment, once inside of the root."""
+        """Return the command that runs `words` with the image's user, folder and environment."""
         user, _, group = image.user.partition(":")
         settings = [f"{name}={value}" for name, value in image.environment.items()]
-        powers = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"] * self.sealed
+        limits = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"] * self.sealed
         return [
-            *("setpriv", f"--reuid={user}", f"--regid={group or user}", "--clear-groups", *powers),
+            *("setpriv", f"--reuid={user}", f"--regid={group or user}", "--clear-groups", *limits),
             *("env", "--ignore-environment", f"--chdir={image.folder}", *settings, *words),
         ]
 
 
-def _bound(mount: Mount, root: Path) -> list[str]:
+def _mount_lines(mount: Mount, root: Path) -> list[str]:
     target = shlex.quote(f"{root}{mount.target}")
     source = shlex.quote(str(mount.source))
-    made = f"mkdir -p {target}"
+    create = f"mkdir -p {target}"
     if mount.source.is_file():
-        made = f'mkdir -p "$(dirname {target})" && touch {target}'
-    lines = [made, f"mount --bind {source} {target}"]
+        create = f'mkdir -p "$(dirname {target})" && touch {target}'
+    lines = [create, f"mount --bind {source} {target}"]
     return [*lines, f"mount -o remount,ro,bind {target}"] if mount.read_only else lines
 
 
-def run(place: Place, words: Sequence[str], image: Image) -> None:
-    """Run to the end, and take the mounts' empty places away; ends this program where it fails."""
-    done = subprocess.run(place.command(words, image), check=False)
+def run(sandbox: Sandbox, words: Sequence[str], image: Image) -> None:
+    """Run a command and remove the empty mount points. Exits this program if the command fails."""
+    done = subprocess.run(sandbox.command(words, image), check=False)
     if done.returncode != 0:
-        sys.exit(f"error: {shlex.join(words)}: ended with {done.returncode}")
-    for mount in place.mounts:
-        point = place.upper / mount.target.strip("/")
+        sys.exit(f"error: {shlex.join(words)}: exited with {done.returncode}")
+    for mount in sandbox.mounts:
+        point = sandbox.upper / mount.target.strip("/")
         if point.is_dir():
             point.rmdir()
         else:

@@ -1,4 +1,4 @@
-"""A container of a manifest, or of the image's own command, running in the image's root."""
+"""Runs a container of a manifest, or the image's own command, in the image's root."""
 
 import os
 import re
@@ -12,43 +12,43 @@ from typing import Any
 
 import yaml
 
-from tests.container.layers import Image, Mount, Place
+from tests.container.layers import Image, Mount, Sandbox
 
-# Volumes that a sealed place has anyway, and one that no cluster needs to have.
-_OWN = {"scratch", "shared-memory", "credentials"}
+# Volumes that a sealed sandbox provides anyway, and an optional one.
+_PROVIDED = {"scratch", "shared-memory", "credentials"}
 _UID = 1000
 
 
 @dataclass(frozen=True)
 class Container:
-    """What runs of an image, with which folders of this machine."""
+    """A command of an image, with folders of this machine mounted."""
 
     image: Image
     words: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
 
-    def place(self, work: Path) -> Place:
+    def sandbox(self, work: Path) -> Sandbox:
         number = len(list(work.glob("container-*")))
         upper = work / f"container-{number:02}" / "upper"
-        return Place(self.image.layers, upper, self.mounts, sealed=True)
+        return Sandbox(self.image.layers, upper, self.mounts, sealed=True)
 
     def run(self, work: Path) -> str:
-        """Run to the end and return what was printed; ends this program where it fails."""
-        command = self.place(work).command(self.words, self.image)
+        """Run the command and return its output. Exits this program if the command fails."""
+        command = self.sandbox(work).command(self.words, self.image)
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode != 0:
-            sys.exit(f"{done.stdout}\nerror: {self.words}: ended with {done.returncode}")
+            sys.exit(f"{done.stdout}\nerror: {self.words}: exited with {done.returncode}")
         return done.stdout
 
 
 def of_manifest(
     image: Image, path: Path, name: str, folders: Path, settings: Mapping[str, str], *more: str
 ) -> Container:
-    """Container `name` of a manifest, its claims being folders below `folders`.
+    """Return container `name` of a manifest, with its claims as folders in `folders`.
 
-    `settings` take the places of variables of its `env`; `more` are further arguments.
+    settings: replace variables of its `env`. more: further arguments.
     """
     spec = _find(yaml.safe_load(path.read_text(encoding="utf-8")), name)
     variables = {
@@ -59,14 +59,14 @@ def of_manifest(
     mounts = [
         Mount(folders / each["name"], each["mountPath"], each.get("readOnly", False))
         for each in spec["volumeMounts"]
-        if each["name"] not in _OWN
+        if each["name"] not in _PROVIDED
     ]
-    # As the kubelet: the image's environment, then the manifest's.
+    # Like the kubelet: the image's environment, then the manifest's.
     environment = {**image.environment, **settings, **variables}
-    as_told = replace(
+    configured = replace(
         image, environment=environment, folder=spec["workingDir"], user=f"{_UID}:{_UID}"
     )
-    return Container(as_told, tuple(_filled(word, variables) for word in words), tuple(mounts))
+    return Container(configured, tuple(_expanded(word, variables) for word in words), tuple(mounts))
 
 
 def probe_of_manifest(path: Path, name: str, kind: str) -> list[str]:
@@ -75,48 +75,48 @@ def probe_of_manifest(path: Path, name: str, kind: str) -> list[str]:
 
 
 def _find(tree: Any, name: str) -> dict[str, Any]:
-    """The container of this name, wherever it stands in a manifest."""
+    """Return the container of this name, anywhere in a manifest."""
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     if isinstance(tree, dict) and tree.get("name") == name and "volumeMounts" in tree:
         return tree
     return next(filter(None, (_find(branch, name) for branch in branches)), {})
 
 
-def _filled(word: str, variables: Mapping[str, str]) -> str:
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word)
 
 
 class Running:
-    """A container that goes on: asked by its health check or probes, stopped by SIGTERM."""
+    """A running container, with health checks and probes, that SIGTERM stops."""
 
     def __init__(self, container: Container, work: Path) -> None:
         self.container = container
-        self.place = container.place(work)
-        self.place.upper.parent.mkdir(parents=True)
-        self.log = self.place.upper.with_name("log")
-        command = self.place.command(container.words, container.image)
+        self.sandbox = container.sandbox(work)
+        self.sandbox.upper.parent.mkdir(parents=True)
+        self.log = self.sandbox.upper.with_name("log")
+        command = self.sandbox.command(container.words, container.image)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def first_process(self) -> int:
-        """Process 1 of the container, by its number outside, once it is inside of its root."""
+        """Return the outer process id of the container's PID 1, once it has entered its root."""
         own = self._process.pid
         while self._process.poll() is None:
             children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
             if children and os.readlink(f"/proc/{children[0]}/root") != "/":
                 return int(children[0])
             time.sleep(0.1)
-        sys.exit(f"{self.log.read_text()}\nerror: ended with {self._process.returncode}")
+        sys.exit(f"{self.log.read_text()}\nerror: exited with {self._process.returncode}")
 
     def execute(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command inside, as an engine does for a health check."""
+        """Run a command in the container, as an engine does for a health check."""
         spaces = ["--mount", "--pid", "--net", "--root", "--wd"]
         entered = ["nsenter", f"--target={self.first_process()}", *spaces]
-        inside = self.place.inside(words, self.container.image)
+        inside = self.sandbox.inside(words, self.container.image)
         return subprocess.run([*entered, *inside], capture_output=True, text=True, check=False)
 
     def wait_until(self, words: Sequence[str], seconds: float) -> int:
-        """Try `words` inside until they succeed; returns how often they failed before."""
+        """Run a command in the container until it succeeds, and return the number of failures."""
         end = time.monotonic() + seconds
         failures = 0
         while (done := self.execute(words)).returncode != 0:
@@ -127,7 +127,7 @@ class Running:
         return failures
 
     def stop(self, seconds: float = 60) -> int:
-        """SIGTERM to process 1, as `docker stop`; returns its exit code."""
+        """Send SIGTERM to PID 1, like `docker stop`, and return its exit code."""
         subprocess.run(["kill", "-TERM", str(self.first_process())], check=True)
         return self._process.wait(timeout=seconds)
 
@@ -135,5 +135,5 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # unshare takes the whole process namespace with it
+        self._process.kill()  # unshare then kills the complete process namespace
         self._process.wait()

@@ -1,4 +1,4 @@
-"""The Dockerfile: its stages, what it copies and pins, and that it fits the manifests of k8s/."""
+"""The Dockerfile: its stages, copied files and pinned versions, and consistency with k8s/."""
 
 import re
 import tomllib
@@ -20,17 +20,17 @@ def read(variant: str = "cpu", text: str = TEXT) -> Dockerfile:
 
 
 def steps(dockerfile: Dockerfile, target: str, name: str) -> list[Instruction]:
-    """The instructions of this name that the target is made by, in order."""
+    """Return the instructions of this name that build the target, in order."""
     return [
         step
-        for stage in dockerfile.needed_for(target)
+        for stage in dockerfile.stages_for(target)
         for step in dockerfile.stages[stage].instructions
         if step.name == name
     ]
 
 
 def pods(tree: object) -> list[dict]:
-    """The pod specifications in a manifest that use the image, wherever they stand."""
+    """Return the pod specifications anywhere in a manifest that use the image."""
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     found = [pod for branch in branches for pod in pods(branch)]
     if isinstance(tree, dict) and any(image.startswith("kway:") for image in images(tree)):
@@ -54,14 +54,14 @@ def all_pods() -> list[dict]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_is_a_stage_and_an_index_of_torch(variant):
+def test_each_variant_has_a_stage_and_a_torch_index(variant):
     dockerfile = read(variant)
     assert dockerfile.stages["runtime"].base == variant
     assert dockerfile.arguments["TORCH_INDEX"].endswith(f"/{variant}")
-    assert variant in dockerfile.needed_for("kway")
+    assert variant in dockerfile.stages_for("kway")
 
 
-def test_the_default_is_the_image_for_any_command_and_serve_adds_no_layer():
+def test_the_default_target_runs_any_command_and_serve_adds_no_layer():
     dockerfile = read()
     assert list(dockerfile.stages)[-1] == "kway"
     assert dockerfile.stages["kway"].instructions == ()
@@ -69,7 +69,7 @@ def test_the_default_is_the_image_for_any_command_and_serve_adds_no_layer():
     assert added == {"EXPOSE", "HEALTHCHECK", "CMD"}
 
 
-def test_what_builds_the_image_is_not_in_it():
+def test_the_image_does_not_contain_the_build_stages():
     for stage in ("kway", "serve"):
         bases, name = set(), stage
         while name in read().stages:
@@ -79,18 +79,18 @@ def test_what_builds_the_image_is_not_in_it():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_base_has_a_tag_that_is_not_the_latest(variant):
+def test_the_base_image_has_a_fixed_tag(variant):
     dockerfile = read(variant)
     outside = {stage.base for stage in dockerfile.stages.values()} - set(dockerfile.stages)
     assert outside == {"debian:bookworm-slim"}
 
 
-def test_the_python_of_the_base_is_the_one_of_the_constraints():
+def test_the_base_image_has_the_python_of_the_constraints():
     assert "on Python 3.11" in (ROOT / "constraints.txt").read_text().splitlines()[0]
     assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, whose python3 is 3.11
 
 
-def test_every_package_is_installed_as_constrained():
+def test_every_package_is_installed_with_the_constraints():
     runs = [step.text for step in steps(read(), "kway", "RUN")]
     installs = [part for text in runs for part in re.findall(r"pip --python .*", text)]
     assert len(installs) == 3
@@ -99,7 +99,7 @@ def test_every_package_is_installed_as_constrained():
         assert "--constraint constraints.txt" in line or kway_alone, line
 
 
-def test_everything_that_is_copied_is_let_in():
+def test_the_context_contains_every_copied_file():
     context = read_context(ROOT)
     copies = [step for step in steps(read(), "kway", "COPY") if "from" not in step.flags]
     assert copies
@@ -108,19 +108,19 @@ def test_everything_that_is_copied_is_let_in():
             assert context.files(source)
 
 
-def test_every_file_of_the_package_is_let_in():
+def test_the_context_contains_every_file_of_the_package():
     context = read_context(ROOT)
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     tools = setup["tool"]["setuptools"]
-    rooms = [pattern.removesuffix("*") for pattern in tools["packages"]["find"]["include"]]
-    shipped = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    packages = [pattern.removesuffix("*") for pattern in tools["packages"]["find"]["include"]]
+    shipped = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     for package, patterns in tools["package-data"].items():
         folder = ROOT / package.replace(".", "/")
         shipped += [path for pattern in patterns for path in folder.glob(pattern)]
     shipped += [ROOT / name for name in setup["project"]["license-files"]]
     assert len(shipped) > 200
-    left_out = [path for path in shipped if not context.has(path.relative_to(ROOT).as_posix())]
-    assert left_out == []
+    missing = [path for path in shipped if not context.has(path.relative_to(ROOT).as_posix())]
+    assert missing == []
 
 
 @pytest.mark.parametrize(
@@ -131,31 +131,31 @@ def test_every_file_of_the_package_is_let_in():
         *("tokens", ".env", "kway.egg-info/PKG-INFO", "data/__pycache__/a.cpython-311.pyc"),
     ],
 )
-def test_what_is_no_part_of_the_image_is_not_even_sent(path):
+def test_the_context_excludes_files_that_the_image_does_not_need(path):
     assert not read_context(ROOT).has(path)
 
 
 @pytest.mark.parametrize("target", ["kway", "serve"])
-def test_the_user_is_the_one_of_the_manifests_by_number(target):
-    told = [pod["securityContext"] for pod in all_pods()]
-    wanted = {f"{each['runAsUser']}:{each['runAsGroup']}" for each in told}
+def test_the_user_id_is_that_of_the_manifests(target):
+    contexts = [pod["securityContext"] for pod in all_pods()]
+    wanted = {f"{each['runAsUser']}:{each['runAsGroup']}" for each in contexts}
     assert [step.text for step in steps(read(), target, "USER")] == ["1000:1000"] == list(wanted)
 
 
-def test_image_folder_and_environment_are_those_of_the_manifests():
+def test_image_workdir_and_environment_match_the_manifests():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    told = [each for pod in all_pods() for each in containers(pod)]
-    assert {each["image"] for each in told} == {f"kway:{version}"}
+    found = [each for pod in all_pods() for each in containers(pod)]
+    assert {each["image"] for each in found} == {f"kway:{version}"}
     runtime = read().stages["runtime"].instructions
     (folder,) = (step.text for step in runtime if step.name == "WORKDIR")
-    assert {each["workingDir"] for each in told} == {folder}
+    assert {each["workingDir"] for each in found} == {folder}
     (settings,) = (step.settings for step in runtime if step.name == "ENV")
-    for each in told:
+    for each in found:
         given = {setting["name"]: setting.get("value") for setting in each["env"]}
         assert {name: given[name] for name in ("HOME", "USER")}.items() <= settings.items()
 
 
-def test_the_health_check_asks_for_a_path_and_port_that_the_server_has():
+def test_the_health_check_uses_the_path_and_port_of_the_server():
     serve = read().stages["serve"].instructions
     check = next(step for step in serve if step.name == "HEALTHCHECK").text
     (port,) = (step.text for step in serve if step.name == "EXPOSE")
@@ -164,10 +164,10 @@ def test_the_health_check_asks_for_a_path_and_port_that_the_server_has():
     routes = (ROOT / "serving/http/routes/server.py").read_text(encoding="utf-8")
     assert '.get("/health"' in routes
     command = next(step for step in serve if step.name == "CMD").command
-    assert "--port" not in command, "the check asks the default port"
+    assert "--port" not in command, "the check uses the default port"
 
 
-def test_instructions_are_joined_and_comments_left_out():
+def test_continued_lines_are_joined_and_comments_removed():
     text = 'ARG A=1\nFROM debian:x AS one\nRUN first \\\n# why\n && second\nCMD ["a", "b c"]\n'
     run, command = read_dockerfile(text, {}).stages["one"].instructions
     assert (run.line, run.text) == (3, "first  && second")
@@ -175,7 +175,7 @@ def test_instructions_are_joined_and_comments_left_out():
     assert command.command == ["a", "b c"]
 
 
-def test_an_argument_of_the_build_takes_the_place_of_a_default_wherever_it_is_named():
+def test_build_arguments_replace_defaults():
     text = "ARG A=1\nARG B=x/${A}\nFROM ${B} AS one\nCOPY --from=zero /a /b\n"
     assert read_dockerfile(text, {}).stages["one"].base == "x/1"
     assert read_dockerfile(text, {"A": "2"}).stages["one"].base == "x/2"
@@ -184,18 +184,18 @@ def test_an_argument_of_the_build_takes_the_place_of_a_default_wherever_it_is_na
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "says"),
+    ("text", "arguments", "message"),
     [
-        ("FROM debian:x AS one\nADD a b\n", {}, "line 2: ADD: not an instruction"),
+        ("FROM debian:x AS one\nADD a b\n", {}, "line 2: ADD is not supported"),
         ("FROM debian:x AS one\n", {"VARIENT": "cpu"}, "--build-arg VARIENT"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(text, arguments, says):
-    with pytest.raises(ValueError, match=says):
+def test_unsupported_instructions_and_arguments_are_rejected(text, arguments, message):
+    with pytest.raises(ValueError, match=message):
         read_dockerfile(text, arguments)
 
 
-def test_the_last_rule_that_fits_decides_what_is_sent(tmp_path):
+def test_the_last_matching_rule_of_dockerignore_applies(tmp_path):
     rules = "*\n!kept\n**/secret\n!kept/deep/secret\n"
     (tmp_path / ".dockerignore").write_text(rules)
     context = read_context(tmp_path)

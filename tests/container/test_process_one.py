@@ -1,4 +1,4 @@
-"""kway as process number 1 of a container, which the kernel spares signals without a handler."""
+"""kway as PID 1 of a container, to which the kernel delivers only signals with a handler."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ _SECONDS = 60
 
 needs_namespaces = pytest.mark.skipif(
     subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode != 0,
-    reason="needs unshare and the right to make a process namespace",
+    reason="needs unshare and permission to create a process namespace",
 )
 
 
 def catches(process: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     status = Path(f"/proc/{process}/status").read_text().split("SigCgt:")[1]
     return bool(int(status.split()[0], 16) >> (number - 1) & 1)
 
@@ -30,23 +30,23 @@ def children(process: int) -> list[int]:
     return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def waited_for(ready, outer: subprocess.Popen) -> None:
+def wait_until(ready, outer: subprocess.Popen) -> None:
     deadline = time.monotonic() + _SECONDS
     while not ready():
-        assert outer.poll() is None, "it has ended"
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert outer.poll() is None, "the process exited"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.05)
 
 
 @needs_namespaces
-def test_a_command_without_a_handler_ends_by_sigterm(tmp_path):
+def test_sigterm_ends_a_command_that_is_pid_1(tmp_path):
     words = ["shard", "glyphs", "-o", str(tmp_path / "shards"), "--workers", "0"]
     command = [*_NAMESPACE, sys.executable, "-c", _KWAY, *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as outer:
         try:
-            waited_for(lambda: children(outer.pid), outer)
+            wait_until(lambda: children(outer.pid), outer)
             (first,) = children(outer.pid)
-            waited_for(lambda: catches(first, signal.SIGTERM), outer)
+            wait_until(lambda: catches(first, signal.SIGTERM), outer)
             os.kill(first, signal.SIGTERM)
             assert outer.wait(_SECONDS) == 128 + signal.SIGTERM
         finally:
@@ -64,11 +64,11 @@ assert os.wait()[1] == 0, "the child has its parent's handler"
 
 
 @needs_namespaces
-def test_what_it_forks_has_no_handler_of_its():
+def test_forked_children_do_not_inherit_the_handler():
     subprocess.run([*_NAMESPACE, sys.executable, "-c", _FORKS], check=True, cwd=ROOT)
 
 
-def test_any_other_process_is_left_as_it_is():
+def test_a_process_that_is_not_pid_1_gets_no_handler():
     look = f"import signal; {_KWAY.removesuffix('main()')}"
     look += "import launch.main as kway; kway._end_by_sigterm()\n"
     look += "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"

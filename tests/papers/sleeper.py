@@ -25,9 +25,9 @@ def _sleep(_settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def sleep_in_laboratory(folder: Path) -> None:
-    """In a process of its own, which prints nothing."""
+    """Run the job. To be called in a separate process, which prints nothing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    # Whoever started the tests in the background may have had it ignored.
+    # A shell that runs the tests in the background may ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Laboratory(folder, folder / "out", workers=1) as laboratory:
         laboratory.measure([Sleeping("sleeper", {})])

@@ -1,4 +1,4 @@
-"""Heads on two ranks beside the same on one, at toy size."""
+"""Heads on two ranks compared with one rank, at toy size."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,16 @@ from benchmarks.papers.section import Section
 
 
 @pytest.mark.slow
-def test_heads_on_two_ranks_are_those_of_one(conducted: Callable[[Experiment], Section]) -> None:
+def test_heads_on_two_ranks_equal_heads_on_one_rank(
+    conducted: Callable[[Experiment], Section],
+) -> None:
     section = conducted(beyond_sharded.EXPERIMENT)
     same, _ = section.claims
     assert same.verdict == "holds", same.evidence
     assert {row[0] for row in section.tables[0].rows} == {"dense", "vtree", "factored"}
 
 
-def test_rows_of_ranks_are_joined_in_the_order_of_classes() -> None:
+def test_rows_of_ranks_are_joined_in_class_order() -> None:
     ranks = [
         {"a ids": np.array([2, 0]), "a rows": np.array([[2.0], [0.0]])},
         {"a ids": np.array([1]), "a rows": np.array([[1.0]])},

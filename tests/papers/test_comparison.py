@@ -1,4 +1,4 @@
-"""The search for the rates of a comparison: its grid, its bracketed continuation, its edges."""
+"""The search for the learning rates of a comparison: grid, bracketed continuation and edges."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ class _Design:
 def compared(
     comparison: Comparison, reached: Callable[[str, float], Mapping[str, Any]]
 ) -> Compared:
-    """The course with made-up results: what `reached` says of an arm at a learning rate."""
+    """Run the comparison with invented results: `reached` returns them by arm and learning rate."""
     course = comparison.course(Budget(1, 1), steps=10, search_steps=5, at_least=2, at_most=2)
     jobs = next(course)
     while True:
@@ -53,7 +53,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 def near(best: float) -> Callable[[str, float], Mapping[str, Any]]:
-    """Accuracy is highest at the rate `best`."""
+    """Return results whose accuracy is highest at the rate `best`."""
     return lambda _arm, lr: {"top1": 1 / (1 + max(lr / best, best / lr))}
 
 
@@ -75,7 +75,7 @@ def test_a_single_candidate_is_not_a_search_and_has_no_edge() -> None:
 @pytest.mark.parametrize(
     ("best", "expected"), [(0.1, 0.1), (0.3, 0.316), (0.003, 0.00316), (8, 10)]
 )
-def test_a_bracketed_search_continues_until_the_rates_on_both_sides_are_worse(
+def test_a_bracketed_search_continues_until_both_neighbors_are_worse(
     best: float, expected: float
 ) -> None:
     found = compared(comparison(refine=True), near(best))
@@ -83,7 +83,7 @@ def test_a_bracketed_search_continues_until_the_rates_on_both_sides_are_worse(
     chosen = found.refined.chosen["ce"]
     assert chosen.rates.lr == expected
     assert not chosen.at_edge
-    # The results of the paper's own grid are kept next to it.
+    # The results for the paper's own grid are also reported.
     assert found.best.chosen["ce"].rates.lr in (1.0, 0.1, 0.01)
     assert list(found.readings()) == ["grid", "bracketed"]
 

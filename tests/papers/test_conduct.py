@@ -1,4 +1,4 @@
-"""Jobs are measured once, within a budget, and what they measured becomes a page."""
+"""Running experiments: jobs run once, within a budget, and their results become a page."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.ranks import forked
 
 
 def measured(settings: Mapping[str, float], places: Places) -> dict[str, float]:
-    """A job: it leaves a line each time it is done."""
+    """Run a job that appends a line to a file each time it runs."""
     with (places.data / "done").open("a") as done:
         done.write(f"{settings['number']}\n")
     if settings.get("kills"):
@@ -38,7 +38,7 @@ def job(number: float, **settings: float) -> Job:
 
 @pytest.fixture(autouse=True)
 def _jobs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of tests are below `benchmarks.papers` as those of experiments are."""
+    """Resolve the jobs of these tests, which are not in `benchmarks.papers`."""
     monkeypatch.setattr(Job, "resolve", lambda _job: measured)
 
 
@@ -46,7 +46,7 @@ def course(budget: Budget, _album: Album) -> Course:
     found: Results = {}
     for number in budget.rounds(at_least=1, at_most=4):
         found |= yield [job(number)]
-    numbers = [one["double"] for one in found.values()]
+    numbers = [result["double"] for result in found.values()]
     return Section("one", "001", "One", f"{len(numbers)} rounds", tables=[_table(numbers)])
 
 
@@ -58,7 +58,7 @@ ONE = Experiment("one", "001", "One", 1, "Ten of them", course)
 _COMMAND = "python -m benchmarks.papers all"
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+def test_results_are_reused(tmp_path: Path) -> None:
     with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
         first = laboratory.measure([job(1), job(2), job(1)])
         again = laboratory.measure([job(2), job(3)])
@@ -67,7 +67,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1", "2", "3"]
 
 
-def test_results_of_before_an_error_are_kept(tmp_path: Path) -> None:
+def test_results_before_an_error_are_stored(tmp_path: Path) -> None:
     with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
         with pytest.raises(KeyError):
             laboratory.measure([job(1), Job("conduct_jobs:measured", {})])
@@ -75,7 +75,7 @@ def test_results_of_before_an_error_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1"]
 
 
-def test_a_result_of_older_code_is_kept_marked_and_measured_again_on_request(
+def test_a_result_of_older_code_is_marked_and_measured_again_on_request(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
@@ -83,11 +83,11 @@ def test_a_result_of_older_code_is_kept_marked_and_measured_again_on_request(
         laboratory.measure([job(1)])
         (section,) = conduct([ONE], laboratory, 60)
         assert section.outdated == []
-        kept = out / "results" / f"{job(1).key}.json"
-        result = json.loads(kept.read_text())
+        stored = out / "results" / f"{job(1).key}.json"
+        result = json.loads(stored.read_text())
         result["provenance"]["code"] = "another"
         result["provenance"]["torch"] = "1.0"
-        kept.write_text(json.dumps(result))
+        stored.write_text(json.dumps(result))
         (section,) = conduct([ONE], laboratory, 60)
     assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
@@ -101,18 +101,18 @@ def test_a_result_of_older_code_is_kept_marked_and_measured_again_on_request(
     assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3", "1"]
 
 
-def test_a_result_without_provenance_is_of_older_code_on_the_page_alone_too(tmp_path: Path) -> None:
+def test_a_result_without_provenance_is_marked_as_older_code(tmp_path: Path) -> None:
     with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
         conduct([ONE], laboratory, 60)
-    kept = tmp_path / "out" / "results" / f"{job(1).key}.json"
-    result = json.loads(kept.read_text())
+    stored = tmp_path / "out" / "results" / f"{job(1).key}.json"
+    result = json.loads(stored.read_text())
     del result["provenance"]
-    kept.write_text(json.dumps(result))
+    stored.write_text(json.dumps(result))
     (section,) = kept_sections(tmp_path / "out", [ONE])
     assert section.outdated == ["1 of 4 results: older code"]
 
 
-def test_a_result_of_code_that_was_edited_meanwhile_is_of_older_code(
+def test_a_result_of_code_edited_during_the_job_is_marked_as_older_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _jobs_run(tmp_path, monkeypatch, "return {'edited': Path(__file__).write_text('x = 1')}")
@@ -123,7 +123,7 @@ def test_a_result_of_code_that_was_edited_meanwhile_is_of_older_code(
 
 
 @pytest.mark.parametrize(("again", "expected"), [(False, ("older code",)), (True, ())])
-def test_a_job_that_older_code_started_is_resumed_and_marked_or_started_again_on_request(
+def test_a_job_started_by_older_code_is_resumed_or_restarted_on_request(
     again: bool, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -138,27 +138,27 @@ def test_a_job_that_older_code_started_is_resumed_and_marked_or_started_again_on
 
 
 def _jobs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """All jobs become a function in a file of its own."""
+    """Replace all jobs by a function with this statement, in a separate file."""
     file = folder / "one_job.py"
     function = f"def run(settings, places):\n    {statement}\n"
     file.write_text(f"from pathlib import Path\n\n\n{function}")
     monkeypatch.setattr(Job, "resolve", lambda _job: runpy.run_path(str(file))["run"])
     monkeypatch.setattr(provenance, "_ROOT", folder)
-    _read_code_again()
+    _clear_code_cache()
 
 
-def _read_code_again() -> None:
+def _clear_code_cache() -> None:
     provenance.code_digest.cache_clear()
     provenance._parsed.cache_clear()
 
 
 def _outdated(out: Path) -> tuple[str, ...]:
-    _read_code_again()
+    _clear_code_cache()
     return provenance.outdated(json.loads((out / "results" / f"{job(1).key}.json").read_text()))
 
 
-def test_the_minutes_of_a_batch_are_charged_as_its_jobs_end(tmp_path: Path) -> None:
-    told: list[tuple[int, int, float]] = []
+def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
+    reports: list[tuple[int, int, float]] = []
 
     def three(_budget: Budget, _album: Album) -> Course:
         yield [job(number) for number in (1, 2, 3)]
@@ -170,14 +170,14 @@ def test_the_minutes_of_a_batch_are_charged_as_its_jobs_end(tmp_path: Path) -> N
             [experiment],
             laboratory,
             60,
-            lambda _, done, total, budget: told.append((done, total, budget.spent)),
+            lambda _, done, total, budget: reports.append((done, total, budget.spent)),
         )
-    assert [(done, total) for done, total, _ in told] == [(number, 3) for number in range(4)]
-    spent = [minutes for *_, minutes in told]
+    assert [(done, total) for done, total, _ in reports] == [(number, 3) for number in range(4)]
+    spent = [minutes for *_, minutes in reports]
     assert 0 == spent[0] < spent[1] < spent[2] < spent[3]
 
 
-def test_a_section_of_an_earlier_format_is_left_out(tmp_path: Path) -> None:
+def test_a_section_of_an_earlier_format_is_omitted(tmp_path: Path) -> None:
     with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
         conduct([ONE], laboratory, 60)
     path = tmp_path / "out" / "sections" / "one.json"
@@ -211,7 +211,7 @@ def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-def test_an_experiment_has_rounds_while_its_budget_lasts(tmp_path: Path) -> None:
+def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> None:
     for minutes, rounds in ((1e-9, 1), (60, 4), (None, 1)):
         out = tmp_path / str(minutes)
         with Laboratory(tmp_path, out, workers=0) as laboratory:
@@ -223,14 +223,14 @@ def test_an_experiment_has_rounds_while_its_budget_lasts(tmp_path: Path) -> None
         ]
 
 
-def test_sizes_shrink_with_the_budget_and_never_grow() -> None:
+def test_sizes_shrink_with_the_budget_and_do_not_grow() -> None:
     assert Budget(5, designed=10).size(100, full=10_000) == 50
     assert Budget(50, designed=10).size(100, full=10_000) == 100
     assert Budget(None, designed=10).size(100, full=10_000) == 10_000
     assert Budget(0, designed=10).size(100, full=10_000, least=7) == 7
 
 
-def test_intervals_are_those_of_students_t() -> None:
+def test_intervals_use_students_t() -> None:
     found = mean([1.0, 2.0, 3.0])
     assert (found.value, found.n) == (2.0, 3)
     assert found.half == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-6)
@@ -243,7 +243,7 @@ def test_intervals_are_those_of_students_t() -> None:
     ]
 
 
-def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
+def test_a_page_contains_every_claim_and_table_with_escaped_cells() -> None:
     section = Section(
         "one",
         "001",
@@ -251,25 +251,25 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
         "As it was.",
         claims=[Claim("a|b", "holds", "1 > 0", Kind.PAPER)],
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
-        remarks=["Mind this."],
+        remarks=["A remark."],
     )
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "| one | a\\|b | paper | holds | 1 > 0 |" in text
     assert "| 1 | 2\\|3 |" in text
     assert f"`{_COMMAND}`" in text
-    assert "- Mind this." in text
+    assert "- A remark." in text
     assert "Of 1 claims of the papers" in text
     assert "| one | Ten of them | cores |" in text
 
 
-def test_only_claims_of_papers_count_and_degenerate_ones_do_not() -> None:
+def test_only_paper_claims_that_are_not_degenerate_are_counted() -> None:
     wanted: list[tuple[Kind, Verdict]] = [
         (Kind.PAPER, "holds"),
         (Kind.PAPER, "not settled"),
         (Kind.PAPER, "degenerate"),
         *((kind, "holds") for kind in Kind if kind is not Kind.PAPER),
     ]
-    claims = [Claim("a", said, "", kind) for kind, said in wanted]
+    claims = [Claim("a", verdict, "", kind) for kind, verdict in wanted]
     section = Section("one", "001", "One", "", claims=claims)
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "Of 2 claims of the papers" in text

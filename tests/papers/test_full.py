@@ -1,4 +1,4 @@
-"""Under `--budget full` experiments ask for runs that are valid, of the published networks."""
+"""With `--budget full`, the runs of experiments are valid and use the published networks."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _NETWORKS = {
 
 
 def searched(experiment: Experiment, album: Path) -> list[Job]:
-    """The first runs that the course asks for; what comes before is made up."""
+    """Return the first training jobs of an experiment. Jobs before them get invented results."""
     course = experiment.course(Budget(None, experiment.minutes), Album(album))
     jobs = next(course)
     while not jobs[0].function.startswith("training"):
@@ -41,8 +41,8 @@ def _made_up(job: Job) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", _NETWORKS)
-def test_published_networks_are_searched_at_all_images(name: str, tmp_path: Path) -> None:
-    (experiment,) = (one for one in EXPERIMENTS if one.name == name)
+def test_the_full_budget_uses_published_networks_and_all_images(name: str, tmp_path: Path) -> None:
+    (experiment,) = (each for each in EXPERIMENTS if each.name == name)
     for job in searched(experiment, tmp_path):
         recipe = built(job, tmp_path)
         network = recipe.backbone.config
@@ -54,8 +54,8 @@ def test_published_networks_are_searched_at_all_images(name: str, tmp_path: Path
             assert (recipe.data.image.size, recipe.data.augment.pad) == (32, 4)
 
 
-def test_a_pretrained_encoder_has_its_own_tokenizer(tmp_path: Path) -> None:
-    (experiment,) = (one for one in EXPERIMENTS if one.name == "000-twitter")
+def test_a_pretrained_encoder_uses_its_own_tokenizer(tmp_path: Path) -> None:
+    (experiment,) = (each for each in EXPERIMENTS if each.name == "000-twitter")
     for job in searched(experiment, tmp_path):
         recipe = built(job, tmp_path)
         assert recipe.data.text is not None

@@ -1,4 +1,4 @@
-"""Paper 003 under label noise, at toy size; and the best of a run's checkpoints."""
+"""Paper 003 with label noise, at toy size, and the best checkpoint of a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_both_losses_are_tested_at_each_share_of_noise(
     clean, noisy = best.rows
     assert clean[1].endswith("(94.34)")
     assert noisy[3].endswith("(72.93)")
-    assert "(" not in noisy[2]  # the paper has no last checkpoint of cross-entropy
+    assert "(" not in noisy[2]  # the paper does not report the last checkpoint of cross-entropy
     assert [claim.statement for claim in section.claims] == [
         "without noise ce beats smooth_topk (top-1)",
         "at label noise 1 smooth_topk beats ce (top-5)",
@@ -35,7 +35,7 @@ def test_both_losses_are_tested_at_each_share_of_noise(
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_the_best_checkpoint_is_tested_beside_the_last(
+def test_the_best_and_the_last_checkpoint_are_tested(
     mode: str, papers_data: Path, tmp_path: Path
 ) -> None:
     network = densenet(Budget(0, 1), 12, train=256)

@@ -1,4 +1,4 @@
-"""Jobs of a laboratory in processes of their own: two real workers."""
+"""Jobs of a laboratory in two worker processes."""
 
 import os
 import time
@@ -17,15 +17,15 @@ _WORKERS = 2
 
 
 class Observing(Job):
-    """Found in a worker by this module's name, not below benchmarks.papers."""
+    """A job that workers find by the name of this module, not in benchmarks.papers."""
 
     def resolve(self) -> Any:
         return _observed
 
 
 def _observed(settings: Mapping[str, Any], places: Places) -> Measures:
-    """Waits until so many have begun, then for a moment; what it was like meanwhile."""
-    begun = time.monotonic()  # of the machine: processes can be compared
+    """Wait until the jobs in `awaits` have begun; return times, process and number of threads."""
+    begun = time.monotonic()  # comparable between processes of a machine
     number = settings["number"]
     (places.data / f"begun-{number}").touch()
     until(lambda: all((places.data / f"begun-{n}").exists() for n in settings["awaits"]))
@@ -56,21 +56,21 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]
         yield opened
 
 
-def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
+def test_parallel_jobs_share_the_cores_and_exclusive_jobs_use_all(
     laboratory: Laboratory,
 ) -> None:
     # Each of the first two ends only when the other has begun.
     together = [observe(1, awaits=(2,)), observe(2, awaits=(1,))]
     alone = [observe(number, alone=True) for number in (3, 4, 5)]
-    said: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     found = laboratory.measure(
         [alone[0], *together, *alone[1:]],
-        lambda found, total: said.append((len(found), total)),
+        lambda found, total: reports.append((len(found), total)),
     )
 
     assert [found[job]["number"] for job in (*together, *alone)] == [1, 2, 3, 4, 5]
-    # A slow start is reported several times.
-    assert list(dict.fromkeys(said)) == [(done, 5) for done in range(6)]
+    # A slow start can be reported several times.
+    assert list(dict.fromkeys(reports)) == [(done, 5) for done in range(6)]
     assert len({found[job]["process"] for job in together} - {os.getpid()}) == _WORKERS
     share = max(1, cores() // _WORKERS)
     for jobs, threads in ((together, share), (alone, cores())):
@@ -81,34 +81,32 @@ def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
     for job in alone:
         assert found[job]["begun"] >= ended
         ended = found[job]["ended"]
-        # All workers are charged for it.
-        took = found[job]["ended"] - found[job]["begun"]
-        assert found[job].seconds >= _WORKERS * took
+        # The budget is charged for all workers.
+        duration = found[job]["ended"] - found[job]["begun"]
+        assert found[job].seconds >= _WORKERS * duration
 
 
-def test_jobs_have_as_many_threads_as_omp_num_threads(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_use_omp_num_threads(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     jobs = [observe(11), observe(12, alone=True)]
     found = laboratory.measure(jobs)
-    for one in jobs:
-        assert (found[one]["threads"], found[one]["variable"]) == (3, 3)
+    for job in jobs:
+        assert (found[job]["threads"], found[job]["variable"]) == (3, 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
         laboratory.measure([observe(13)])
 
 
-def test_a_report_comes_while_a_long_job_runs(
+def test_progress_is_reported_during_a_long_job(
     laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.papers.laboratory._SECONDS_BETWEEN_REPORTS", 0.01)
-    said: list[int] = []
-    laboratory.measure([observe(14)], lambda found, _: said.append(len(found)))
-    assert said.count(0) > 1
+    reports: list[int] = []
+    laboratory.measure([observe(14)], lambda found, _: reports.append(len(found)))
+    assert reports.count(0) > 1
 
 
-def test_what_a_job_raises_in_a_worker_is_raised_here_and_the_others_go_on(
+def test_an_error_in_a_worker_is_raised_and_the_pool_continues(
     laboratory: Laboratory,
 ) -> None:
     with pytest.raises(KeyError, match="number"):
@@ -116,7 +114,7 @@ def test_what_a_job_raises_in_a_worker_is_raised_here_and_the_others_go_on(
     assert laboratory.measure([doubling(7)])[doubling(7)]["double"] == 14
 
 
-def test_a_worker_that_is_killed_is_one_line_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+def test_a_killed_worker_raises_one_line_and_results_are_stored(tmp_path: Path) -> None:
     first, other = doubling(1), doubling(2)
     killed = doubling(3, kills_after=first)
     with (
@@ -126,7 +124,7 @@ def test_a_worker_that_is_killed_is_one_line_and_what_was_measured_is_kept(tmp_p
         laboratory.measure([first, killed])
     assert "\n" not in str(caught.value)
 
-    # The same again, without the killer: only what is missing is measured.
+    # Run again without the killing job: only the missing job runs.
     (tmp_path / "done").write_text("")
     with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
         found = laboratory.measure([first, other])

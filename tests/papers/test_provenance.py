@@ -1,4 +1,4 @@
-"""What a result was measured with: code that the job imports, and nothing else."""
+"""The provenance of a result: the code that the job imports, and nothing else."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def digest(file: Path) -> str:
         ("__init__.py", "y = 1\n"),
     ],
 )
-def test_a_change_of_what_a_job_runs_changes_the_digest(
+def test_a_change_of_code_that_a_job_runs_changes_the_digest(
     package: Path, name: str, text: str
 ) -> None:
     before = digest(package / "a.py")
@@ -49,11 +49,13 @@ def test_a_change_of_what_a_job_runs_changes_the_digest(
     ("name", "text"),
     [
         ("c.py", "x = 2\n"),
-        ("b.py", '"""Said."""\n\nx = 1  # one\n'),
-        ("a.py", 'def f():\n    """Said."""\n    from heads import b\n    return (b.x)\n'),
+        ("b.py", '"""Doc."""\n\nx = 1  # one\n'),
+        ("a.py", 'def f():\n    """Doc."""\n    from heads import b\n    return (b.x)\n'),
     ],
 )
-def test_what_a_job_does_not_run_changes_nothing(package: Path, name: str, text: str) -> None:
+def test_a_change_of_other_code_does_not_change_the_digest(
+    package: Path, name: str, text: str
+) -> None:
     before = digest(package / "a.py")
     (package / name).write_text(text)
     assert digest(package / "a.py") == before
@@ -77,6 +79,6 @@ def test_only_a_timing_depends_on_the_machine() -> None:
     assert replace(now, machine="an abacus").outdated() == ("timed on an abacus",)
 
 
-def test_a_result_of_a_file_that_was_removed_is_of_older_code() -> None:
+def test_a_result_of_a_removed_file_is_marked_as_older_code() -> None:
     now = Provenance.of(Job("experiments.beyond_million:time_logits", {}))
     assert replace(now, source="benchmarks/papers/removed.py").outdated() == ("older code",)

@@ -24,12 +24,12 @@ def test_three_losses_are_compared_on_three_sets_of_classes(
         "25 mammals",
         "all 100 classes",
     }
-    assert "(below 20)" in best.rows[-2][3]  # the paper's words on quadratic, all classes
+    assert "(below 20)" in best.rows[-2][3]  # quoted from the paper, for quadratic on all classes
     assert len(section.claims) == 6
     assert len(section.images) == 2
 
 
-def test_mammals_are_those_of_the_five_superclasses_and_the_random_classes_differ() -> None:
+def test_scenes_select_the_five_mammal_superclasses_and_random_classes() -> None:
     coarse = [f"coarse {i // 5}" for i in range(90)] + ["small_mammals"] * 5 + ["fish"] * 5
     names = [f"fine {i}" for i in range(100)]
     found = scenes(names, coarse)
@@ -42,9 +42,7 @@ def test_mammals_are_those_of_the_five_superclasses_and_the_random_classes_diffe
 
 @pytest.mark.parametrize("kind", ["ce", "quadratic", "ccql"])
 @pytest.mark.parametrize("num_classes", [25, 100])
-def test_curves_start_from_the_loss_of_a_network_that_answers_zero(
-    kind: str, num_classes: int
-) -> None:
+def test_curves_start_at_the_loss_of_zero_logits(kind: str, num_classes: int) -> None:
     loss: Loss = LOSSES[kind]()
     labels = torch.tensor([3, 0])
     logits = torch.zeros(2, num_classes, dtype=torch.float64)

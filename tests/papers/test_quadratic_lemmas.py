@@ -22,14 +22,14 @@ _SIGMA = 0.4
 
 
 def _every_direction(centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A finite sample with exactly the mixture's moments: steps along every axis, both ways."""
+    """Return a finite sample with exactly the moments of the mixture: steps along every axis."""
     k, d = centers.shape
     steps = np.concatenate([np.eye(d), -np.eye(d)]) * _SIGMA * np.sqrt(d)
     labels = np.repeat(np.arange(k), 2 * d)
     return centers[labels] + np.tile(steps, (k, 1)), labels
 
 
-def test_lemmas_are_set_beside_simulation(conducted: Callable[[Experiment], Section]) -> None:
+def test_lemmas_are_compared_with_simulation(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(EXPERIMENT)
     verdicts = {claim.statement: claim.verdict for claim in section.claims}
     assert len(verdicts) == 8
@@ -41,9 +41,7 @@ def test_lemmas_are_set_beside_simulation(conducted: Callable[[Experiment], Sect
 
 
 @pytest.mark.parametrize(("k", "d"), [(4, 6), (7, 3)])
-def test_corrected_lemma_34_is_exact_on_a_sample_with_the_moments_of_the_mixture(
-    k: int, d: int
-) -> None:
+def test_corrected_lemma_34_is_exact_on_a_sample_with_the_mixture_moments(k: int, d: int) -> None:
     centers = Mixture(k, d, _SIGMA).centers(0)
     features, labels = _every_direction(centers)
     best = minimiser(centers, k * _SIGMA**2)
@@ -64,7 +62,7 @@ def test_least_ccql_is_exact_and_a_minimum(w: float) -> None:
     nudge = np.random.default_rng(0).normal(size=best.shape) * 1e-3
     for theta in (best + nudge, best - nudge):
         assert simulated(loss, theta, features, labels) > least
-    # Lemma 3.5's bound knows nothing of w, and the loss does.
+    # The bound of Lemma 3.5 does not depend on w, but the loss does.
     assert (least <= ccql_bound(centers, _SIGMA)) == (w < 100)
     assert least >= w / 2 * _SIGMA**2 / (1 + _SIGMA**2)
 

@@ -1,4 +1,4 @@
-"""Published datasets as the experiments change them."""
+"""Shards of published datasets, with the changes that the experiments need."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def labels(shards: Path, split: str) -> list[int]:
         return [int(label) for label in opened.labels]
 
 
-def test_chosen_classes_are_renumbered_and_parts_of_training_are_held_out(
+def test_selected_classes_are_renumbered_and_a_validation_split_is_held_out(
     papers_data: Path, tmp_path: Path
 ) -> None:
     classes = ("fine 7", "fine 90", "fine 3")
@@ -41,22 +41,22 @@ def test_chosen_classes_are_renumbered_and_parts_of_training_are_held_out(
         assert decode(opened.read(0)[0], 3).shape == (8, 8, 3)
 
 
-def test_noise_stays_within_the_coarse_class_and_out_of_the_test(
+def test_noise_stays_within_the_coarse_class_and_the_training_split(
     papers_data: Path, tmp_path: Path
 ) -> None:
     shards = [
         made(Dataset("cifar100", noise=noise), papers_data, tmp_path) for noise in (0.0, 0.5, 1.0)
     ]
-    clean, half, full = (np.array(labels(one, "train")) for one in shards)
+    clean, half, full = (np.array(labels(folder, "train")) for folder in shards)
     assert (clean // 5 == half // 5).all()
     assert (clean // 5 == full // 5).all()
-    # One in five is replaced by itself.
+    # One in five labels is replaced by itself.
     assert (clean != half).mean() == pytest.approx(0.4, abs=0.05)
     assert (clean != full).mean() == pytest.approx(0.8, abs=0.05)
     assert labels(shards[0], "test") == labels(shards[2], "test")
 
 
-def test_vectors_of_coarse_classes_make_half_of_the_similarity(
+def test_coarse_classes_contribute_half_of_the_similarity(
     papers_data: Path, tmp_path: Path
 ) -> None:
     shards = made(Dataset("cifar100", vectors=COARSE), papers_data, tmp_path)
@@ -66,9 +66,7 @@ def test_vectors_of_coarse_classes_make_half_of_the_similarity(
 
 
 @pytest.mark.parametrize("source", ["mnist", "tweeteval-emoji"])
-def test_shards_that_are_gone_are_made_again(
-    source: str, papers_data: Path, tmp_path: Path
-) -> None:
+def test_missing_shards_are_written_again(source: str, papers_data: Path, tmp_path: Path) -> None:
     dataset = Dataset(source, limits={"train": 100, "test": 5})
     shards = made(dataset, papers_data, tmp_path)
     before = labels(shards, "test")
@@ -76,13 +74,15 @@ def test_shards_that_are_gone_are_made_again(
     assert labels(made(dataset, papers_data, tmp_path), "test") == before
 
 
-def test_shards_of_older_code_are_made_again_on_request(papers_data: Path, tmp_path: Path) -> None:
+def test_shards_of_older_code_are_written_again_on_request(
+    papers_data: Path, tmp_path: Path
+) -> None:
     dataset = Dataset("mnist", limits={"train": 10, "test": 5})
     shards = made(dataset, papers_data, tmp_path)
-    (kept,) = (tmp_path / "results").iterdir()
-    result = json.loads(kept.read_text())
+    (stored,) = (tmp_path / "results").iterdir()
+    result = json.loads(stored.read_text())
     result["provenance"]["code"] = "another"
-    kept.write_text(json.dumps(result))
+    stored.write_text(json.dumps(result))
     mark = shards / "mark"
     mark.touch()
     made(dataset, papers_data, tmp_path)
@@ -91,6 +91,6 @@ def test_shards_of_older_code_are_made_again_on_request(papers_data: Path, tmp_p
     assert not mark.exists()
 
 
-def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"mnist does not exist: --data needs mnist"):
+def test_missing_data_raises_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"mnist does not exist: "):
         made(Dataset("mnist"), tmp_path, tmp_path / "out")

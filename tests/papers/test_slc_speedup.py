@@ -7,17 +7,17 @@ from benchmarks.papers.experiments.slc_speedup import EXPERIMENT, num_classes_of
 from benchmarks.papers.section import Section
 
 
-def test_one_logit_is_timed_beside_all_of_each_number_of_classes(
+def test_one_logit_is_timed_against_all_logits(
     conducted: Callable[[Experiment], Section],
 ) -> None:
     section = conducted(EXPERIMENT)
     (table,) = section.tables
     assert [row[0] for row in table.rows] == ["1", "2^4", "2^6"]
     assert all(float(row[1].replace(",", "")) > 0 for row in table.rows)
-    assert [claim.verdict for claim in section.claims] == ["not settled"]  # of two rounds
+    assert [claim.verdict for claim in section.claims] == ["not settled"]  # only two rounds
 
 
-def test_a_forward_pass_is_the_network_and_its_logits() -> None:
+def test_a_speedup_includes_the_backbone() -> None:
     seconds = {"backbone": [3.0] * 6, "one": [1.0] * 6, "10": [5.0] * 6}
     found = speedups_of({"seconds": seconds}, [10])
     assert found[10].text() == "2.00 (2.00 to 2.00)"

@@ -1,4 +1,4 @@
-"""The cost of a step by classes and features, at toy size, and how slopes are fitted."""
+"""The cost of a step by numbers of classes and features, at toy size, and the fit of slopes."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from benchmarks.papers.experiments.spherical_cost import EXPERIMENT, rows_apart,
 from benchmarks.papers.section import Section
 
 
-def test_a_slope_is_the_exponent_with_its_interval_over_rounds() -> None:
+def test_a_slope_is_the_exponent_with_an_interval_over_rounds() -> None:
     noise = np.random.default_rng(0).lognormal(sigma=0.01, size=(3, 20))
     seconds = {size: (size**1.5 * noise[i]).tolist() for i, size in enumerate((10, 100, 1_000))}
     found = slope(seconds)

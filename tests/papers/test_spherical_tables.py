@@ -1,4 +1,4 @@
-"""Paper 004's tables at toy size, and which measurements they share."""
+"""The tables of paper 004 at toy size, and the measurements they share."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -24,25 +24,25 @@ def test_spherical_losses_are_compared_on_both_datasets(
     assert [row[0] for row in mnist.rows] == [row[0] for row in cifar.rows] == losses
     assert mnist.rows[1][1].endswith("(0.785)")
     assert cifar.rows[1][1].endswith("(33.1)")
-    assert "(" not in mnist.rows[-1][1]  # the paper prints none of the bound
+    assert "(" not in mnist.rows[-1][1]  # the paper has no result for the bound
     assert len(section.claims) == 10
 
 
 @pytest.mark.parametrize("compared", [compared_on_mnist, compared_on_cifar])
-def test_runs_are_those_of_the_single_logit_experiments(
+def test_runs_are_shared_with_the_single_logit_experiments(
     compared: Callable[[Budget, Sequence[str]], Generator[Sequence[Job], Any, Any]],
 ) -> None:
-    theirs = _asked(compared(Budget(6, 12), ("ce", "bce")))
-    assert _asked(compared(Budget(1.5, 3), ("ce",))) < theirs
+    theirs = _all_jobs(compared(Budget(6, 12), ("ce", "bce")))
+    assert _all_jobs(compared(Budget(1.5, 3), ("ce",))) < theirs
 
 
-def _asked(course: Generator[Sequence[Job], Any, Any]) -> set[Job]:
-    """All jobs, each of which is told to have measured the same."""
-    asked: set[Job] = set()
+def _all_jobs(course: Generator[Sequence[Job], Any, Any]) -> set[Job]:
+    """Return all jobs of a course, in which each job has the same invented result."""
+    found: set[Job] = set()
     jobs = next(course)
     while True:
-        asked |= set(jobs)
+        found |= set(jobs)
         try:
             jobs = course.send({job: Result({"top1": 0.5}, 1.0) for job in jobs})
         except StopIteration:
-            return asked
+            return found

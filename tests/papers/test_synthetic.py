@@ -1,4 +1,4 @@
-"""Paper 000's synthetic experiments, at toy size, and what they are made of."""
+"""The synthetic experiments of paper 000 at toy size, and their parts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> 
 
 
 @pytest.mark.slow
-def test_bases_and_metrics_have_a_row_each(conducted: Conducted) -> None:
+def test_each_base_and_metric_has_a_row(conducted: Conducted) -> None:
     base = conducted(tree_base.EXPERIMENT)
     rows = [row[0] for row in base.tables[0].rows]
     assert rows == [
@@ -62,7 +62,7 @@ def test_bases_and_metrics_have_a_row_each(conducted: Conducted) -> None:
     assert "The paper's regime is n = 100, d = 64, k = 10" in metric.remarks[0]
 
 
-def test_a_draw_keeps_its_w_and_its_test_set_whatever_n_and_epsilon() -> None:
+def test_a_draw_has_the_same_w_and_test_set_for_all_n_and_epsilon() -> None:
     one = draw(Regime(n=5, d=3, k=4, tests=20), 7)
     other = draw(Regime(n=9, d=3, k=4, tests=20, epsilon=1.0), 7)
     np.testing.assert_array_equal(one.true, other.true)
@@ -87,9 +87,7 @@ def test_training_is_one_pass_of_averaged_sgd(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["vtree", "hierarchical_softmax"])
-def test_an_arm_is_cross_entropy_itself_where_its_label_tree_is_flat(
-    loss: str, tmp_path: Path
-) -> None:
+def test_an_arm_with_a_flat_label_tree_equals_cross_entropy(loss: str, tmp_path: Path) -> None:
     drawn = draw(Regime(n=30, d=6, k=8, tests=200), 0)
     dense = train_head(head_of(Arm("ce"), drawn, tmp_path / "none"), drawn, 0.1)
     for base, same in ((100.0, True), (1.3, False)):
@@ -102,7 +100,7 @@ def test_an_arm_is_cross_entropy_itself_where_its_label_tree_is_flat(
         assert not is_cross_entropy(Arm(other, 100.0), drawn.label_vectors)
 
 
-def test_chains_keep_a_pseudoclass_a_level() -> None:
+def test_chains_have_one_pseudoclass_per_level() -> None:
     vectors = np.random.default_rng(0).normal(size=(12, 3))
     cover = build_cover_tree(vectors, metric="euclidean")
     chained, compressed = chained_vtree(cover), cover.vtree()
@@ -125,12 +123,12 @@ def test_chains_keep_a_pseudoclass_a_level() -> None:
 
 
 def of_draw(accuracies: dict[str, float]) -> dict[str, object]:
-    """What a draw measured of one arm, by rate."""
+    """Return a draw with these accuracies of one arm by rate."""
     runs = {rate: {"averaged": at, "last": at} for rate, at in accuracies.items()}
     return {"bayes": 1.0, "arms": [{"nodes": 3, "depth": 1.0, "runs": runs}]}
 
 
-def test_rates_are_chosen_by_draws_that_are_not_measured() -> None:
+def test_rates_are_chosen_on_separate_draws() -> None:
     arm = Arm("ce")
     trained = Trained(Regime(), [arm], (0.1, 0.5))
     trained.searched = [of_draw({"0.1": 0.9, "0.5": 0.1}), of_draw({"0.1": 0.2, "0.5": 0.3})]
@@ -138,13 +136,13 @@ def test_rates_are_chosen_by_draws_that_are_not_measured() -> None:
     assert trained.own_rate(arm) == 0.1
     assert trained.at_own(arm) == [0.2]
     assert trained.at(arm, 0.5) == [0.7]
-    (asked,) = trained.job(7).settings["arms"]
-    assert asked["rates"] == [0.01, 0.1]
+    (settings,) = trained.job(7).settings["arms"]
+    assert settings["rates"] == [0.01, 0.1]
 
 
-def test_least_norm_shares_what_classes_have_in_common() -> None:
+def test_the_least_norm_shares_the_common_part_of_classes() -> None:
     tree = LabelTree.from_parents([2, 2, -1], [0, 1, -1])
     rows = np.array([[3.0], [3.0]])
-    # Root r and leaves 3 - r: r^2 + 2 (3 - r)^2 is least at r = 2, where it is 6.
+    # Root r and leaves 3 - r: r^2 + 2 (3 - r)^2 has its minimum 6 at r = 2.
     assert least_norm(tree, rows) == pytest.approx(6**0.5)
     assert least_norm(LabelTree.dense(2), rows) == pytest.approx(18**0.5)

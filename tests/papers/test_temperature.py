@@ -1,4 +1,4 @@
-"""Paper 003 by temperature, at toy size, and the derivatives that are counted."""
+"""Paper 003 by temperature, at toy size, and the share of nonzero derivatives."""
 
 from collections.abc import Callable
 
@@ -26,13 +26,15 @@ def test_temperatures_are_compared_and_their_derivatives_counted(
 
 
 @pytest.mark.parametrize(("tau", "share"), [("0", 2 / _CLASSES), ("1", 1.0), ("100", 1.0)])
-def test_the_hinge_has_two_derivatives_and_a_warm_loss_all(tau: str, share: float) -> None:
+def test_the_hinge_has_two_nonzero_derivatives_and_a_warm_loss_has_all(
+    tau: str, share: float
+) -> None:
     torch.manual_seed(0)
     logits = torch.randn(20, _CLASSES)
     assert nonzero_share(logits, torch.arange(20), tau) == pytest.approx(share)
 
 
-def test_a_cold_loss_has_few_derivatives_where_scores_differ() -> None:
+def test_a_cold_loss_has_few_nonzero_derivatives_if_scores_differ() -> None:
     torch.manual_seed(0)
     logits = 10 * torch.randn(20, _CLASSES)
     assert nonzero_share(logits, torch.arange(20), "1e-3") < 0.2

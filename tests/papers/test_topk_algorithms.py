@@ -1,4 +1,4 @@
-"""Paper 003's algorithms against their definition, and its Tables 3 to 5 at toy size."""
+"""The algorithms of paper 003 compared with their definition, and its Tables 3 to 5 at toy size."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -37,7 +37,7 @@ def test_an_algorithm_computes_the_sum_over_all_tuples(
         torch.testing.assert_close(lower, _by_definition(scores, k - 1))
 
 
-def test_algorithm_2_gives_the_gradient_of_autograd() -> None:
+def test_algorithm_2_returns_the_gradient_of_autograd() -> None:
     scores = torch.randn(4, 13, dtype=torch.float64, requires_grad=True)
     gradients = []
     for polynomials in (reference.divide_and_conquer, reference.with_custom_backward):
@@ -47,15 +47,15 @@ def test_algorithm_2_gives_the_gradient_of_autograd() -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.1])
-def test_ours_is_the_loss_of_the_paper_and_its_gradient(tau: float) -> None:
+def test_our_loss_and_gradient_equal_those_of_the_paper(tau: float) -> None:
     scores, labels = trained_scores(6, 50, gain=5.0, seed=1)
     logits = scores.requires_grad_()
     theirs = reference.smooth_topk(logits, labels, reference.divide_and_conquer, k=5, tau=tau)
     ours, leaves = our_loss(logits, labels, tau)
     torch.testing.assert_close(ours, theirs)
     by_logits, by_true = torch.autograd.grad(ours, leaves)
-    whole = by_logits.index_put((torch.arange(6), labels), by_true, accumulate=True)
-    torch.testing.assert_close(whole, torch.autograd.grad(theirs, logits)[0])
+    total = by_logits.index_put((torch.arange(6), labels), by_true, accumulate=True)
+    torch.testing.assert_close(total, torch.autograd.grad(theirs, logits)[0])
 
 
 def test_tables_3_to_5_have_every_algorithm(conducted: Callable[[Experiment], Section]) -> None:
@@ -73,4 +73,5 @@ def test_tables_3_to_5_have_every_algorithm(conducted: Callable[[Experiment], Se
     assert all(cell.startswith("yes") for row in losses.rows[2:] for cell in row[2:])
     assert {row[0]: row[-1] for row in gradients.rows}["ours"] == "yes"
     verdicts = {claim.statement: claim.verdict for claim in section.claims}
-    assert [word for said, word in verdicts.items() if "is stable" in said] == ["holds"] * 4
+    stable = [verdict for statement, verdict in verdicts.items() if "is stable" in statement]
+    assert stable == ["holds"] * 4

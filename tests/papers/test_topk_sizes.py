@@ -15,9 +15,9 @@ def test_losses_are_compared_at_shares_of_the_training_set(
 ) -> None:
     section = conducted(EXPERIMENT)
     (table,) = section.tables
-    whole, least = table.rows
-    assert (whole[0], least[0]) == ("100%", "5%")
-    assert int(least[1]) == round(0.05 * int(whole[1]))
+    full, least = table.rows
+    assert (full[0], least[0]) == ("100%", "5%")
+    assert int(least[1]) == round(0.05 * int(full[1]))
     assert least[-2:] == ["58.31", "60.44"]  # as published
     assert [claim.statement for claim in section.claims] == [
         "smooth_topk beats ce with 5% of the training images (top-5)",

@@ -1,4 +1,4 @@
-"""Paper 000's Table 1 on CIFAR-100 and on tweets, at toy size."""
+"""Table 1 of paper 000 on CIFAR-100 and on tweets, at toy size."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from benchmarks.papers.section import Section
         (tree_twitter.EXPERIMENT, "(20.96)"),
     ],
 )
-def test_three_losses_stand_beside_what_was_published(
+def test_three_losses_are_compared_with_published_results(
     conducted: Callable[[Experiment], Section], experiment: Experiment, published: str
 ) -> None:
     section = conducted(experiment)

@@ -1,4 +1,4 @@
-"""Ratios of contenders that take turns, and the intervals of their medians."""
+"""Ratios of alternating measurements, and the intervals of their medians."""
 
 import math
 
@@ -8,19 +8,19 @@ import pytest
 from benchmarks.papers.turns import median, ratio
 
 
-def test_a_median_stands_between_order_statistics_that_bound_it_with_95_percent() -> None:
+def test_a_median_has_order_statistics_as_95_percent_bounds() -> None:
     found = median([9, 1, 8, 2, 7, 3, 6, 4, 5])
     assert (found.value, found.low, found.high, found.n) == (5, 2, 8, 9)  # 96.1%, as printed
 
 
-def test_the_interval_holds_the_median_in_95_of_100_draws() -> None:
+def test_the_interval_contains_the_median_in_95_of_100_draws() -> None:
     draws = np.random.default_rng(0).exponential(size=(2_000, 21))
     found = [median(draw.tolist()) for draw in draws]
-    inside = np.mean([one.low <= math.log(2) <= one.high for one in found])
+    inside = np.mean([each.low <= math.log(2) <= each.high for each in found])
     assert 0.94 < inside < 0.99
 
 
-def test_few_rounds_say_nothing_of_the_interval_and_settle_nothing() -> None:
+def test_few_rounds_have_no_interval_and_are_not_settled() -> None:
     found = median([3.0, 3.1, 2.9])
     assert found.text() == "3.00"
     assert found.above(1) == "not settled"
@@ -28,8 +28,8 @@ def test_few_rounds_say_nothing_of_the_interval_and_settle_nothing() -> None:
 
 
 @pytest.mark.parametrize(("least", "expected"), [(1, "holds"), (9, "does not hold")])
-def test_a_ratio_is_one_within_a_round(least: float, expected: str) -> None:
-    ours = np.array([1.0, 10.0, 100.0] * 3)  # what else the machine does hits both
+def test_a_ratio_is_computed_within_each_round(least: float, expected: str) -> None:
+    ours = np.array([1.0, 10.0, 100.0] * 3)  # other load on the machine slows down both
     found = ratio((4 * ours).tolist(), ours.tolist())
     assert found.text() == "4.00 (4.00 to 4.00)"
     assert found.above(least) == expected
