@@ -196,13 +196,13 @@ def test_panels_show_the_values_of_the_run_and_the_server(api: httpx.Client) -> 
     def first(found: dict[str, list[str]], title: str) -> str:
         return next(of_panel[0] for name, of_panel in found.items() if name.startswith(title))
 
-    assert 0 < value(first(of_training, "Done")) < 1
+    assert 0 < value(first(of_training, "Progress")) < 1
     assert 0 <= value(first(of_training, "Last step")) < 60
     assert value(first(of_training, "Slow ranks")) in (0, 1)
     assert value(first(of_serving, "Replicas")) == 1
     assert value(first(of_serving, "Loss")) == 1
     assert value(first(of_serving, "Errors")) == 0
-    assert len(series(api, first(of_training, "Work a step by rank"))) == 2
+    assert len(series(api, first(of_training, "Work per step by rank"))) == 2
     assert len(series(api, first(of_training, "Waiting for data"))) == 2
 
 

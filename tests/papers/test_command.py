@@ -112,7 +112,7 @@ def test_experiment_names_are_unique_and_start_with_their_paper() -> None:
           for wrong in ("0", "-1", "nan", "inf", "x", "")),
         (["003", "--data", "none"], _NEEDED),
         (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),
-        (["001", "--page", "data"], "data is a folder: pass the path of a file to --page"),
+        (["001", "--page", "data"], "data is a folder"),
         (["001", "--workers", "0"], "--workers"),
         (["001", "--page-only"], "--page-only"),
         (["--page-only"], "runs/papers"),
