@@ -23,8 +23,8 @@ def export(
     min_positives: Annotated[
         int | None,
         typer.Option(
-            help="validation samples that a class needs to get its own threshold, not the pooled "
-            "one; default: depends on the recall, 9 for 0.9 and 99 for 0.99",
+            help="minimum number of validation samples for a class's own threshold; other classes "
+            "use the pooled threshold; default: by recall, 9 for 0.9 and 99 for 0.99",
             min=1,
         ),
     ] = None,

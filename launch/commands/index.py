@@ -40,7 +40,7 @@ def index(
     ] = True,
     strict: Annotated[bool, typer.Option("--strict", help="fail if a file cannot be read")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="update a gallery of another collection")
+        bool, typer.Option("--force", help="update the gallery even if it is of another collection")
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:

@@ -49,9 +49,9 @@ def render(
 ) -> None:
     """Print the manifests of a training run, for `kubectl apply -f -`.
 
-    Requires kubectl or kustomize. The number of ranks must fit the recipe's mesh
-    and batch. If pods have GPUs, the recipe's train.device is set to cuda. CPU and
-    memory requests are proportional to the number of ranks per pod.
+    Requires kubectl or kustomize. The number of ranks must fit the recipe's
+    mesh and batch. If pods have GPUs, the recipe's train.device is set to cuda.
+    CPU and memory requests are proportional to the number of ranks per pod.
     """
     from launch.kubernetes.agreement import check_fit
     from launch.kubernetes.render import Claims, Size, kustomize_command

@@ -14,7 +14,7 @@ from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import ASKS_TO_STOP
 
-_MACHINES = "Several machines (as torchrun)"
+_MACHINES = "Several machines (options of torchrun)"
 
 
 def train(
@@ -87,11 +87,11 @@ def train(
 ) -> None:
     """Train a recipe, or resume it from its newest checkpoint.
 
-    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save a checkpoint and stop the run. A second
-    Ctrl-C stops it immediately.
+    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save a checkpoint and stop the run.
+    A second Ctrl-C stops it immediately.
 
-    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted (run the
-    command again), 130 interrupted, 128 + n if signal n killed a rank.
+    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted
+    (run the command again), 130 interrupted, 128 + n if signal n killed a rank.
     """
     with _nothing_to_save():  # importing torch with the recipe takes seconds
         from trainer.recipe import dump_recipe, load_recipe

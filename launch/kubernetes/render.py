@@ -82,9 +82,7 @@ def render(
     for inconsistent input and FileNotFoundError if kustomize is not installed.
     """
     if overlay not in overlays():
-        raise ValueError(
-            f"--overlay {overlay} is unknown: choose one of {', '.join(overlays())}"
-        )
+        raise ValueError(f"--overlay {overlay} is unknown: choose one of {', '.join(overlays())}")
     recipe = on_devices(recipe, gpus=size.gpus)
     with TemporaryDirectory(prefix="kway-k8s-") as name:
         folder = Path(name)

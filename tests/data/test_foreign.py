@@ -434,7 +434,7 @@ def test_globs_tell_the_split_and_what_matches_none_is_said(tmp_path: Path) -> N
     assert "not indexed, for no --split matches: 3.tar" in done.stderr
     wrong = kway_shard("index", tmp_path, "--split", "train=none*")
     assert "matches none of the tars" in str(wrong.exception)
-    assert "give NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
+    assert "pass NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
 
 
 def test_another_folder_gets_links_to_tars_that_lie_in_folders(tmp_path: Path) -> None:

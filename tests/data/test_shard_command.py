@@ -134,7 +134,7 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
     ):
         refused = kway_shard(*command)
         assert isinstance(refused.exception, OSError), command
-        assert "out cannot be written (Not a directory): name another place with --out" in str(
+        assert "out cannot be written (Not a directory): choose another path with --out" in str(
             refused.exception
         )
     refused = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
