@@ -122,7 +122,7 @@ def _restore_default() -> None:
 
 
 def _given(error: typer.TyperException) -> str:
-    """The invalid value of an option, unless typer's message already contains it."""
+    """Return the invalid value of an option, unless typer's message already contains it."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         name, equals, value = word.partition("=")

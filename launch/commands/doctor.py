@@ -105,7 +105,7 @@ def _workload(
 
 
 def _num_gpus() -> int:
-    """The number of GPUs, without importing torch: whether torch imports is itself a check."""
+    """Count the GPUs without torch, because whether torch can be imported is itself a check."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 

@@ -33,7 +33,7 @@ def losses() -> None:
 
 
 def _options(loss: type["Loss"]) -> str:
-    """`name=default` for each option, as in a recipe, with the meaning of a null default."""
+    """Format options as `name=default`, as in a recipe, with the meaning of a null default."""
     fields = loss.option_fields().items()
     return ", ".join(f"{name}={_default(field)}" for name, field in fields)
 

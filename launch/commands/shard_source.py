@@ -62,7 +62,7 @@ def source_commands() -> dict[str, Any]:
 
 
 def _help(source_class: type[CommandSource]) -> str:
-    """The class's docstring with one line per paragraph, which typer wraps."""
+    """Return the class's docstring with one line per paragraph, which typer wraps."""
     paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -114,7 +114,7 @@ def _shard(
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """The options of the source, and of the source that replaces it if the input is a folder."""
+    """Return the options of the source and of the one that replaces it if the input is a folder."""
     options = options_of(source_class)
     if (instead := source_class.for_folder) is None:
         return options
@@ -122,7 +122,7 @@ def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
 
 
 def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandSource]:
-    """The class that reads the given input: `source_class` or its replacement for folders.
+    """Return the class that reads the input: `source_class` or its replacement for folders.
 
     Raises ValueError if options of the other class are given.
     """
@@ -179,7 +179,7 @@ def _print_notes(source: CommandSource) -> None:
 
 
 def _print_duplicates(out: Path) -> None:
-    """One line for each split of finished shards with duplicates, of itself or of training."""
+    """Print one line for each split with duplicates of its own samples or of training samples."""
     found = find_duplicates(out)
     for split in found:
         if split.in_training or split.repeated:

@@ -287,7 +287,7 @@ def _required(classes: _Classes | None, source: Path) -> _Classes:
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """The options that were passed on the command line, such as `--min-count`."""
+    """Return the options that were passed on the command line, such as `--min-count`."""
     return frozenset(
         parameter.opts[0]
         for parameter in context.command.params

@@ -28,12 +28,12 @@ class _Rank:
     stderr: Path
 
     def completed(self) -> dict[str, dict[str, Any]]:
-        """The records of the collectives that the rank has completed, by name, in order."""
+        """Return the records of the collectives that the rank has completed, by name, in order."""
         lines = self.stdout.read_text(encoding="utf-8").splitlines()
         return {record["done"]: record for record in map(json.loads, lines)}
 
     def last_error(self) -> str:
-        """The last line of the rank's traceback, shortened."""
+        """Return the last line of the rank's traceback, shortened."""
         lines = self.stderr.read_text(errors="replace").strip().splitlines()
         last = (lines or ["it printed nothing"])[-1]
         return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]

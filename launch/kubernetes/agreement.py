@@ -116,7 +116,7 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
 
 
 def _is_fetched(recipe: Recipe) -> bool:
-    """Whether the recipe reads remote data, so that the cache is used."""
+    """Return whether the recipe reads remote data, so that the cache is used."""
     tars = () if recipe.data.stream is None else recipe.data.stream.addresses
     return not isinstance(recipe.data.shards, Path) or any(_URL in tar for tar in tars)
 

@@ -22,7 +22,7 @@ _ACTIONS = {PREEMPTED: "Ignore", BAD_INPUT: "FailJob", INTERRUPTED: "FailJob", F
 
 
 def failures_are_distinguished(job: Job) -> Iterator[str]:
-    """restartPolicy and podFailurePolicy are consistent."""
+    """Check that restartPolicy and podFailurePolicy are consistent."""
     restarts, policy = job.pod.spec.get("restartPolicy"), at(job.spec, "podFailurePolicy")
     if restarts not in ("Never", "OnFailure"):
         yield f"restartPolicy is {restarts or 'Always'}: set it to Never"
@@ -46,7 +46,7 @@ def failures_are_distinguished(job: Job) -> Iterator[str]:
 
 
 def exit_codes_are_handled(job: Job) -> Iterator[str]:
-    """podFailurePolicy handles the exit codes of `kway train` (docs/cluster.md) correctly."""
+    """Check that podFailurePolicy handles the exit codes of `kway train` (docs/cluster.md)."""
     if job.trainer is None:
         return
     rules = at(job.spec, "podFailurePolicy").get("rules", ())
@@ -64,7 +64,7 @@ def exit_codes_are_handled(job: Job) -> Iterator[str]:
 
 
 def timeouts_are_in_order(job: Job) -> Iterator[str]:
-    """A checkpoint takes less than --shutdown-timeout, and that is below the grace period."""
+    """Check that checkpoint time < --shutdown-timeout < grace period."""
     if (trainer := job.trainer) is None:
         return
     if at(trainer, "lifecycle", "preStop"):
@@ -83,7 +83,7 @@ def timeouts_are_in_order(job: Job) -> Iterator[str]:
 
 
 def all_pods_join(job: Job) -> Iterator[str]:
-    """completions, parallelism, --nnodes, --nproc and GPUs agree, and pod 0 is the host."""
+    """Check that the numbers of pods, nodes, ranks and GPUs agree, and that pod 0 is the host."""
     if (trainer := job.trainer) is None:
         return
     line = words(trainer, job.given)
@@ -127,7 +127,7 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
 
 
 def ports_are_declared(job: Job) -> Iterator[str]:
-    """Metrics and rendezvous use the container ports that Services, policies and monitors name."""
+    """Check that metrics and rendezvous use the declared container ports."""
     if (trainer := job.trainer) is None:
         return
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
@@ -149,7 +149,7 @@ def ports_are_declared(job: Job) -> Iterator[str]:
 
 
 def variables_are_given(job: Job) -> Iterator[str]:
-    """Each `$(NAME)` in an argument is a variable of the container; others are not expanded."""
+    """Check that each `$(NAME)` in an argument is a variable of the container."""
     for container in job.pod.containers:
         names = {entry.get("name") for entry in container.get("env", ())} | {_INDEX}
         for name in re.findall(r"\$\(([\w.-]+)\)", " ".join(words(container))):
@@ -177,7 +177,7 @@ JOB_RULES = (
 
 
 def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A JobSet restarts all of its pods together, gives them DNS names and starts one Job."""
+    """Check that a JobSet restarts all pods together, has DNS names for them and starts one Job."""
     for manifest, group in _groups(manifests):
         if not at(group, "failurePolicy").get("maxRestarts"):
             yield f"{name_of(manifest)}: failurePolicy.maxRestarts is not set: set it to 1 or more"

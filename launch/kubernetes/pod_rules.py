@@ -40,7 +40,7 @@ _LAST = re.compile(r"(?:^|[;&|\n])\s*([^;&|\n]+?)\s*$")
 
 
 def privileges_are_minimal(pod: Pod) -> Iterator[str]:
-    """Pod security standard `restricted`, read-only root file system, no service account token."""
+    """Check for the pod security standard `restricted`, a read-only root and no API token."""
     spec = pod.spec
     for key in ("hostPID", "hostIPC"):
         if spec.get(key):
@@ -84,7 +84,7 @@ def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str
 
 
 def resources_are_stated(pod: Pod) -> Iterator[str]:
-    """CPU and memory are stated, requests do not exceed limits, memory volumes fit the limit."""
+    """Check that CPU and memory are stated, requests <= limits, and memory volumes fit the limit."""
     for container in pod.containers:
         name, resources = container.get("name"), at(container, "resources")
         requests, limits = at(resources, "requests"), at(resources, "limits")
@@ -122,7 +122,7 @@ def _memory_volumes(pod: Pod, container: Manifest, limit: object) -> Iterator[st
 
 
 def images_have_tags(pod: Pod) -> Iterator[str]:
-    """Images have a fixed tag: with a moving tag, pods of one run could run different images."""
+    """Check for fixed tags: with a moving tag, pods of one run could run different images."""
     for container in pod.containers:
         image = str(container.get("image", ""))
         tag = image.rpartition("/")[2].partition(":")[2]
@@ -131,7 +131,7 @@ def images_have_tags(pod: Pod) -> Iterator[str]:
 
 
 def paths_are_mounted(pod: Pod) -> Iterator[str]:
-    """Mounts name volumes of the pod; paths in arguments and variables are below a mount."""
+    """Check that mounts name volumes of the pod, and that paths in arguments are below a mount."""
     for container in pod.containers:
         mounts = container.get("volumeMounts", ())
         for mount in mounts:
@@ -158,7 +158,7 @@ def _paths(container: Manifest) -> Iterator[str]:
 
 
 def results_can_be_written(pod: Pod) -> Iterator[str]:
-    """`kway shard`, `eval` and `export` write to a claim that is not read-only."""
+    """Check that `kway shard`, `eval` and `export` write to a writable claim."""
     for container in pod.containers:
         line, folder = words(container), PurePosixPath(container.get("workingDir", "/"))
         if line[:2] not in (["kway", "shard"], ["kway", "eval"], ["kway", "export"]):
@@ -174,7 +174,10 @@ def results_can_be_written(pod: Pod) -> Iterator[str]:
 
 
 def shared_memory_is_mounted(pod: Pod) -> Iterator[str]:
-    """/dev/shm is a memory volume: the default of 64 MiB is too small for loaders, NCCL and Ray."""
+    """Check that /dev/shm is a memory volume.
+
+    The default of 64 MiB is too small for loaders, NCCL and Ray.
+    """
     for container in pod.containers:
         if not (trains(container) or pod.is_of_ray):
             continue
@@ -191,7 +194,7 @@ def shared_memory_is_mounted(pod: Pod) -> Iterator[str]:
 
 
 def secrets_are_files(pod: Pod) -> Iterator[str]:
-    """Secrets are mounted as files, not passed as environment variables.
+    """Check that Secrets are mounted as files, not passed as environment variables.
 
     Every child process inherits variables, and `docker inspect` shows them.
     """
@@ -207,7 +210,7 @@ def secrets_are_files(pod: Pod) -> Iterator[str]:
 
 
 def signals_reach_kway(pod: Pod) -> Iterator[str]:
-    """A shell runs kway with `exec`, so that kway receives SIGTERM and sets the exit code."""
+    """Check that shells `exec` kway, so that kway receives SIGTERM and sets the exit code."""
     for container in pod.containers:
         line = words(container)
         if not line or PurePosixPath(line[0]).name not in ("sh", "bash"):
@@ -222,7 +225,7 @@ def signals_reach_kway(pod: Pod) -> Iterator[str]:
 
 
 def ports_have_names(pod: Pod) -> Iterator[str]:
-    """Ports have unique names, because Services, monitors and policies refer to them by name."""
+    """Check that port names are unique, because Services, monitors and policies refer to them."""
     ports = [port for container in pod.containers for port in container.get("ports", ())]
     names = [str(port.get("name", "")) for port in ports]
     for port, name in zip(ports, names, strict=True):

@@ -23,7 +23,7 @@ _FILES = ("bundle", "token_file")
 
 
 def ray_requires_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Without a token, anyone who can reach Ray's ports can run arbitrary code."""
+    """Check for a token: without it, anyone who can reach Ray's ports can run arbitrary code."""
     for service in of_kind(manifests, "RayService"):
         mode = at(service, "spec", "rayClusterConfig", "authOptions").get("mode")
         if mode != "token":
@@ -31,7 +31,7 @@ def ray_requires_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def head_runs_no_replicas(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The head runs no replicas, because they would be lost with it."""
+    """Check that the head runs no replicas, because they would be lost with it."""
     for service in of_kind(manifests, "RayService"):
         group = at(service, "spec", "rayClusterConfig", "headGroupSpec")
         cpus = at(group, "rayStartParams").get("num-cpus")
@@ -40,7 +40,7 @@ def head_runs_no_replicas(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """redisAddress is a Service in the manifests and one of its ports."""
+    """Check that redisAddress is a Service in the manifests and one of its ports."""
     services = {
         name: [port.get("port") for port in at(manifest, "spec").get("ports", ())]
         for name, manifest in by_name(manifests, "Service").items()
@@ -53,7 +53,7 @@ def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Every pod mounts the bundle, tokens and galleries of serveConfigV2.
+    """Check that every pod mounts the bundle, tokens and galleries of serveConfigV2.
 
     A replica may start in any pod.
     """
@@ -68,7 +68,7 @@ def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """serveConfigV2 listens on all addresses, at the port that every pod declares as `serve`."""
+    """Check that the API listens on all addresses, at the port that pods declare as `serve`."""
     for service in of_kind(manifests, "RayService"):
         http = at(_config(service), "http_options")
         if http.get("host") != "0.0.0.0":
@@ -81,7 +81,7 @@ def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The preStop hook waits for in-flight requests, because Ray exits immediately on SIGTERM."""
+    """Check that preStop waits for in-flight requests: Ray exits immediately on SIGTERM."""
     for service in of_kind(manifests, "RayService"):
         request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
         for pod in _pods(service):

@@ -28,7 +28,7 @@ from launch.kubernetes.objects import (
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Each Service, NetworkPolicy and Deployment selects a pod that has the ports it names."""
+    """Check that Services, NetworkPolicies and Deployments select a pod with the ports they name."""
     all_pods = pods(manifests)
     for manifest in manifests:
         spec = at(manifest, "spec")
@@ -70,7 +70,7 @@ def _selects(
 
 
 def config_maps_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """ConfigMaps that pods mount are in the manifests and contain the keys that are used."""
+    """Check that mounted ConfigMaps are in the manifests and contain the keys that are used."""
     maps = {
         name: {*at(manifest, "data"), *at(manifest, "binaryData")}
         for name, manifest in by_name(manifests, "ConfigMap").items()
@@ -110,7 +110,7 @@ def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
 
 
 def claims_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """PersistentVolumeClaims that pods mount are in the manifests."""
+    """Check that mounted PersistentVolumeClaims are in the manifests."""
     claims = by_name(manifests, "PersistentVolumeClaim")
     for pod in pods(manifests):
         for volume in pod.volumes.values():
@@ -120,7 +120,7 @@ def claims_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def pods_have_dns_names(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Pods of a plain training Job can resolve each other's names before they are ready."""
+    """Check that pods of a training Job can resolve each other before they are ready."""
     services = by_name(manifests, "Service")
     for job in jobs(manifests):
         if not job.where.startswith("Job/") or job.trainer is None:
@@ -134,7 +134,7 @@ def pods_have_dns_names(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def run_folders_are_writable(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The `run` folder of the mounted recipe is on a claim that is not read-only."""
+    """Check that the `run` folder of the mounted recipe is on a writable claim."""
     maps = {
         name: at(manifest, "data") for name, manifest in by_name(manifests, "ConfigMap").items()
     }
@@ -152,7 +152,7 @@ def run_folders_are_writable(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def runtimes_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A TrainJob's runtime is in the manifests and has the same number of nodes."""
+    """Check that a TrainJob's runtime is in the manifests and has the same number of nodes."""
     runtimes = {
         name: at(manifest, "spec", "mlPolicy").get("numNodes", 1)
         for name, manifest in by_name(manifests, "TrainingRuntime").items()
@@ -172,7 +172,7 @@ def runtimes_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def no_policy_is_open(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A NetworkPolicy that admits all peers restricts the ports."""
+    """Check that a NetworkPolicy that admits all peers restricts the ports."""
     for policy in of_kind(manifests, "NetworkPolicy"):
         for rule in at(policy, "spec").get("ingress", ()):
             if not rule.get("from") and not rule.get("ports"):
@@ -180,7 +180,7 @@ def no_policy_is_open(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def training_is_reachable(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Pods of a run reach each other on all ports, and any peer reaches every rank's metrics."""
+    """Check that pods of a run reach each other on all ports, and all peers reach the metrics."""
     for job in jobs(manifests):
         if job.trainer is None or job.pod.spec.get("hostNetwork"):
             continue

@@ -35,7 +35,7 @@ class Cluster:
         return pod
 
     def release(self, host: Host) -> None:
-        """Make an address free again. A new pod seldom gets the address of the pod it replaces."""
+        """Release an address. A new pod seldom gets the address of the pod it replaces."""
         self.free.append(host)
         self.update_hosts()
 

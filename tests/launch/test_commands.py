@@ -255,7 +255,7 @@ def one_class(kway: Kway, **_: Any) -> tuple[int, str]:
 
 def infinite_link(kway: Kway, **_: Any) -> tuple[int, str]:
     arguments = ("plan", GLYPHS, "--link-gbps", "inf")
-    return kway(*arguments), "--link-gbps is inf: give a number"
+    return kway(*arguments), "--link-gbps is inf: pass a number"
 
 
 def folder_instead_of_a_recipe(kway: Kway, **_: Any) -> tuple[int, str]:

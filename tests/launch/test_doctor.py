@@ -66,7 +66,7 @@ def listening() -> Iterator[int]:
 
 @contextmanager
 def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
-    """Yield the address of a web server whose `Date` header has another clock."""
+    """Yield the address of a web server whose `Date` header is `seconds_ahead` of this machine."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def date_time_string(self, timestamp: float | None = None) -> str:
