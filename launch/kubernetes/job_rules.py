@@ -190,7 +190,7 @@ def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Kubeflow Trainer injects nodes and ranks into container `node` of the Job with its label."""
+    """Check the container name and the Job label that Kubeflow Trainer requires."""
     for manifest, group in _groups(manifests):
         if manifest.get("kind") != "TrainingRuntime":
             continue

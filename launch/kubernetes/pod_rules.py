@@ -84,7 +84,7 @@ def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str
 
 
 def resources_are_stated(pod: Pod) -> Iterator[str]:
-    """Check that CPU and memory are stated, requests <= limits, and memory volumes fit the limit."""
+    """Check that CPU and memory are stated, and that memory volumes fit the limit."""
     for container in pod.containers:
         name, resources = container.get("name"), at(container, "resources")
         requests, limits = at(resources, "requests"), at(resources, "limits")

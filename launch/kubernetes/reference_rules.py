@@ -28,7 +28,7 @@ from launch.kubernetes.objects import (
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that Services, NetworkPolicies and Deployments select a pod with the ports they name."""
+    """Check that Services, policies and Deployments select a pod with the ports they name."""
     all_pods = pods(manifests)
     for manifest in manifests:
         spec = at(manifest, "spec")
