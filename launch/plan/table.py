@@ -193,7 +193,7 @@ def _host_verdict(plan: Plan) -> str:
     phase = _HOST_PHASES[host.peak_moment]
     need = f"{size(host.peak)} per machine ({pluralize(host.ranks, 'rank')} {phase})"
     if host.capacity is None:
-        return f"main memory: needs {need}; pass --host-memory to compare"
+        return f"main memory: {need}; pass --host-memory to compare"
     if host.fits:
         return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of the capacity"
     return (

@@ -75,7 +75,7 @@ def test_verify_checks_the_index_and_counts_one_place(shards: Path, tmp_path: Pa
     damaged = kway_shard("verify", tmp_path)
     assert damaged.exit_code == 2
     assert "index.safetensors is damaged (its checksum does not hold)" in damaged.stderr
-    assert "in 1 place:" in damaged.stderr
+    assert "has 1 damaged item:" in damaged.stderr
 
 
 def test_one_shard_is_no_plural(images: Path, tmp_path: Path) -> None:

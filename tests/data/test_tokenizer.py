@@ -376,7 +376,7 @@ def test_the_command_names_and_counts_damaged_texts(kway, capsys, names, tmp_pat
     assert sorted(key for key in keys for line in named if key in line) == keys
     assert "warning: skipped 2 bad texts" in printed.err
     assert "LATIN" in printed.out
-    assert "held out" in printed.out.splitlines()[-1]
+    assert "held-out" in printed.out.splitlines()[-1]
 
 
 def test_the_command_refuses_images_an_existing_folder_and_a_small_vocabulary(
