@@ -1,5 +1,5 @@
 # kway on CPUs, or with --build-arg VARIANT=cu130 on NVIDIA GPUs: docs/containers.md.
-# Debian 12, because its Python is the one that constraints.txt is tested on.
+# Debian 12 has the Python version for which constraints.txt is tested.
 ARG DEBIAN=debian:bookworm-slim
 ARG VARIANT=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/${VARIANT}
@@ -9,14 +9,14 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 
-# torch brings CUDA's libraries. The compiler and Python's headers are for torch.compile, which
-# builds launchers of its kernels while it runs; NCCL looks for InfiniBand in Debian's libraries.
+# torch includes the CUDA libraries. torch.compile needs the compiler and Python's headers to build
+# kernel launchers at run time. NCCL uses Debian's InfiniBand libraries.
 FROM cpu AS cu130
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ ibverbs-providers libibverbs1 python3-dev \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 
-# ---- what kway needs: the big layer, which changes with these two files only ----
+# ---- dependencies: a large layer that changes only with these two files ----
 FROM cpu AS packages
 ARG TORCH_INDEX
 ARG EXTRAS=data,train,serve,remote,tensorboard
@@ -27,12 +27,12 @@ RUN apt-get update \
  && python3 -m venv --without-pip /opt/kway
 WORKDIR /source
 COPY constraints.txt pyproject.toml ./
-# Without dependencies: torch's index has other versions of them than constraints.txt. The build
-# that came, such as 2.13.0+cpu, is then a constraint, too.
+# Install torch without dependencies, because torch's index has other versions of them than
+# constraints.txt. The installed build, such as 2.13.0+cpu, then becomes another constraint.
 RUN pip --python /opt/kway/bin/python install --constraint constraints.txt \
       --no-deps --index-url "$TORCH_INDEX" torch \
  && pip --python /opt/kway/bin/python freeze > torch.txt
-# Programs that test torch, and Ray's Java, are over 100 MB that nothing here runs.
+# Remove over 100 MB that kway does not use: torch's test programs and Ray's Java libraries.
 RUN python3 -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",") if name]; \
 needed = [*project["dependencies"], *sum(extras, [])]; \
@@ -51,9 +51,9 @@ RUN useradd --uid 1000 --home-dir /tmp --no-create-home --shell /usr/sbin/nologi
  && install --directory --owner kway --group kway /work
 COPY --from=packages /opt/kway /opt/kway
 COPY --from=built /built/opt/kway /opt/kway
-# HOME and USER hold for users without a name, too: caches go there, and torch asks for a name.
+# For users without a passwd entry: caches are written to HOME, and torch looks up the user name.
 ENV PATH=/opt/kway/bin:$PATH HOME=/tmp USER=kway
-# A number, so that Kubernetes sees that it is not root.
+# Numeric, so that Kubernetes can verify runAsNonRoot.
 USER 1000:1000
 WORKDIR /work
 ENTRYPOINT ["kway"]
@@ -62,10 +62,10 @@ CMD ["--help"]
 # ---- --target serve: a server with its health check ----
 FROM runtime AS serve
 EXPOSE 8000
-# http.client, for urllib would ask a proxy.
+# Uses http.client, because urllib would use a proxy.
 HEALTHCHECK --start-period=120s --interval=10s --timeout=5s --retries=3 \
   CMD ["python", "-I", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 CMD ["serve", "/work/bundle", "--host", "0.0.0.0", "--token-file", "/run/secrets/tokens"]
 
-# ---- the default: any command, as the manifests of k8s/ give it ----
+# ---- the default target: runs any command, as in the manifests of k8s/ ----
 FROM runtime AS kway

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
-# The variable hides a notice on every build: the theme's end of life in May 2027.
+# The variable hides a notice about the theme's end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 .PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check docs figures screenshots soak clean
@@ -23,7 +23,8 @@ install: $(READY)  ## create .venv with all packages, pinned by constraints.txt
 demo: $(READY)   ## draw glyphs, train three heads, export one, serve and query it
 	$(BIN)/kway demo
 
-# One worker per file, so that fixtures that a file shares, such as a server, are created once.
+# Each file runs in one worker, so that fixtures shared by its tests, such as a server, are created
+# once.
 test: $(READY)   ## run the default test suite in parallel
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
 

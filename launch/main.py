@@ -37,7 +37,7 @@ from trainer.process.standard_output import hide_native_warnings
 app = typer.Typer(
     name="kway",
     help="Train classifiers with very many classes and serve them one class at a time.",
-    epilog="kway --traceback COMMAND … shows where an error came from.",
+    epilog="kway --traceback COMMAND … prints the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,7 +71,7 @@ def run(app: typer.Typer) -> NoReturn:
     `--traceback` as the first argument, the error is raised with its traceback instead.
     """
     hide_native_warnings()
-    _end_by_sigterm()
+    _exit_on_sigterm()
     show_origin = sys.argv[1:2] == ["--traceback"]
     if show_origin:
         del sys.argv[1]
@@ -98,7 +98,7 @@ def run(app: typer.Typer) -> NoReturn:
     sys.exit(code if isinstance(code, int) else DONE)
 
 
-def _end_by_sigterm() -> None:
+def _exit_on_sigterm() -> None:
     """Make SIGTERM end this process if it is PID 1 of a container.
 
     The kernel does not deliver a signal to PID 1 unless there is a handler for it. Commands that
@@ -106,23 +106,23 @@ def _end_by_sigterm() -> None:
     """
     if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
-    signal.signal(signal.SIGTERM, _end)
-    os.register_at_fork(after_in_child=_forget_the_end)
+    signal.signal(signal.SIGTERM, _exit)
+    os.register_at_fork(after_in_child=_restore_default)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
     # Exit immediately, like the default action of the signal. An exception could be delayed by
     # cleanup that never finishes.
     os._exit(KILLED + number)
 
 
-def _forget_the_end() -> None:
-    if signal.getsignal(signal.SIGTERM) is _end:
+def _restore_default() -> None:
+    if signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _given(error: typer.TyperException) -> str:
-    """The invalid value of an option, unless typer's message already contains it."""
+    """Return the invalid value of an option, unless typer's message already contains it."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         name, equals, value = word.partition("=")

@@ -37,13 +37,13 @@ AllowImport = Annotated[
     typer.Option(
         "--allow-import",
         metavar="MODULE:CLASS",
-        help="import this component, which a run or bundle names; repeatable",
+        help="component of the run or bundle that may be imported; repeatable",
     ),
 ]
 
 
 def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:
-    """Field name -> option, in the order of the fields, without those marked `Supplied`.
+    """Map field names to options, in the order of the fields, without those marked `Supplied`.
 
     marked_only: return only fields that are marked as `Option` or `Argument`.
     """
@@ -62,7 +62,7 @@ def with_options(
     *,
     without: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """A function for typer that has `options` instead of the first parameter of `command`.
+    """Return a function for typer with `options` in place of the first parameter of `command`.
 
     `command` receives their values as a `Given` in that parameter. without: parameters of `command`
     that keep their default and are not exposed as options.
@@ -205,11 +205,11 @@ class FieldOption:
 
 
 def _marker(field: FieldInfo) -> Option | Supplied | None:
-    return next((one for one in field.metadata if isinstance(one, Option | Supplied)), None)
+    return next((item for item in field.metadata if isinstance(item, Option | Supplied)), None)
 
 
 def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "max"], float]]:
-    """The bounds that typer can check. pydantic checks all of them."""
+    """Yield the bounds that typer can check. pydantic checks all of them."""
     for bound in field.metadata:
         if isinstance(bound, Ge):
             yield "min", bound.ge  # type: ignore[misc]
@@ -225,7 +225,7 @@ def _pairs(option: str, given: list[str], expected: str) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value) or name in pairs:
-            raise ValueError(f"{option} {text!r}: give {expected}, each name once")
+            raise ValueError(f"{option} {text!r}: pass {expected}, each name once")
         pairs[name] = value
     return pairs
 

@@ -15,14 +15,14 @@ def explain_write_errors(path: Path, option: str) -> Iterator[None]:
         if not error.filename or not _is_about(path, str(error.filename)):
             raise
         raise OSError(
-            f"{path} cannot be written ({error.strerror}): name another place with {option}"
+            f"{path} cannot be written ({error.strerror}): choose another path with {option}"
         ) from error
 
 
 def check_writable(path: Path, option: str) -> None:
     """Raise the error that writing the file `path` would raise, before any work is done."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it with {option}")
+        raise IsADirectoryError(f"{path} is a folder: pass the path of a file to {option}")
     # Permission bits are not reliable on every file system, so create a file.
     trial = path.with_name(f"{path.name}.{os.getpid()}.trial")
     with explain_write_errors(path, option):

@@ -62,7 +62,7 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
 
 
 def plain_lines(verb: str, unit: str = "samples") -> Report:
-    """Progress for output that is not a terminal: one line every few seconds."""
+    """Return a reporter for output that is not a terminal: one line every few seconds."""
     rate = _Rate()
     last = time.monotonic()
 
@@ -97,7 +97,7 @@ class _Rate:
 
 
 def wide_console(columns: int) -> Console:
-    """A console with at least `columns` if not on a terminal; rich's default of 80 wraps tables."""
+    """Return a console of `columns` without a terminal, where rich's default of 80 wraps tables."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 
@@ -108,6 +108,6 @@ def seconds_since(started: float) -> str:
 
 
 def table_cell(text: str, length: int = _CELL_LENGTH) -> Text:
-    """`text` as a table cell: printable, no markup, whitespace collapsed, truncated to `length`."""
+    """Return `text` as a printable cell without markup, whitespace collapsed, at most `length`."""
     safe = printable(" ".join(text.split()))
     return Text(safe if len(safe) <= length else safe[: length - 1] + "…")

@@ -14,11 +14,11 @@ from data.messages import printable
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="where everything goes")] = Path("demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="output folder")] = Path("demo"),
     classes: Annotated[int, typer.Option(min=20, help="number of characters")] = 1000,
     epochs: Annotated[float, typer.Option(min=0.01, help="length of each training run")] = 1.0,
 ) -> None:
-    """Shard, train three heads, compare, export, serve and ask: each step as one would do it."""
+    """Run the complete workflow on drawn characters, from shards to queries, in a few minutes."""
     from data.sources import Glyphs
     from launch.commands.shard_source import write
     from launch.demo import plots, questions, runs
@@ -59,15 +59,15 @@ def demo(
         export_run(chosen.folder(out), bundle, world, force=True)
 
     announce(5, "serve", "serve", bundle)
-    asked = questions.make_questions(shards, out / "questions")
+    examples = questions.make_questions(shards, out / "questions")
     with questions.server(bundle, out / "server.log") as url:
         console.print(f"ready at {url}")
-        announce(6, "ask", "query", url, "--class", asked[0].asked, asked[0].image)
-        answers = [questions.ask(url, question) for question in asked]
-        console.print(questions.answers_table(asked, answers))
+        announce(6, "query", "query", url, "--class", examples[0].asked, examples[0].image)
+        answers = [questions.ask(url, question) for question in examples]
+        console.print(questions.answers_table(examples, answers))
     done = (
         f"Done in {time.monotonic() - started:.0f} s. See {out / 'comparison.png'}; "
-        f"ask more: kway query {bundle} --class NAME IMAGE"
+        f"To query more images: kway query {bundle} --class NAME IMAGE"
     )
     console.print(printable(done), markup=False, soft_wrap=True)
 

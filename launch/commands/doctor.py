@@ -1,4 +1,4 @@
-"""`kway doctor`: checks what this machine can run, and suggests fixes for what it cannot."""
+"""`kway doctor`: checks whether this machine can run training, and suggests fixes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,34 +18,41 @@ from launch.options import AllowImport
 if TYPE_CHECKING:
     from launch.doctor import Finding, Workload
 
-_COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_COLORS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _LEVEL_WIDTH, _TOPIC_WIDTH = 7, 13
 
 
 def doctor(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="judge by what this recipe needs (YAML file)", dir_okay=False),
+        typer.Argument(
+            metavar="RECIPE", help="recipe to run on this machine (YAML file)", dir_okay=False
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as data.workers=8")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as data.workers=8"),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="folder that runs go to; default: the recipe's, or here")
+        Path | None,
+        typer.Option(help="folder for runs; default: that of the recipe, or the current directory"),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=2, help="ranks here; default: one a GPU, at least 2")
+        int | None,
+        typer.Option(min=2, help="ranks on this machine; default: one per GPU, at least 2"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="rendezvous port of several machines")
+        int | None,
+        typer.Option(min=1, max=65535, help="rendezvous port to check, for several machines"),
     ] = None,
     peer: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of another machine; may be repeated")
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="another machine to check; repeatable"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Say what this machine can run: exit code 1 where training would fail."""
+    """Check whether this machine can run training. Exits with 1 if training would fail."""
     from launch.doctor import examine
 
     workload = _workload(
@@ -63,7 +70,7 @@ def doctor(
     errors, warnings = (sum(f.level == level for f in found) for level in ("error", "warning"))
     if not as_json:
         summary = f"{pluralize(errors, 'error')}, {pluralize(warnings, 'warning')}"
-        print(summary if errors or warnings else "all is well")
+        print(summary if errors or warnings else "no problems found")
     raise typer.Exit(1 if errors else 0)
 
 
@@ -90,7 +97,7 @@ def _workload(
         from trainer.recipe import load_recipe
     except ImportError as error:
         raise ValueError(
-            f"{path} cannot be read without torch ({error}): run kway doctor without a recipe first"
+            f"reading {path} requires torch ({error}): run kway doctor without a recipe first"
         ) from error
     resolved = load_recipe(path, overrides, allow_imports=allow_imports)
     workload = workload_of(resolved, ranks=ranks, port=port, peers=peers)
@@ -98,7 +105,7 @@ def _workload(
 
 
 def _num_gpus() -> int:
-    """The number of GPUs, without importing torch: whether torch imports is itself a check."""
+    """Count the GPUs without torch, because whether torch can be imported is itself a check."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
@@ -109,7 +116,7 @@ def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
         yield lambda name: None
         return
     with console.status("") as status:
-        yield lambda name: status.update(f"looking at {name} …")
+        yield lambda name: status.update(f"checking {name} …")
 
 
 def _print(console: Console, finding: "Finding") -> None:
@@ -123,7 +130,7 @@ def _print(console: Console, finding: "Finding") -> None:
     table.add_column(width=_LEVEL_WIDTH)
     table.add_column(width=_TOPIC_WIDTH)
     table.add_column(overflow="fold")
-    table.add_row(Text(level, style=_COLOURS[level]), Text(topic), Text(found))
+    table.add_row(Text(level, style=_COLORS[level]), Text(topic), Text(found))
     if remedy:
         table.add_row("", "", Text(f"-> {remedy}", style="bold"))
     console.print(table)

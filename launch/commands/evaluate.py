@@ -1,4 +1,4 @@
-"""`kway eval`: evaluates a model of a run, and shows its classes and confusions."""
+"""`kway eval`: evaluates the model of a run, per class and by confusions if requested."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,24 +25,33 @@ _NAME = 24  # two names and their numbers fit 80 columns
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="a run's folder")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     checkpoint: Annotated[
-        int | None, typer.Option(metavar="STEP", help="default: the newest that is sound")
+        int | None,
+        typer.Option(metavar="STEP", help="checkpoint; default: the newest that is intact"),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="default: data.eval_split")] = None,
+    split: Annotated[str | None, typer.Option(help="split; default: data.eval_split")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="such as evaluation.batch=64"),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="recipe override, such as evaluation.batch=64; repeatable",
+        ),
     ] = None,
-    nproc: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    nproc: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
     classes: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="write a row for each class")
+        Path | None, typer.Option(metavar="FILE.csv", help="write a table with a row per class")
     ] = None,
-    sort: Annotated[Order, typer.Option(help="of those rows, lowest first")] = "index",
-    worst: Annotated[int, typer.Option(min=0, help="show the classes of least precision")] = 0,
-    best: Annotated[int, typer.Option(min=0, help="and of most")] = 0,
+    sort: Annotated[Order, typer.Option(help="order of these rows, ascending")] = "index",
+    worst: Annotated[
+        int, typer.Option(min=0, help="print the N classes with the lowest average precision")
+    ] = 0,
+    best: Annotated[
+        int, typer.Option(min=0, help="print the N classes with the highest average precision")
+    ] = 0,
     confusions: Annotated[
-        int, typer.Option(min=0, help="show the most frequent wrong predictions")
+        int, typer.Option(min=0, help="print the N most frequent wrong predictions")
     ] = 0,
     allow_import: AllowImport = None,
 ) -> None:
@@ -154,7 +163,7 @@ def _confused(result: "Evaluation", names: Sequence[str], num: int) -> Table:
     shown = Table(title="most confused classes")
     for name in ("true", "predicted"):
         shown.add_column(name)
-    for name in ("samples", "of the class"):
+    for name in ("samples", "share of class"):
         shown.add_column(name, justify="right")
     for true, predicted, samples in result.confusions[:num].tolist():
         share = samples / int(result.classes.positives[true])

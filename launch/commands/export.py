@@ -11,17 +11,20 @@ from launch.output_path import explain_write_errors
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="a run's folder")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="the bundle's folder")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
     recall: Annotated[
         list[float] | None,
-        typer.Option(help="also hold thresholds for this recall, above 0 and at most 1; repeat"),
+        typer.Option(
+            metavar="FLOAT",
+            help="also compute thresholds for this recall (above 0, at most 1); repeatable",
+        ),
     ] = None,
     min_positives: Annotated[
         int | None,
         typer.Option(
-            help="a class with fewer validation samples takes the pooled threshold; default: what "
-            "the recall needs, 9 for 0.9 and 99 for 0.99",
+            help="minimum number of validation samples for a class's own threshold; other classes "
+            "use the pooled threshold; default: by recall, 9 for 0.9 and 99 for 0.99",
             min=1,
         ),
     ] = None,
@@ -31,13 +34,14 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Write a run's newest model as a bundle."""
-    for one in recall or ():
-        if not 0 < one <= 1:
-            raise ValueError(f"--recall {one:g}: give one above 0 and at most 1")
+    """Export a run's newest model as a bundle."""
+    for value in recall or ():
+        if not 0 < value <= 1:
+            raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
     if out.exists() and not force:
         raise ValueError(
-            f"{out} exists already: remove it, name another with --out, or replace it with --force"
+            f"{out} already exists: remove it, choose another folder with --out, or replace it "
+            "with --force"
         )
     from trainer.bundle.export import export_run
     from trainer.world import open_world

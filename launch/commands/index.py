@@ -17,30 +17,34 @@ if TYPE_CHECKING:
 
 
 def index(
-    bundle: Annotated[Path, typer.Argument(help="bundle folder, made by `kway export`")],
-    collection: Annotated[
-        Path, typer.Argument(help="folder of images; for a model of texts: a file, one a line")
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="bundle folder, created by `kway export`")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="the gallery's folder")],
+    collection: Annotated[
+        Path,
+        typer.Argument(
+            metavar="COLLECTION",
+            help="folder of images or, for a text model, a file with one text per line",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder of the gallery")],
     batch_size: Annotated[
-        int, typer.Option(help="texts, or crops of images, in one forward pass", min=1)
+        int, typer.Option(help="texts, or crops of images, per forward pass", min=1)
     ] = 32,
     workers: Annotated[
-        int | None, typer.Option(help="threads that decode; default: one a core", min=1)
+        int | None, typer.Option(help="decoding threads; default: one per core", min=1)
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="what computes")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="device of the model")] = "cpu",
     thumbnails: Annotated[
-        bool, typer.Option("--thumbnails/--no-thumbnails", help="keep small images to show")
+        bool, typer.Option("--thumbnails/--no-thumbnails", help="store thumbnails of the images")
     ] = True,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="fail where a file cannot be read")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="fail if a file cannot be read")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="also where the gallery was made of another folder")
+        bool, typer.Option("--force", help="update the gallery even if it is of another collection")
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Make a gallery, or bring it up to date: only what is new or changed is computed."""
+    """Create a gallery, or update it: only new and changed items are computed."""
     # Import here, so that other commands start quickly.
     from serving.galleries.building import IndexOptions, index_collection
     from serving.galleries.collection import open_collection
@@ -48,9 +52,9 @@ def index(
     from trainer.bundle.bundle import Bundle
 
     started = time.monotonic()
-    how = IndexOptions(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)
+    options = IndexOptions(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)
     if workers is not None:
-        how = IndexOptions(**{**vars(how), "threads": workers})
+        options = IndexOptions(**{**vars(options), "threads": workers})
     with Bundle.open(bundle) as opened:
         listed = open_collection(collection, opened.spec.reads)
         opened.verify(class_weights=False)
@@ -61,26 +65,28 @@ def index(
             progress("indexing", model.reads) as computing,
             progress("writing", model.reads) as writing,
         ):
-            done = index_collection(model, listed, out, how, computing=computing, writing=writing)
-    _tell(out, done, model.reads, started)
+            done = index_collection(
+                model, listed, out, options, computing=computing, writing=writing
+            )
+    _print_result(out, done, model.reads, started)
 
 
-def _tell(out: Path, done: "IndexResult", reads: str, started: float) -> None:
+def _print_result(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     item = reads.removesuffix("s")
     if done.ignored:
         others = pluralize(done.ignored, "other file")
-        print(f"note: ignoring {others}, by the name no image", file=sys.stderr)
+        print(f"note: ignored {others} without an image extension", file=sys.stderr)
     for name, reason in done.unreadable:
-        print(printable(f"left out: {name}: {reason}"), file=sys.stderr)
+        print(printable(f"skipped: {name}: {reason}"), file=sys.stderr)
     if done.info.unreadable:
         bad = pluralize(done.info.unreadable, f"unreadable {item}")
         where = out / "unreadable.jsonl"
-        print(printable(f"warning: left out {bad}, listed in {where}"), file=sys.stderr)
+        print(printable(f"warning: skipped {bad}, listed in {where}"), file=sys.stderr)
     size = sum(file.bytes for file in done.info.files.values()) / 1e6
     print(
         printable(
             f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
-            f"{done.kept:,} kept, {done.dropped:,} dropped, {size:,.1f} MB, "
+            f"{done.kept:,} unchanged, {done.dropped:,} removed, {size:,.1f} MB, "
             f"{seconds_since(started)}"
         )
     )

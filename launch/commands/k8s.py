@@ -7,42 +7,51 @@ import typer
 
 from launch.options import AllowImport
 
-app = typer.Typer(help="Manifests for a Kubernetes cluster.", no_args_is_help=True)
+app = typer.Typer(help="Create manifests for a Kubernetes cluster.", no_args_is_help=True)
 
 
 @app.callback()
 def k8s() -> None:
-    """Manifests for a Kubernetes cluster."""
+    """Create manifests for a Kubernetes cluster."""
 
 
 @app.command()
 def render(
-    recipe: Annotated[Path, typer.Argument(help="YAML file")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="recipe (YAML file)")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="pods, one a machine")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="number of pods, one per machine")] = 2,
     gpus: Annotated[
-        int, typer.Option(min=0, help="GPUs of a pod, a rank each; 0: one rank on CPUs")
+        int, typer.Option(min=0, help="GPUs per pod, one rank each; 0: one rank on CPUs")
     ] = 1,
-    overlay: Annotated[str, typer.Option(help="folder of k8s/overlays")] = "job",
+    overlay: Annotated[str, typer.Option(help="name of a folder in k8s/overlays")] = "job",
     image: Annotated[
         str | None,
-        typer.Option(metavar="NAME:TAG", help="default: that of the files, with CUDA for GPUs"),
+        typer.Option(
+            metavar="NAME:TAG", help="image; default: that of the overlay, with CUDA for GPUs"
+        ),
     ] = None,
-    namespace: Annotated[str | None, typer.Option(help="default: kubectl's")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="namespace; default: that of kubectl's context")
+    ] = None,
     storage_class: Annotated[
-        str | None, typer.Option(metavar="NAME", help="of the claims; default: the cluster's")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="storage class of the claims; default: that of the cluster"
+        ),
     ] = None,
     claims: Annotated[
-        bool, typer.Option("--claims/--no-claims", help="whether claims are printed, too")
+        bool, typer.Option("--claims/--no-claims", help="also print the PersistentVolumeClaims")
     ] = True,
     allow_import: AllowImport = None,
 ) -> None:
     """Print the manifests of a training run, for `kubectl apply -f -`.
 
-    Needs kubectl or kustomize. The recipe, its mesh, the batch and the pods have to agree. The
-    recipe's train.device becomes cuda where pods have GPUs; CPU and memory are by the rank.
+    Requires kubectl or kustomize. The number of ranks must fit the recipe's
+    mesh and batch. If pods have GPUs, the recipe's train.device is set to cuda.
+    CPU and memory requests are proportional to the number of ranks per pod.
     """
     from launch.kubernetes.agreement import check_fit
     from launch.kubernetes.render import Claims, Size, kustomize_command

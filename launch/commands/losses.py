@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def losses() -> None:
-    """List the losses: where they come from, and whether one logit alone can be trusted."""
+    """List the losses, their papers, and which of them allow queries from a single logit."""
     from heads.losses import LOSSES
 
     table = Table(box=None, pad_edge=False)
@@ -29,11 +29,11 @@ def losses() -> None:
         cells = kind, loss.paper, aligned, loss.statistic, _options(loss_class)
         table.add_row(*(Text(cell) for cell in cells))
     wide_console(1_000).print(table)
-    print("aligned: with the Principle of Logit Separation, one logit alone can be compared")
+    print("aligned with the Principle of Logit Separation: a single logit is a meaningful score")
 
 
 def _options(loss: type["Loss"]) -> str:
-    """`name=default` for each option, as in a recipe, with the meaning of a null default."""
+    """Format options as `name=default`, as in a recipe, with the meaning of a null default."""
     fields = loss.option_fields().items()
     return ", ".join(f"{name}={_default(field)}" for name, field in fields)
 

@@ -1,4 +1,4 @@
-"""`kway plan`: memory, traffic and step time of a recipe on a cluster that need not exist."""
+"""`kway plan`: estimates memory, traffic and step time of a recipe, without the cluster."""
 
 import json
 import math
@@ -12,36 +12,45 @@ from launch.terminal import wide_console
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(help="YAML file", dir_okay=False)],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="recipe (YAML file)", dir_okay=False)
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="machines")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="processes a machine, one a GPU")] = 1,
-    gpu: Annotated[str, typer.Option(help="h100, h200, a100, … or cpu: this machine's")] = "h100",
+    nodes: Annotated[int, typer.Option(min=1, help="number of machines")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per machine, one rank each")] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="GPU model: h100, h200, a100, …; cpu: the CPU of this machine")
+    ] = "h100",
     classes: Annotated[
-        int | None, typer.Option(min=2, help="instead of the shards' classes")
+        int | None, typer.Option(min=2, help="number of classes; default: that of the shards")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="of an epoch, instead of the shards'")
+        int | None, typer.Option(min=1, help="samples per epoch; default: those of the shards")
     ] = None,
     link_gbps: Annotated[
-        float | None, typer.Option(min=0.001, help="a GPU's rate to other machines, Gbit/s")
+        float | None,
+        typer.Option(
+            min=0.001, help="bandwidth from a GPU to other machines, Gbit/s; default: by GPU model"
+        ),
     ] = None,
     host_memory: Annotated[
         float | None, typer.Option(min=0.001, help="main memory of a machine, GiB")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="build the shapes of the ranks, and check them")
+        bool,
+        typer.Option("--dry-run", help="build and check the shards of some ranks, without weights"),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="bytes and seconds, for programs")
+        bool, typer.Option("--json", help="print JSON, in bytes and seconds")
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Say what a recipe needs on a cluster: memory a GPU, bytes on the wire, time a step."""
+    """Estimate memory per GPU, network traffic and step time of a recipe on a cluster."""
     if link_gbps is not None and not math.isfinite(link_gbps):
-        raise ValueError(f"--link-gbps is {link_gbps}: give a number of Gbit/s, such as 400")
+        raise ValueError(f"--link-gbps is {link_gbps}: pass a number of Gbit/s, such as 400")
     if host_memory is not None and not math.isfinite(host_memory):
         raise ValueError(f"--host-memory is {host_memory}: pass a number of GiB, such as 2048")
     from trainer.recipe import load_recipe
@@ -52,7 +61,7 @@ def plan(
     from launch.plan.cluster import machine_named
     from launch.plan.plan import PlanRequest, make_plan
 
-    machine = machine_named(gpu, link_gbps=link_gbps, ranks_a_node=gpus)
+    machine = machine_named(gpu, link_gbps=link_gbps, ranks_per_node=gpus)
     host_bytes = None if host_memory is None else int(host_memory * 2**30)
     request = PlanRequest(machine, nodes, gpus, classes, samples, host_bytes)
     console = wide_console(100)

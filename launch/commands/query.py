@@ -31,39 +31,43 @@ Inputs = Sequence[Path] | Sequence[str]
 
 def query(
     source: Annotated[
-        str, typer.Argument(help="folder of a bundle, or URL of a server", metavar="BUNDLE|URL")
+        str, typer.Argument(help="bundle folder, or URL of a server", metavar="BUNDLE|URL")
     ],
     classes: Annotated[
-        list[str], typer.Option("--class", help="name of a class, or # and its number; repeatable")
+        list[str],
+        typer.Option(
+            "--class", metavar="NAME", help="class name, or # and the class index; repeatable"
+        ),
     ],
     images: Annotated[
-        list[Path] | None, typer.Argument(help="files of images", metavar="IMAGE")
+        list[Path] | None, typer.Argument(help="image files", metavar="IMAGE")
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(help="a text, where the model reads texts; repeatable")
+        list[str] | None, typer.Option(metavar="TEXT", help="text, for a text model; repeatable")
     ] = None,
-    texts: Annotated[Path | None, typer.Option(help="file with a text a line")] = None,
+    texts: Annotated[Path | None, typer.Option(help="file with one text per line")] = None,
     recall: Annotated[
         float | None,
-        typer.Option(help="yes or no by each class's threshold for this recall"),
+        typer.Option(help="recall whose threshold of each class decides between yes and no"),
     ] = None,
-    threshold: Annotated[float | None, typer.Option(help="yes or no by this score")] = None,
+    threshold: Annotated[float | None, typer.Option(help="lowest score that counts as yes")] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="file with the token that the server asks for")
+        Path | None, typer.Option(help="file with the token for the server")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Ask whether images, or texts, are of a class.
+    """Query whether images or texts belong to given classes.
 
-    Without --recall and --threshold only scores are shown.
+    Without --recall and --threshold, only scores are printed.
     """
     inputs = _inputs(images or [], text or [], texts)
     if "://" in source:
         found = _ask_server(source, classes, inputs, recall, threshold, token_file)
     elif token_file is not None:
         raise ValueError(
-            f"{source} is no URL, and only a server asks for a token: drop one of them"
+            f"--token-file is for a server, and {source} is not a URL: omit --token-file, or pass "
+            "the URL of a server"
         )
     else:
         _check_source(source)
@@ -77,19 +81,19 @@ def query(
 def _check_source(source: str) -> None:
     if _LIKE_A_SERVER.fullmatch(source) and not Path(source).exists():
         raise ValueError(
-            f"there is no folder {source}, and a server's address starts with http:// or "
-            f"https://: give http://{source}"
+            f"{source} is not a folder, and the URL of a server starts with http:// or https://: "
+            f"pass http://{source}"
         )
 
 
 def _inputs(images: list[Path], text: list[str], texts: Path | None) -> Inputs:
     for image in images:
         if not image.is_file():
-            raise FileNotFoundError(f"{image} is no file: name images")
+            raise FileNotFoundError(f"{image} is not a file: pass image files")
     if texts is not None:
         text = text + _lines(texts)
     if bool(images) == bool(text):
-        raise ValueError("give images, or texts by --text or --texts, and not both")
+        raise ValueError("pass either image files, or texts with --text or --texts")
     return images or text
 
 
@@ -98,7 +102,7 @@ def _lines(file: Path) -> list[str]:
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise ValueError(f"{file} holds no text: write one a line")
+        raise ValueError(f"{file} is empty: write one text per line")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -107,18 +111,18 @@ def _read(file: Path, option: str) -> str:
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ValueError(
-            f"{option} {file} cannot be read ({error.strerror}): name a file that you may read"
+            f"{option} {file} cannot be read ({error.strerror}): pass a readable file"
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{option} {file} is not UTF-8 from its byte {error.start} on: save it as UTF-8"
+            f"{option} {file} is not valid UTF-8 at byte {error.start}: save it as UTF-8"
         ) from error
 
 
 def _check_kind(source: str, reads: str, inputs: Inputs) -> None:
     if reads != ("images" if isinstance(inputs[0], Path) else "texts"):
-        remedy = "name image files" if reads == "images" else "give --text or --texts"
-        raise ValueError(f"{source} reads {reads}: {remedy}")
+        remedy = "pass image files" if reads == "images" else "pass --text or --texts"
+        raise ValueError(f"the model of {source} reads {reads}: {remedy}")
 
 
 def _ask_bundle(
@@ -146,11 +150,11 @@ def _ask_bundle(
 
 def _answer(model: "Model", question: "Question", inputs: Inputs) -> "Answer":
     prepared = []
-    for one in inputs:
+    for item in inputs:
         try:
-            prepared.append(model.prepare(one.read_bytes() if isinstance(one, Path) else one))
+            prepared.append(model.prepare(item.read_bytes() if isinstance(item, Path) else item))
         except ValueError as error:
-            raise ValueError(f"{str(one)[:_SHOWN]}: {error}") from error
+            raise ValueError(f"{str(item)[:_SHOWN]}: {error}") from error
     return model.answer(prepared, question)
 
 
@@ -170,19 +174,21 @@ def _ask_server(
             served = client.served()
         except RefusedError as error:
             if error.code == "no_token":
-                raise ValueError(f"{url} asks for a token: give --token-file FILE") from error
+                raise ValueError(f"{url} requires a token: pass --token-file FILE") from error
             raise
         _check_kind(url, served.reads, inputs)
         return client.query(classes, inputs, recall=recall, threshold=threshold, served=served)
 
 
 def _token(file: Path) -> str:
-    """The first token in a token file of `kway serve`. On the command line it would be visible to
-    all users of the machine."""
+    """Return the first token in a token file of `kway serve`.
+
+    A token on the command line would be visible to all users of the machine.
+    """
     for line in _read(file, "--token-file").splitlines():
         if line.strip() and not line.startswith("#"):
             return line.strip()
-    raise ValueError(f"{file} holds no token: write one on a line of its own")
+    raise ValueError(f"{file} contains no token: write one token per line")
 
 
 def _print_table(found: "Answer", inputs: Inputs) -> None:
@@ -195,35 +201,39 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
     decides = any(verdict.threshold is not None for verdict in verdicts)
     for name in ("score", "threshold", "match") if decides else ("score",):
         table.add_column(name, justify="right")
-    for one, result in zip(inputs, found.results, strict=True):
-        shown = Text(printable(str(one))) if isinstance(one, Path) else table_cell(str(one), _SHOWN)
+    for item, result in zip(inputs, found.results, strict=True):
+        text = str(item)
+        shown = Text(printable(text)) if isinstance(item, Path) else table_cell(text, _SHOWN)
         for verdict in result.verdicts:
-            bar = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
-            word = {True: "yes", False: "no", None: ""}[verdict.match]
-            asked = Text(printable(verdict.class_name))
-            numbers = (f"{verdict.score:.3f}", bar, word) if decides else (f"{verdict.score:.3f}",)
-            table.add_row(shown, asked, *numbers)
+            limit = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
+            match = {True: "yes", False: "no", None: ""}[verdict.match]
+            class_name = Text(printable(verdict.class_name))
+            score = f"{verdict.score:.3f}"
+            table.add_row(shown, class_name, *((score, limit, match) if decides else (score,)))
     console = Console()
     console.print(table)
-    for one in found.thresholds:
-        if one.threshold_source != "request":
-            console.print(Text(printable(_in_words(one))), soft_wrap=True)
+    for threshold in found.thresholds:
+        if threshold.threshold_source != "request":
+            console.print(Text(printable(_in_words(threshold))), soft_wrap=True)
     if found.notice:
         console.print(Text(printable(f"notice: {found.notice}")))
 
 
-def _in_words(one: "ClassThreshold") -> str:
+def _in_words(threshold: "ClassThreshold") -> str:
     """Describe which validation samples determined a threshold, and how many reach it."""
-    if one.threshold is None:
-        return f"{one.class_name}: no threshold at this recall: pass --threshold"
-    origin = "the class's own" if one.threshold_source == "class" else "pooled over all classes"
-    if one.threshold_samples is not None:
-        origin += f" ({one.threshold_samples} validation samples)"
-    if one.expected_precision is None:
-        shown = "expected precision unknown: the bundle was exported by an older kway"
+    name = threshold.class_name
+    if threshold.threshold is None:
+        return f"{name}: no threshold for this recall: pass --threshold"
+    is_own = threshold.threshold_source == "class"
+    origin = "of this class" if is_own else "pooled over all classes"
+    if threshold.threshold_samples is not None:
+        origin += f" ({threshold.threshold_samples} validation samples)"
+    if threshold.expected_precision is None:
+        shown = "expected precision unknown: the bundle was exported by an older version of kway"
     else:
         shown = (
-            f"expected precision {one.expected_precision:.2f}; reached by {one.class_reached} of "
-            f"the class's {one.class_samples} samples, and by {one.all_reached} of all classes"
+            f"expected precision {threshold.expected_precision:.2f}; reached by "
+            f"{threshold.class_reached} of the {threshold.class_samples} samples of the class, "
+            f"and by {threshold.all_reached} samples of all classes"
         )
-    return f"{one.class_name}: threshold {one.threshold:.3f}, {origin}; {shown}"
+    return f"{name}: threshold {threshold.threshold:.3f}, {origin}; {shown}"

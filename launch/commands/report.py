@@ -11,14 +11,14 @@ from launch.terminal import progress
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="folders of runs")],
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="the page; a file of this name is replaced")
+        Path, typer.Option("-o", "--out", help="HTML file; an existing file is replaced")
     ] = Path("report.html"),
 ) -> None:
-    """Draw runs side by side into one HTML page that needs nothing from outside.
+    """Compare runs in one self-contained HTML page.
 
-    Runs may be under way, cut off or damaged: the page says what could not be read.
+    Runs may be unfinished or damaged: the page lists what could not be read.
     """
     from data.files import commit
     from launch.report import read_runs, report_page
@@ -31,6 +31,6 @@ def report(
     with explain_write_errors(out, "--out"):
         commit(out, content)
     for run in found:
-        for trouble in run.troubles:
-            print(printable(f"{run.letter} {run.name}: {trouble}"))
+        for problem in run.troubles:
+            print(printable(f"{run.letter} {run.name}: {problem}"))
     print(f"{out}: {pluralize(len(found), 'run')}, {len(content) / 1e6:.1f} MB")

@@ -21,37 +21,41 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def serve(
     given: Given,
-    bundle: Annotated[Path, typer.Argument(help="bundle folder, made by `kway export`")],
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="bundle folder, created by `kway export`")
+    ],
     replicas: Annotated[
         str,
         typer.Option(
-            help="processes that each hold the model; 1:4: one, and up to four while there is work"
+            metavar="N|MIN:MAX",
+            help="processes that each load the model; 1:4: between one and four, by load",
         ),
     ] = str(ServingConfig().replicas),
     no_tokens: Annotated[
         bool,
         typer.Option(
-            "--no-tokens", help="allow a --host that others can reach, though all are let in"
+            "--no-tokens",
+            help="do not require a token, even if other machines can reach --host",
         ),
     ] = False,
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="also check the file of class weights, which reads all of it"
+            "--verify", help="also verify the checksum of the class weights, a large file"
         ),
     ] = False,
     print_config: Annotated[
         bool,
         typer.Option(
             "--print-config",
-            help="start nothing: print a config file for a Ray cluster (docs/cluster.md)",
+            help="print a config file for a Ray cluster (docs/cluster.md) and exit",
         ),
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Serve a bundle over HTTP on this machine: a page at /, the API and its description at /docs.
+    """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
 
-    It is ready when it says so, after 10 to 40 s, and runs until Ctrl-C.
+    Prints `ready` once it accepts requests, after 10 to 40 s, and runs until Ctrl-C.
     """
     # Import here, so that other commands start quickly.
     from serving.deploy.server import running
@@ -81,7 +85,7 @@ def serve(
         free_port(config.host, config.grpc_port, option="--grpc-port")
     stop = StopSignal()
     if sys.stderr.isatty():
-        typer.echo("starting, which takes 10 to 40 s …", err=True)
+        typer.echo("starting (takes 10 to 40 s) …", err=True)
     with ExitStack() as opened_server:
         try:
             url, grpc = opened_server.enter_context(running(bundle, config))
@@ -89,7 +93,7 @@ def serve(
             if stop.was_received:  # libraries may turn the SystemExit into other exceptions
                 raise SystemExit(0) from None
             raise
-        typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")
+        typer.echo(f"ready: {url}  (API docs: {url}/docs; press Ctrl-C to stop)")
         typer.echo(printable(f"curl {url}/v1/query {line}"))
         if grpc is not None:
             typer.echo(f"Open Inference Protocol over gRPC: {grpc}")
@@ -103,8 +107,8 @@ def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
         _check_tokens(config.token_file)  # report a bad file before Ray starts
     elif config.host not in _LOOPBACK and not no_tokens:
         raise ValueError(
-            f"--host {config.host} lets others reach this server, and there is no --token-file: "
-            "pass one, or --no-tokens if a proxy in front of it authenticates clients"
+            f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
+            "token file, or --no-tokens if a proxy in front of the server authenticates clients"
         )
 
 
@@ -113,8 +117,8 @@ def _check_tokens(file: Path) -> None:
         Tokens(file)
     except OSError as error:
         raise ValueError(
-            f"--token-file {file} cannot be read ({error.strerror}): name a file with a token a "
-            "line; openssl rand -hex 32 makes one"
+            f"--token-file {file} cannot be read ({error.strerror}): pass a file with one token "
+            "per line; create a token with openssl rand -hex 32"
         ) from error
     except ValueError as error:
         raise ValueError(f"--token-file: {error}") from error
@@ -124,18 +128,18 @@ def _replicas(text: str) -> tuple[int, int | None]:
     """Parse `2` -> (2, None), `1:4` -> (1, 4)."""
     found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
     if found is None or (found[2] and int(found[2]) < int(found[1])):
-        raise ValueError(f"--replicas {text!r}: give a number such as 2, or a range such as 1:4")
+        raise ValueError(f"--replicas {text!r}: pass a number such as 2, or a range such as 1:4")
     return int(found[1]), int(found[2]) if found[2] else None
 
 
 def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
-    """Arguments of a curl query, with the class name quoted for the shell."""
+    """Return the arguments of a curl query, with the class name quoted for the shell."""
     quoted = "'" + bundle.names.names[0].replace("'", "'\\''") + "'"
-    asked = "-F images=@your-image.png"
+    inputs = "-F images=@your-image.png"
     if bundle.spec.reads == "texts":
-        asked = "--form-string texts='A text.'"
+        inputs = "--form-string texts='A text.'"
     token = '-H "Authorization: Bearer $TOKEN" ' if has_tokens else ""
-    return f"{token}--form-string classes={quoted} {asked}"
+    return f"{token}--form-string classes={quoted} {inputs}"
 
 
 command = with_options(serve, options_of(ServingConfig, marked_only=True))

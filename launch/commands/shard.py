@@ -1,4 +1,4 @@
-"""`kway shard`: turns sources into webdataset shards; checks, verifies, shows or indexes shards.
+"""`kway shard`: writes webdataset shards from sources; checks, verifies, shows or indexes shards.
 
 `shard_source.py` derives one command from each source in `data.sources.SOURCES`.
 """
@@ -21,8 +21,10 @@ from launch.terminal import progress, seconds_since, wide_console
 if TYPE_CHECKING:
     from data.shards.manifest import Manifest
 
-Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
-Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.json")]
+Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one per core")]
+Shards = Annotated[
+    Path, typer.Argument(metavar="SHARDS", help="folder of shards with manifest.json")
+]
 
 
 class _Sources(TyperGroup):
@@ -44,26 +46,31 @@ class _Sources(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Sources, help="Turn a source into shards, or look at shards.", no_args_is_help=True
+    cls=_Sources, help="Write shards from a source, or inspect shards.", no_args_is_help=True
 )
 
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(help="folder of shards of texts")],
-    split: Annotated[str, typer.Option(help="that is looked at")] = "train",
-    texts: Annotated[int, typer.Option(min=40, help="at most; half of them to learn from")] = (
-        100_000
-    ),
+    folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="folder of text shards")],
+    split: Annotated[str, typer.Option(help="split to check")] = "train",
+    texts: Annotated[
+        int, typer.Option(min=40, help="maximum number of texts; half of them for training")
+    ] = 100_000,
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="fall of accuracy that makes a suspect")
+        float,
+        typer.Option(
+            min=0, max=1, help="drop in accuracy from which a character counts as a suspect"
+        ),
     ] = 0.02,
-    rows: Annotated[int, typer.Option(min=0, help="characters shown that are no suspects")] = 10,
+    rows: Annotated[
+        int, typer.Option(min=0, help="characters to list in addition to the suspects")
+    ] = 10,
     strict: Annotated[
-        bool, typer.Option("--strict", help="exit code 2 where there is a suspect")
+        bool, typer.Option("--strict", help="exit with 2 if there is a suspect")
     ] = False,
 ) -> None:
-    """Find single characters that give the label of texts away, such as what is left of emoji."""
+    """Find characters that leak the label of a text, such as remnants of emoji."""
     from data.inspection.leaks import check_leaks
     from launch.commands.shard_tables import leak_table
 
@@ -75,11 +82,11 @@ def check(
     wide_console(160).print(leak_table(report, rows))
     found = ", ".join(leak.name for leak in report.suspects)
     if not found:
-        print(printable(f"{folder}: no character gives the label away"))
+        print(printable(f"{folder}: no character leaks the label"))
         return
     print(printable(f"{folder}: suspect: {found}"))
     if strict:
-        error = f"error: {folder}: {found}: make the shards again without it"
+        error = f"error: {folder}: {found}: write the shards again without it"
         print(printable(error), file=sys.stderr)
         raise typer.Exit(2)
 
@@ -88,14 +95,14 @@ def check(
 def verify(
     folder: Shards,
     decode: Annotated[
-        bool, typer.Option("--decode", help="decode every image, too; slower")
+        bool, typer.Option("--decode", help="also decode every image; slower")
     ] = False,
     name_all: Annotated[
-        bool, typer.Option("--all", help="name every damaged sample, not 10 a shard")
+        bool, typer.Option("--all", help="list every damaged sample, not 10 per shard")
     ] = False,
     workers: Workers = None,
 ) -> None:
-    """Read every byte and name what is damaged; exit code 2 where anything is."""
+    """Read every byte and list what is damaged. Exits with 2 if anything is."""
     from data.inspection.verify import NAMED_A_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
@@ -110,18 +117,18 @@ def verify(
     if found:
         shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         print(f"found: {shown}", file=sys.stderr)
-        where = pluralize(kinds.total(), "place")
+        damaged = pluralize(kinds.total(), "damaged item")
         remedy = "copy it again, or delete it and run kway shard again"
-        print(printable(f"error: {folder} is damaged in {where}: {remedy}"), file=sys.stderr)
+        print(printable(f"error: {folder} has {damaged}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
     manifest = Manifest.load(folder)
     losses = recorded_losses(folder, manifest)
     for loss in losses:
-        print(printable(f"recorded when it was indexed: {folder}: {loss}"), file=sys.stderr)
+        print(printable(f"recorded during indexing: {folder}: {loss}"), file=sys.stderr)
     size = sum(shard.bytes for shard in manifest.shards)
     speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
     took = f"{seconds_since(started)}, {speed:,.0f} MB/s"
-    state = "matches its index" if losses else "is sound"
+    state = "matches its index" if losses else "is intact"
     print(printable(f"{folder} {state}: {summary(manifest)}, {took}"))
 
 
@@ -129,18 +136,18 @@ def verify(
 def show(
     folder: Shards,
     split: Annotated[
-        str | None, typer.Option(help="of the examples; default: the first one")
+        str | None, typer.Option(help="split of the examples; default: the first one")
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="examples; default: 48 images or 12 texts"),
+        typer.Option(min=1, max=1000, help="number of examples; default: 48 images or 12 texts"),
     ] = None,
     sheet: Annotated[
         Path | None,
         typer.Option("--contact-sheet", metavar="FILE.png", help="write a contact sheet of images"),
     ] = None,
 ) -> None:
-    """What is inside: counts, classes and how many samples they have, examples of texts."""
+    """Print counts, samples per class and example texts, or write a contact sheet."""
     from data.inspection.contents import contents, open_all
     from data.shards.hierarchy import hierarchy_size
     from data.shards.manifest import Manifest
@@ -148,13 +155,14 @@ def show(
 
     manifest = Manifest.load(folder)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
-        why = "texts have no contact sheet" if sheet.suffix.lower() == ".png" else "name a .png"
+        is_png = sheet.suffix.lower() == ".png"
+        why = "only images have a contact sheet" if is_png else "pass a file name that ends in .png"
         raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
-        held = contents(folder, manifest)
-        console.print(split_table(folder, manifest, held))
-        console.print(class_table(manifest, held))
+        splits = contents(folder, manifest)
+        console.print(split_table(folder, manifest, splits))
+        console.print(class_table(manifest, splits))
         if (size := hierarchy_size(folder, manifest)) is not None:
             print(f"hierarchy: {size}")
         if manifest.modality == "text":
@@ -169,24 +177,33 @@ def show(
 
 @app.command()
 def index(
-    folder: Annotated[Path, typer.Argument(help="folder of plain webdataset tars")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="folder of plain webdataset tars")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="folder for index, manifest and links to the tars"),
+        typer.Option(
+            "--out",
+            "-o",
+            help="folder for index, manifest and links to the tars; default: FOLDER",
+        ),
     ] = None,
     classes: Annotated[
-        Path | None, typer.Option(help="class names, one a line; default: the labels found")
+        Path | None,
+        typer.Option(help="file with one class name per line; default: the labels found"),
     ] = None,
     split: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=GLOB", help="tars of a split; default: by their names"),
+        typer.Option(
+            metavar="NAME=GLOB", help="tars of a split; default: by their names; repeatable"
+        ),
     ] = None,
     sample: Annotated[
-        str | None, typer.Option(help="extension that is the sample, where there are several")
+        str | None, typer.Option(help="extension of the sample, if there are several candidates")
     ] = None,
-    label_field: Annotated[str, typer.Option(help="of KEY.json, where there is no KEY.cls")] = (
-        "label"
-    ),
+    label_field: Annotated[
+        str, typer.Option(help="field of KEY.json with the label, if there is no KEY.cls")
+    ] = "label",
     expect: Annotated[
         str | None,
         typer.Option(
@@ -196,11 +213,11 @@ def index(
     ] = None,
     skip_bad: Annotated[
         bool,
-        typer.Option("--skip-bad", help="index the rest and record what is missing or damaged"),
+        typer.Option("--skip-bad", help="skip and record missing or damaged samples"),
     ] = False,
     workers: Workers = None,
 ) -> None:
-    """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
+    """Create an offset index and a manifest for existing webdataset tars."""
     from data.tars.indexing import index_shards
     from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
@@ -235,17 +252,17 @@ def index(
 def _named_glob(text: str) -> tuple[str, str]:
     name, equals, glob = text.partition("=")
     if not (name and equals and glob):
-        raise ValueError(f"--split {text}: give NAME=GLOB, such as train=part-0*.tar")
+        raise ValueError(f"--split {text}: pass NAME=GLOB, such as train=part-0*.tar")
     return name, glob
 
 
 def print_skipped(path: Path) -> None:
-    """Print the path of the file that lists everything that was left out of the shards."""
+    """Print the path of the file that lists the skipped files and samples."""
     print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
 
 
 def summary(manifest: "Manifest") -> str:
-    """One line with the samples of each split, and the number of classes, shards and bytes."""
+    """Summarize the samples of each split and the number of classes, shards and bytes."""
     splits = " + ".join(
         f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
         for split in manifest.splits

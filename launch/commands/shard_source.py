@@ -1,4 +1,4 @@
-"""`kway shard KIND`: derives the command of a source from its class, and writes its shards.
+"""`kway shard NAME`: derives the command of a source from its class, and writes its shards.
 
 Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
@@ -40,20 +40,21 @@ Vectors = Annotated[
 DropDuplicates = Annotated[
     bool,
     typer.Option(
-        "--drop-duplicates", help="keep out of training what another split holds, byte for byte"
+        "--drop-duplicates",
+        help="remove training samples whose bytes are identical to a sample of another split",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="output folder")]
 SAMPLES_PER_SHARD = 10_000
-PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
+PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples per shard")]
 
 
 def source_commands() -> dict[str, Any]:
-    """Name -> command, for every source except those that only replace another for folders."""
+    """Map names to commands, except for sources that only replace another one for folders."""
     app = typer.Typer()
-    stand_ins = {source_class.for_folder for source_class in SOURCES.values()}
+    replacements = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
-        if source_class not in stand_ins:
+        if source_class not in replacements:
             add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
             add(_command(source_class))
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
@@ -61,7 +62,7 @@ def source_commands() -> dict[str, Any]:
 
 
 def _help(source_class: type[CommandSource]) -> str:
-    """The class's docstring with one line per paragraph, which typer wraps."""
+    """Return the class's docstring with one line per paragraph, which typer wraps."""
     paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -113,7 +114,7 @@ def _shard(
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """The options of the source, and of the source that replaces it if the input is a folder."""
+    """Return the options of the source and of the one that replaces it if the input is a folder."""
     options = options_of(source_class)
     if (instead := source_class.for_folder) is None:
         return options
@@ -121,7 +122,7 @@ def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
 
 
 def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandSource]:
-    """The class that reads the given input: `source_class` or its replacement for folders.
+    """Return the class that reads the input: `source_class` or its replacement for folders.
 
     Raises ValueError if options of the other class are given.
     """
@@ -178,13 +179,13 @@ def _print_notes(source: CommandSource) -> None:
 
 
 def _print_duplicates(out: Path) -> None:
-    """One line for each split of finished shards with duplicates, of itself or of training."""
+    """Print one line for each split with duplicates of its own samples or of training samples."""
     found = find_duplicates(out)
     for split in found:
         if split.in_training or split.repeated:
             print(printable(f"duplicates: {split}"))
     if any(split.in_training for split in found):
-        print("--drop-duplicates, into another folder, keeps what is in test out of training")
+        print("to remove test samples from training, use --drop-duplicates and another --out")
 
 
 def write(
@@ -220,15 +221,16 @@ def write(
     if written.skipped is not None:
         print_skipped(written.skipped)
     if written.complete_before:
-        print(printable(f"{out} is complete already: {summary(manifest)}"))
+        print(printable(f"{out} is already complete: {summary(manifest)}"))
         return
     for note in chain(notes(), vectors.notes() if vectors else ()):
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
-        print(f"stood already: {pluralize(written.resumed, 'shard')}")
+        print(f"resumed after {pluralize(written.resumed, 'complete shard')}")
     if written.left_out:
         bad = pluralize(written.left_out, f"bad {manifest.modality}")
-        print(f"warning: left out {bad}", file=sys.stderr)
+        print(f"warning: skipped {bad}", file=sys.stderr)
     if written.duplicates:
-        print(f"kept out of training: {pluralize(written.duplicates, 'duplicate')} of other splits")
+        duplicates = pluralize(written.duplicates, "duplicate")
+        print(f"removed from training: {duplicates} of other splits")
     print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))

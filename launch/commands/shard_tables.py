@@ -18,20 +18,23 @@ from launch.terminal import table_cell
 if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
 
-_ALL_CLASSES = 30  # list each class up to this number of classes
+_ALL_CLASSES = 30  # up to this number of classes, list each class
 _ENDS = 5  # with more classes, list this many of the largest and of the smallest
 _BAR = 28
 _TEXT = 200
 
 
-def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents]) -> Table:
-    """One row per split. The title states the modality, the number of classes and the source."""
+def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
+    """Return a table with one row per split.
+
+    The title contains the modality, the number of classes and the source.
+    """
     kind = "texts" if manifest.modality == "text" else "images"
     title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
     table = _table(title, show_header=True)
-    for name in ("split", "samples", "classes", "shards", "MB", "bytes a sample"):
+    for name in ("split", "samples", "classes", "shards", "MB", "bytes/sample"):
         table.add_column(name, justify="left" if name == "split" else "right")
-    for split in held:
+    for split in splits:
         no_class = f" ({split.no_class:,} without a class)" if split.no_class else ""
         table.add_row(
             table_cell(split.name),
@@ -44,16 +47,18 @@ def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents])
     return table
 
 
-def class_table(manifest: Manifest, held: Sequence[SplitContents]) -> Table:
-    """Samples of each class over all splits. With many classes: a histogram, and the largest and
-    smallest classes."""
-    counts = np.sum([split.counts for split in held], axis=0)
+def class_table(manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
+    """Return a table of the samples per class over all splits.
+
+    With many classes, it contains a histogram, and the largest and smallest classes.
+    """
+    counts = np.sum([split.counts for split in splits], axis=0)
     order = np.argsort(-counts, kind="stable")
     if len(counts) <= _ALL_CLASSES:
-        table = _table("samples of each class")
+        table = _table("samples per class")
         _add_classes(table, manifest, counts, np.arange(len(counts)))
         return table
-    table = _table("samples of a class")
+    table = _table("samples per class")
     bins = histogram(counts)
     longest = max(part.classes for part in bins)
     for part in bins:
@@ -76,8 +81,8 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
 
 
 def leak_table(report: "LeakReport", rows: int) -> Table:
-    """The suspects and `rows` more characters, one row each."""
-    table = Table("character", "texts", "class", "precision", "lift", "bits", "fall", "suspect")
+    """Return a table with one row for each suspect and for `rows` more characters."""
+    table = Table("character", "texts", "class", "precision", "lift", "bits", "drop", "suspect")
     for leak in report.leaks[: len(report.suspects) + rows]:
         table.add_row(
             leak.name,
@@ -93,7 +98,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
 
 
 def text_table(split: Split, number: int) -> Table:
-    """Example texts next to their classes."""
+    """Return a table of example texts and their classes."""
     table = _table(f"texts of {split.name}")
     for name, text in texts(split, number):
         table.add_row(table_cell(name), table_cell(text, _TEXT))

@@ -1,4 +1,4 @@
-"""`kway tokenizer`: trains a WordPiece vocabulary on text shards, if no pretrained one fits."""
+"""`kway tokenizer`: trains a WordPiece tokenizer on text shards."""
 
 import sys
 import time
@@ -17,25 +17,33 @@ _SHOWN = 80  # characters of an example
 
 
 def tokenizer(
-    shards: Annotated[str, typer.Argument(help="folder of shards of texts, or its URL")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="the tokenizer's folder")],
-    vocab_size: Annotated[int, typer.Option(min=10, help="tokens, special ones included")] = 30_000,
-    split: Annotated[str, typer.Option(help="that it is trained on")] = "train",
+    shards: Annotated[
+        str, typer.Argument(metavar="SHARDS", help="folder of text shards, or its URL")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder of the tokenizer")],
+    vocab_size: Annotated[
+        int, typer.Option(min=10, help="number of tokens, including special ones")
+    ] = 30_000,
+    split: Annotated[str, typer.Option(help="split to train on")] = "train",
     max_texts: Annotated[
-        int, typer.Option(min=1, help="at most, by a fixed permutation")
+        int, typer.Option(min=1, help="maximum number of texts; more are sampled")
     ] = 2_000_000,
     lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="make no difference between A and a")
+        bool, typer.Option("--lowercase", help="convert texts to lower case")
     ] = False,
     alphabet: Annotated[
         int | None,
         typer.Option(
-            min=1, help="most frequent characters kept; default: a quarter of the vocabulary"
+            min=1,
+            help="number of characters in the vocabulary, most frequent first; default: a quarter "
+            "of the vocabulary",
         ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="threads; default: one a core")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="threads; default: one per core")
+    ] = None,
 ) -> None:
-    """Train a tokenizer that a recipe names as data.text.tokenizer."""
+    """Train a tokenizer on text shards, for data.text.tokenizer of a recipe."""
     from data.text.tokenizer_training import train_tokenizer
 
     started = time.monotonic()
@@ -52,14 +60,14 @@ def tokenizer(
             report=report,
         )
     for line in trained.problems.named:
-        print(printable(f"left out: {line}"), file=sys.stderr)
+        print(printable(f"skipped: {line}"), file=sys.stderr)
     if trained.problems.count:
-        print(f"warning: left out {pluralize(trained.problems.count, 'bad text')}", file=sys.stderr)
+        print(f"warning: skipped {pluralize(trained.problems.count, 'bad text')}", file=sys.stderr)
     _print_examples(trained)
     print(
         f"{out}: {trained.vocab_size:,} tokens from {pluralize(trained.texts, 'text')}; "
-        f"of {pluralize(trained.held_out, 'text')} held out, {trained.tokens_a_text:.1f} tokens a "
-        f"text, {trained.unknown:.3%} unknown, {seconds_since(started)}"
+        f"on {pluralize(trained.held_out, 'held-out text')}: {trained.tokens_a_text:.1f} tokens "
+        f"per text, {trained.unknown:.3%} unknown; {seconds_since(started)}"
     )
 
 

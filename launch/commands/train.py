@@ -14,32 +14,38 @@ from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import ASKS_TO_STOP
 
-_MACHINES = "Several machines (as torchrun)"
+_MACHINES = "Several machines (options of torchrun)"
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="YAML file")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="recipe (YAML file)")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="processes a machine; default: one a GPU, or one")
+        int | None,
+        typer.Option(min=1, help="processes per machine; default: one per GPU, or one on CPUs"),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="new tries after a failure that another try may mend")
+        int, typer.Option(min=0, help="maximum number of restarts after a retryable failure")
     ] = 0,
     shutdown_timeout: Annotated[
-        int, typer.Option(min=0, help="seconds that the ranks get to save after a signal to stop")
+        int, typer.Option(min=0, help="seconds that the ranks have to save after a stop signal")
     ] = SHUTDOWN_SECONDS,
     nnodes: Annotated[
-        str, typer.Option(metavar="N|MIN:MAX", help="machines", rich_help_panel=_MACHINES)
+        str,
+        typer.Option(metavar="N|MIN:MAX", help="number of machines", rich_help_panel=_MACHINES),
     ] = "1",
     rdzv_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="where they meet", rich_help_panel=_MACHINES),
+        typer.Option(
+            metavar="HOST:PORT", help="address of the rendezvous", rich_help_panel=_MACHINES
+        ),
     ] = None,
     rdzv_id: Annotated[
-        str | None, typer.Option(help="name of the run there", rich_help_panel=_MACHINES)
+        str | None,
+        typer.Option(help="name of the run in the rendezvous", rich_help_panel=_MACHINES),
     ] = None,
     rdzv_conf: Annotated[
         str,
@@ -50,35 +56,42 @@ def train(
         ),
     ] = "",
     local_addr: Annotated[
-        str | None, typer.Option(help="this machine's address", rich_help_panel=_MACHINES)
+        str | None, typer.Option(help="address of this machine", rich_help_panel=_MACHINES)
     ] = None,
     node_rank: Annotated[
         int | None,
         typer.Option(
-            min=0, help="with --master-addr: the rank of this node", rich_help_panel=_MACHINES
+            min=0, help="rank of this machine, with --master-addr", rich_help_panel=_MACHINES
         ),
     ] = None,
     master_addr: Annotated[
         str | None,
-        typer.Option(help="host of a rendezvous without restarts", rich_help_panel=_MACHINES),
+        typer.Option(
+            help="host of a static rendezvous, which does not support restarts",
+            rich_help_panel=_MACHINES,
+        ),
     ] = None,
-    master_port: Annotated[int, typer.Option(rich_help_panel=_MACHINES)] = 29500,
+    master_port: Annotated[
+        int, typer.Option(help="port of --master-addr", rich_help_panel=_MACHINES)
+    ] = 29500,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved recipe and stop")
+        bool, typer.Option("--print-config", help="print the resolved recipe and exit")
     ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="start the ranks, stop before the first step and write nothing"
+            "--dry-run", help="start the ranks and exit before the first step; writes nothing"
         ),
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Train a recipe, from its newest checkpoint if there is one.
+    """Train a recipe, or resume it from its newest checkpoint.
 
-    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save and stop; a second Ctrl-C stops at once. Exit codes:
-    0 done, 1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
-    128 + n: a rank was killed by signal n.
+    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save a checkpoint and stop the run.
+    A second Ctrl-C stops it immediately.
+
+    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted
+    (run the command again), 130 interrupted, 128 + n if signal n killed a rank.
     """
     with _nothing_to_save():  # importing torch with the recipe takes seconds
         from trainer.recipe import dump_recipe, load_recipe
@@ -136,8 +149,8 @@ def _check_ports(first: int | None, num_processes: int) -> None:
     """Raise ValueError before the ranks start if there are too few ports for their metrics."""
     if first and first + num_processes - 1 > LAST_PORT:
         raise ValueError(
-            f"telemetry.port is {first} and each of {num_processes} ranks needs one from there on, "
-            f"up to {LAST_PORT}: choose a lower one"
+            f"telemetry.port is {first}, and the {num_processes} ranks need one port each, up to "
+            f"{LAST_PORT}: choose a lower port"
         )
 
 

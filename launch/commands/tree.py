@@ -1,4 +1,4 @@
-"""`kway tree`: builds a label tree from vectors, shards, encoders or hierarchies, or shows one.
+"""`kway tree`: builds a label tree from vectors, shards, encoders or hierarchies, or draws one.
 
 The path determines the kind of source. Options of another kind of source are errors.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from heads.tree import NamedTree
 
 
-app = typer.Typer(help="Build a label tree, or show one.", no_args_is_help=True)
+app = typer.Typer(help="Build a label tree, or draw one.", no_args_is_help=True)
 
 _TRIVIAL_PROJECTION = 16
 Origin = Literal["vectors", "hierarchy"]
@@ -36,62 +36,73 @@ def build(
     source: Annotated[
         Path,
         typer.Argument(
-            help="a folder of shards, label vectors (.npy, .npz, .safetensors, .bin, .vec, .txt), "
-            "a parent table (.csv, .tsv), a WordNet dict folder, or a transformers text encoder"
+            metavar="SOURCE",
+            help="folder of shards, label vectors (.npy, .npz, .safetensors, .bin, .vec, .txt), "
+            "parent table (.csv, .tsv), WordNet dict folder, or transformers text encoder",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="the tree file")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="tree file to write")],
     classes: Annotated[
         Path | None,
-        typer.Option(help="class names: a file of one a line, or a folder of shards"),
+        typer.Option(help="class names: a file with one name per line, or a folder of shards"),
     ] = None,
     origin: Annotated[
         Literal["vectors", "hierarchy"] | None,
-        typer.Option("--from", help="of shards; default: label vectors, hierarchy without them"),
+        typer.Option(
+            "--from",
+            help="part of the shards to use; default: label vectors, or else the hierarchy",
+        ),
     ] = None,
     kind: Annotated[
         Literal["vtree", "utree"],
-        typer.Option(help="of vectors: inner nodes are pseudoclasses, or classes themselves"),
+        typer.Option(help="inner nodes of a tree of vectors: pseudoclasses (vtree) or classes"),
     ] = "vtree",
-    base: Annotated[float, typer.Option(help="of vectors: smaller is taller and narrower")] = 1.3,
-    metric: Annotated[Literal["cosine", "euclidean"], typer.Option(help="of vectors")] = "cosine",
+    base: Annotated[
+        float, typer.Option(help="base of the cover tree; smaller: more levels, fewer children")
+    ] = 1.3,
+    metric: Annotated[
+        Literal["cosine", "euclidean"], typer.Option(help="distance between vectors")
+    ] = "cosine",
     project: Annotated[
-        int | None, typer.Option(min=1, help="of vectors: that many principal components first")
+        int | None,
+        typer.Option(min=1, help="project vectors onto this number of principal components"),
     ] = None,
     missing: Annotated[
         Literal["error", "mean", "zero"],
-        typer.Option(help="what becomes of a class name that the file has no vector for"),
+        typer.Option(help="vector of a class name that is not in the file"),
     ] = "error",
     keep_chains: Annotated[
         bool,
-        typer.Option("--keep-chains", help="of a hierarchy: keep nodes with a single child, too"),
+        typer.Option("--keep-chains", help="keep the nodes of a hierarchy with a single child"),
     ] = False,
 ) -> None:
-    """Build a label tree that a recipe names as head.weights.tree.file."""
+    """Build a label tree, for head.weights.tree.file of a recipe."""
     started = time.monotonic()
     class_list = None if classes is None else read_class_list(classes)
     given = given_options(context)
     options = TreeOptions(
         class_list, origin, kind, base, metric, project, missing, keep_chains, given
     )
-    named, made_of = build_named_tree(source, options)
+    named, used = build_named_tree(source, options)
     with explain_write_errors(out, "--out"):
         named.save(out)
-    print(f"made of {'label vectors' if made_of == 'vectors' else 'the hierarchy'}")
-    _print_statistics(named, projected=project is not None or made_of == "hierarchy")
+    print(f"built from {'label vectors' if used == 'vectors' else 'the hierarchy'}")
+    _print_statistics(named, projected=project is not None or used == "hierarchy")
     print(printable(f"{out}: {seconds_since(started)}"))
 
 
 @app.command()
 def show(
-    tree: Annotated[Path, typer.Argument(help="a tree file")],
+    tree: Annotated[Path, typer.Argument(metavar="TREE", help="tree file")],
     figure: Annotated[
         Path | None,
-        typer.Option(help="output file; default: the tree's path with suffix .png"),
+        typer.Option(help="output file; default: the path of the tree with suffix .png"),
     ] = None,
-    rows: Annotated[int, typer.Option(min=4, max=500, help="names in the figure")] = 48,
+    rows: Annotated[
+        int, typer.Option(min=4, max=500, help="maximum number of names in the figure")
+    ] = 48,
 ) -> None:
-    """Print what a label tree looks like and draw it, or its top, with names."""
+    """Print statistics of a label tree and draw it, or its upper levels, with names."""
     from heads.tree import NamedTree
     from heads.tree.drawing import draw_tree
 
@@ -111,20 +122,20 @@ def _print_statistics(named: "NamedTree", *, projected: bool) -> None:
     print("\n".join(statistics.lines()))
     if statistics.near_trivial:
         remedy = (
-            "take other vectors, or dense class weights"
+            "use other vectors, or dense class weights"
             if projected
-            else "vectors of many dimensions that form no clusters are all equally far apart; "
-            f"build it with --project {_TRIVIAL_PROJECTION}, or take other vectors"
+            else "high-dimensional vectors without clusters are all equally far apart; build the "
+            f"tree with --project {_TRIVIAL_PROJECTION}, or use other vectors"
         )
         print(
-            f"warning: the tree is near-trivial, {statistics.largest_family_share:.0%} of its "
-            f"nodes hang side by side under one: {remedy}",
+            f"warning: the tree is almost flat, {statistics.largest_family_share:.0%} of its "
+            f"nodes are children of one node: {remedy}",
             file=sys.stderr,
         )
 
 
 class ClassList(NamedTuple):
-    """Names of classes, and the words for them; for ImageNet, the names are synset ids."""
+    """Class names and readable words for them. For ImageNet, the names are synset ids."""
 
     names: list[str]
     words: list[str]
@@ -150,18 +161,18 @@ class TreeOptions:
 
 
 def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
-    """Build the label tree of a source. Also returns whether it is made of vectors or a hierarchy.
+    """Build the label tree of a source. Also returns whether vectors or a hierarchy were used.
 
     Raises ValueError or OSError for errors that the user can fix.
     """
     if not source.exists():
-        raise FileNotFoundError(f"{source} does not exist: give shards, vectors or a hierarchy")
+        raise FileNotFoundError(f"{source} does not exist: pass shards, vectors or a hierarchy")
     if (source / "manifest.json").is_file():
         return _from_shards(source, options)
     is_hierarchy = source.suffix in (".csv", ".tsv") or (source / "data.noun").is_file()
     origin: Origin = "hierarchy" if is_hierarchy else "vectors"
     if options.origin not in (None, origin):
-        raise ValueError(f"{source} gives {origin}: leave out --from")
+        raise ValueError(f"--from is only for shards, and {source} contains {origin}: omit --from")
     _check(source, origin, options)
     if is_hierarchy:
         return _from_hierarchy(source, options), origin
@@ -175,7 +186,8 @@ def read_class_list(path: Path) -> ClassList:
 
         classes = Manifest.read(path).classes
         words = [info.attributes.get("words") or info.name for info in classes]
-        return ClassList([info.name for info in classes], [one.split(", ")[0] for one in words])
+        names = [info.name for info in classes]
+        return ClassList(names, [synonyms.split(", ")[0] for synonyms in words])
     from data.tars.labels import read_class_names
 
     names = read_class_names(path)
@@ -185,11 +197,15 @@ def read_class_list(path: Path) -> ClassList:
 def _check(source: Path, origin: Origin, options: TreeOptions) -> None:
     if origin == "vectors":
         reject_options(
-            options.given, ("--keep-chains",), "for hierarchies: a cover tree has no such nodes"
+            options.given,
+            ("--keep-chains",),
+            "only for hierarchies: a cover tree has no nodes with a single child",
         )
     else:
         reject_options(
-            options.given, _OF_VECTORS, f"for label vectors, and {source} gives a hierarchy"
+            options.given,
+            _OF_VECTORS,
+            f"only for label vectors, and {source} contains a hierarchy",
         )
 
 
@@ -200,14 +216,16 @@ def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin
     from heads.tree import tree_of_paths
 
     if options.classes is not None:
-        raise ValueError(f"{source} has its own class list: leave out --classes")
+        raise ValueError(f"{source} has its own class list: omit --classes")
     manifest = Manifest.read(source)
     names = manifest.class_names
     origin = options.origin or ("hierarchy" if manifest.label_vectors is None else "vectors")
     _check(source, origin, options)
     if origin == "vectors":
         reject_options(
-            options.given, ("--missing",), f"for files of vectors; {source} has one a class"
+            options.given,
+            ("--missing",),
+            f"only for files of vectors; {source} has a vector for each class",
         )
         return _cover_tree(names, load_label_vectors(source, manifest), options), origin
     paths = class_paths(source, manifest)
@@ -223,7 +241,7 @@ def _from_hierarchy(source: Path, options: TreeOptions) -> "NamedTree":
         return read_wordnet(source).tree(names, collapse=collapse)
     hierarchy = read_parent_table(source)
     if several := hierarchy.num_with_several_parents():
-        note = f"note: {several:,} names in {source} have several parents: the first row counts"
+        note = f"note: {several:,} names in {source} have several parents: using the first row"
         print(printable(note), file=sys.stderr)
     names = options.classes.names if options.classes else hierarchy.leaves()
     return hierarchy.tree(names, collapse=collapse)
@@ -243,7 +261,9 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
 
     if source.is_dir():
         reject_options(
-            options.given, ("--missing",), f"for files of vectors; {source} is a text encoder"
+            options.given,
+            ("--missing",),
+            f"only for files of vectors; {source} is a text encoder",
         )
         classes = _required(options.classes, source)
         return classes.names, encode_names(source, classes.words)
@@ -254,20 +274,20 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
     vectors, without = load_label_vectors(source, words, missing=options.missing)
     if without:
         shown = ", ".join(without[:10]) + (", …" if len(without) > 10 else "")
-        filler = "the mean of the others" if options.missing == "mean" else "zeros"
-        what = f"{len(without):,} class names have no vector in {source} and got {filler}"
+        filler = "the mean vector" if options.missing == "mean" else "zeros"
+        what = f"{len(without):,} class names have no vector in {source}, using {filler}"
         print(printable(f"warning: {what}: {shown}"), file=sys.stderr)
     return names, vectors
 
 
 def _required(classes: _Classes | None, source: Path) -> _Classes:
     if classes is None:
-        raise ValueError(f"{source} names no classes: give them with --classes")
+        raise ValueError(f"{source} contains no class names: pass them with --classes")
     return classes
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """The options that were passed on the command line, such as `--min-count`."""
+    """Return the options that were passed on the command line, such as `--min-count`."""
     return frozenset(
         parameter.opts[0]
         for parameter in context.command.params
@@ -276,7 +296,7 @@ def given_options(context: typer.Context) -> frozenset[str]:
     )
 
 
-def reject_options(given: Collection[str], not_taken: Collection[str], why: str) -> None:
-    """Raise ValueError with `why` if any option in `not_taken` is given, and name the option."""
-    if named := sorted(set(given) & set(not_taken)):
+def reject_options(given: Collection[str], unsupported: Collection[str], why: str) -> None:
+    """Raise ValueError with the option and `why` if any option in `unsupported` is given."""
+    if named := sorted(set(given) & set(unsupported)):
         raise ValueError(f"{', '.join(named)}: {why}")

@@ -1,4 +1,4 @@
-"""`kway doctor`: checks what this machine can run, and suggests fixes for what it cannot."""
+"""`kway doctor`: checks whether this machine can run training, and suggests fixes."""
 
 from launch.doctor.check import Finding, Workload, error, ok, warning
 from launch.doctor.checks import CHECKS, examine

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 Level = Literal["ok", "warning", "error"]
-# Batches that a torch loader process holds: two prefetched, one being created and one being copied
-# (`data/loading/workers.py`).
-_BATCHES_HELD = 4
+# Batches in the shared memory of a loader process: two prefetched, one being created and one being
+# copied (`data/loading/workers.py`).
+_BATCHES_PER_WORKER = 4
 _ASSUMED_WORKERS = 4
 _ASSUMED_BATCH = 256
-_ASSUMED_BYTES_A_SAMPLE = 224 * 224 * 3
+_ASSUMED_SAMPLE_BYTES = 224 * 224 * 3
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, with a fix (`remedy`) unless the level is ok."""
+    """The result of a check, with a fix (`remedy`) unless the level is ok."""
 
     level: Level
     topic: str
@@ -30,21 +30,21 @@ class Finding:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        assert (self.level == "ok") == (not self.remedy), "a remedy for all that is not ok"
+        assert (self.level == "ok") == (not self.remedy), "set remedy unless the level is ok"
 
 
 def ok(topic: str, found: str) -> Finding:
-    """There is no problem."""
+    """Create a finding without a problem."""
     return Finding("ok", topic, found)
 
 
 def warning(topic: str, found: str, remedy: str) -> Finding:
-    """Training starts, but may be slow or fail later."""
+    """Create a finding for training that starts, but may be slow or fail later."""
     return Finding("warning", topic, found, remedy)
 
 
 def error(topic: str, found: str, remedy: str) -> Finding:
-    """Training does not start, or would lose data."""
+    """Create a finding for training that does not start, or would lose data."""
     return Finding("error", topic, found, remedy)
 
 
@@ -56,17 +56,19 @@ def in_gib(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What this machine is going to run.
+    """The training that this machine is checked for.
 
-    workers: loader processes per rank, or None without a recipe. shared_bytes: what the loader
-    processes of all ranks on this machine hold in /dev/shm. Without a recipe, this assumes four
+    workers: loader processes per rank, or None without a recipe. shared_bytes: memory in /dev/shm
+    that the loader processes of all ranks on this machine use. Without a recipe, this assumes four
     workers per rank and a global batch of 256 images of 224 x 224 pixels.
     """
 
     run: Path
     ranks: int = 2
     workers: int | None = None
-    shared_bytes: int = _BATCHES_HELD * _ASSUMED_WORKERS * _ASSUMED_BATCH * _ASSUMED_BYTES_A_SAMPLE
+    shared_bytes: int = (
+        _BATCHES_PER_WORKER * _ASSUMED_WORKERS * _ASSUMED_BATCH * _ASSUMED_SAMPLE_BYTES
+    )
     port: int | None = None
     peers: tuple[str, ...] = ()
 
@@ -78,11 +80,11 @@ class Workload:
 def workload_of(
     recipe: "Recipe", *, ranks: int, port: int | None, peers: tuple[str, ...]
 ) -> Workload:
-    """The workload of `recipe` with all of its `ranks` on this machine."""
+    """Return the workload of `recipe` with all of its `ranks` on this machine."""
     data = recipe.data
     if data.text is None:
         sample = data.largest_side**2 * data.image.channels
     else:
         sample = 2 * 8 * data.text.max_length  # ids and mask, int64
-    held = _BATCHES_HELD * data.workers * recipe.train.global_batch * sample
-    return Workload(recipe.run, ranks, data.workers, held, port, peers)
+    shared = _BATCHES_PER_WORKER * data.workers * recipe.train.global_batch * sample
+    return Workload(recipe.run, ranks, data.workers, shared, port, peers)

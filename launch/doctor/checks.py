@@ -55,5 +55,5 @@ def examine(workload: Workload, starting: Callable[[str], None]) -> Iterator[Fin
                 torch_works &= (finding.topic, finding.level) != ("torch", "error")
                 yield finding
         except OSError as failure:
-            remedy = "see why this process may not look at it"
-            yield error(name, f"could not be looked at: {failure}", remedy)
+            remedy = "check the permissions of this process"
+            yield error(name, f"the check failed: {failure}", remedy)

@@ -1,4 +1,4 @@
-"""Starts ranks as separate processes and runs every collective that kway uses."""
+"""The collectives that kway uses, run by ranks in separate processes."""
 
 import json
 import re
@@ -28,24 +28,24 @@ class _Rank:
     stderr: Path
 
     def completed(self) -> dict[str, dict[str, Any]]:
-        """The records of the collectives that the rank has completed, by name, in order."""
+        """Return the records of the collectives that the rank has completed, by name, in order."""
         lines = self.stdout.read_text(encoding="utf-8").splitlines()
         return {record["done"]: record for record in map(json.loads, lines)}
 
     def last_error(self) -> str:
-        """The last line of the rank's traceback, shortened."""
+        """Return the last line of the rank's traceback, shortened."""
         lines = self.stderr.read_text(errors="replace").strip().splitlines()
         last = (lines or ["it printed nothing"])[-1]
         return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]
 
 
 def gloo(workload: Workload) -> Iterator[Finding]:
-    """Every collective on the CPU, with gloo."""
+    """Check every collective on the CPU, with gloo."""
     yield smoke_test("gloo", workload.ranks)
 
 
 def nccl(workload: Workload) -> Iterator[Finding]:
-    """Every collective on the GPUs, with NCCL and one rank per GPU."""
+    """Check every collective on the GPUs, with NCCL and one rank per GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -55,7 +55,7 @@ def nccl(workload: Workload) -> Iterator[Finding]:
         # NCCL does not accept two ranks on one device.
         finding = smoke_test("nccl", 1)
         if finding.level == "ok":
-            finding = ok("NCCL", f"{finding.found}; with one GPU nothing travels")
+            finding = ok("NCCL", f"{finding.found}; one GPU exchanges no data")
         yield finding
     else:
         yield smoke_test("nccl", count)
@@ -108,23 +108,23 @@ def _wait(ranks: list[_Rank], deadline: float) -> None:
 def _verdict(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
     from launch.doctor.rank import names
 
-    wanted = list(names())
+    expected = list(names())
     for number, rank in enumerate(ranks):
         done = rank.completed()
         code = rank.process.poll()
         if code == 0:
             continue
-        missing = next((name for name in wanted if name not in done), "the speed test")
-        at = f"rank {number} of {len(ranks)}, {missing}" if done else f"rank {number}, the start"
+        missing = next((name for name in expected if name not in done), "speed test")
+        at = f"rank {number} of {len(ranks)}, {missing}" if done else f"rank {number}, startup"
         what = "hangs" if code is None else rank.last_error()
         if code is None and any(other.process.poll() not in (None, 0) for other in ranks):
             continue  # blocked by the rank that failed
         return error(topic, f"{at}: {what}", _remedy(topic))
     speed = ranks[0].completed()["speed"]["bytes_per_second"]
-    line = f"{len(ranks)} ranks: all {len(wanted)} collectives right in {seconds:.1f} s"
+    line = f"{len(ranks)} ranks: all {len(expected)} collectives passed in {seconds:.1f} s"
     line += f"; all_reduce {in_gib(speed)}/s"
     if topic == "NCCL" and len(ranks) > 1 and speed < 1 << 30:
-        return warning(topic, line, "that is slow for GPUs: see peer access and NCCL_DEBUG=INFO")
+        return warning(topic, line, "slow for GPUs: check peer access, run with NCCL_DEBUG=INFO")
     return ok(topic, line)
 
 

@@ -11,12 +11,12 @@ _USED_SHARE = 0.1  # of a device's memory, in use before training starts
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:
-    """torch, the CUDA version that it was built for, and whether it can use the GPUs."""
+    """Check torch, the CUDA version that it was built for, and whether it can use the GPUs."""
     try:
         import torch
     except (ImportError, OSError) as failure:
-        remedy = "install torch anew: pip install --force-reinstall torch"
-        yield error("torch", f"does not import: {str(failure).splitlines()[0]}", remedy)
+        remedy = "reinstall torch: pip install --force-reinstall torch"
+        yield error("torch", f"cannot be imported: {str(failure).splitlines()[0]}", remedy)
         return
     if torch.version.cuda is None:
         built = "for the CPU"
@@ -27,14 +27,14 @@ def torch_build(workload: Workload) -> Iterator[Finding]:
     if not torch.cuda.is_available() and _DRIVER.exists():
         yield error(
             "torch",
-            f"NVIDIA driver {driver_version()} is loaded and torch cannot use it{_why_not()}",
-            "install a torch built for a CUDA that this driver knows (pytorch.org), or a newer "
-            "driver; in a container, start it with its GPUs (docker run --gpus all)",
+            f"NVIDIA driver {driver_version()} is loaded, but torch cannot use it{_why_not()}",
+            "install a torch build for a CUDA version that this driver supports (pytorch.org), or "
+            "a newer driver; start a container with access to the GPUs (docker run --gpus all)",
         )
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's kernel module, such as `550.54.15`."""
+    """Return the version of NVIDIA's kernel module, such as `550.54.15`."""
     found = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
     return found[1] if found else "of an unknown version"
 
@@ -43,7 +43,7 @@ def _why_not() -> str:
     import torch
 
     if torch.version.cuda is None:
-        return ": this torch is built for the CPU"
+        return ": this build of torch supports only CPUs"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as failure:
@@ -52,19 +52,19 @@ def _why_not() -> str:
 
 
 def devices(workload: Workload) -> Iterator[Finding]:
-    """Names and memory of the visible GPUs."""
+    """Check the memory of the visible GPUs."""
     import torch
 
     count = torch.cuda.device_count()
     if count == 0:
-        yield ok("devices", "no GPU: training runs on the CPU, through gloo")
+        yield ok("devices", "no GPU: training runs on the CPU, with gloo")
         return
     for index in range(count):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         line = f"GPU {index}: {properties.name}, {in_gib(free)} of {in_gib(total)} free"
         if total - free > _USED_SHARE * total:
-            yield warning("devices", line, "see who holds the rest: nvidia-smi")
+            yield warning("devices", line, "run nvidia-smi to find the processes that use the rest")
         else:
             yield ok("devices", line)
     if _DRIVER.exists():
@@ -72,19 +72,20 @@ def devices(workload: Workload) -> Iterator[Finding]:
 
 
 def peer_access(workload: Workload) -> Iterator[Finding]:
-    """Whether the GPUs can access each other's memory directly, bypassing main memory."""
+    """Check whether the GPUs can access each other's memory directly, bypassing main memory."""
     import torch
 
     count = torch.cuda.device_count()
-    pairs = [(one, other) for one in range(count) for other in range(one)]
-    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    if apart:
-        few = ", ".join(f"{other}-{one}" for one, other in apart[:4])
-        more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
+    pairs = [(i, j) for i in range(count) for j in range(i)]
+    without = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    if without:
+        few = ", ".join(f"{j}-{i}" for i, j in without[:4])
+        more = f" and {len(without) - 4} more" if len(without) > 4 else ""
         yield warning(
             "peer access",
-            f"not between GPUs {few}{more}, of {len(pairs)} pairs: traffic goes through memory",
-            "see nvidia-smi topo -m; in a virtual machine, switch PCIe access control (ACS) off",
+            f"missing between GPUs {few}{more} (of {len(pairs)} pairs): traffic goes through main "
+            "memory",
+            "see nvidia-smi topo -m; in a virtual machine, disable PCIe access control (ACS)",
         )
     elif pairs:
         yield ok("peer access", f"between all {count} GPUs")

@@ -17,50 +17,53 @@ from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 _FEW_FILES, _TOO_FEW_FILES = 4096, 512
 _FEW_PROCESSES = 1024
 _SHARED = Path("/dev/shm")
-_GIB_A_RANK = 2
+_GIB_PER_RANK = 2
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 60  # version 1 reports a number near 2^63 if there is no limit
 
 
 def open_files(workload: Workload) -> Iterator[Finding]:
-    """Each process keeps every shard it reads open, and a socket or two for every other rank."""
+    """Check the limit on open files.
+
+    Each process has every shard that it reads open, and a socket or two for every other rank.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
-        yield ok("open files", f"{_number(soft)} a process")
+        yield ok("open files", f"{_number(soft)} per process")
         return
     remedy = f"ulimit -n {min(1 << 16, hard) if hard > 0 else 1 << 16} before training"
     if 0 < hard < _FEW_FILES:
         remedy = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     make = error if soft < _TOO_FEW_FILES else warning
-    line = f"{soft} a process: each holds every shard it reads open, and its sockets"
+    line = f"{soft} per process, for all shards that it reads and its sockets"
     yield make("open files", line, remedy)
 
 
 def processes(workload: Workload) -> Iterator[Finding]:
-    """The limits of the user and of the container, which include threads."""
+    """Check the process limits of the user and of the container, which include threads."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [limit for limit in (soft, process_limit()) if limit is not None and limit > 0]
     smallest = min(limits, default=None)
     if smallest is None or smallest >= _FEW_PROCESSES:
         shown = "unlimited" if smallest is None else f"{smallest:,}"
-        yield ok("processes", f"{shown}, threads included")
+        yield ok("processes", f"{shown}, including threads")
         return
-    line = f"{smallest:,}, threads included: {workload.ranks} ranks with loaders may need more"
+    line = f"{smallest:,}, including threads: {workload.ranks} ranks with loaders may need more"
     remedy = "ulimit -u 65536, or docker run --pids-limit=-1 (Kubernetes: podPidsLimit)"
     yield warning("processes", line, remedy)
 
 
 def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Finding]:
-    """Loader processes pass batches in shared memory and are killed by SIGBUS if it is full."""
+    """Check /dev/shm, in which loader processes pass batches. If it is full, SIGBUS kills them."""
     if not folder.is_dir():
         remedy = "mount a tmpfs there, or train with data.workers=0"
         yield error("shared memory", f"{folder} does not exist", remedy)
         return
     usage = shutil.disk_usage(folder)
     line = f"{in_gib(usage.free)} of {in_gib(usage.total)} free in {folder}"
-    assumed = " (4 a rank, batch 256)" if workload.workers is None else ""
-    need = f"loaders{assumed} hold about {in_gib(workload.shared_bytes)}"
+    assumed = " (4 per rank, batch 256)" if workload.workers is None else ""
+    need = f"loaders{assumed} need about {in_gib(workload.shared_bytes)}"
     if workload.shared_bytes <= usage.free / 2:
         yield ok("shared memory", f"{line}; {need}")
         return
@@ -73,8 +76,10 @@ def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Findin
 
 
 def memory(workload: Workload) -> Iterator[Finding]:
-    """The container's limit counts: the kernel kills processes that exceed it, even if the machine
-    has more memory."""
+    """Check the main memory, limited by the container.
+
+    The kernel kills processes that exceed the limit, even if the machine has more memory.
+    """
     machine = psutil.virtual_memory()
     limit = memory_limit()
     if limit is not None and limit < machine.total:
@@ -83,50 +88,51 @@ def memory(workload: Workload) -> Iterator[Finding]:
     else:
         line = f"{in_gib(machine.available)} of {in_gib(machine.total)} available"
         available = machine.available
-    if available >= workload.ranks * _GIB_A_RANK * 2**30:
+    if available >= workload.ranks * _GIB_PER_RANK * 2**30:
         yield ok("memory", line)
         return
-    need = f"{workload.ranks} ranks want {_GIB_A_RANK} GiB each before the model"
+    need = f"{workload.ranks} ranks need {_GIB_PER_RANK} GiB each, without the model"
     remedy = "raise the limit, start fewer ranks or free memory"
     yield warning("memory", f"{line}; {need}", remedy)
 
 
 def cpus(workload: Workload) -> Iterator[Finding]:
-    """Libraries start one thread per CPU of the machine. If the container may use fewer CPUs, the
-    threads slow each other down."""
+    """Check the number of CPUs that this container may use.
+
+    Libraries start one thread per CPU of the machine. If the container may use fewer CPUs, the
+    threads slow each other down.
+    """
     count = os.cpu_count() or 1
     allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
     usable = min(allowed, quota or allowed)
     if usable < count:
         yield warning(
             "CPUs",
-            f"{usable:g} of the machine's {count} may be used; torch would start threads for all",
-            "give the job whole CPUs, or a machine of its own size: threads that wait for a CPU "
-            "slow every step",
+            f"{usable:g} of the machine's {count} are available, but torch starts threads for all",
+            "reserve whole CPUs for the job, or use a smaller machine: threads that wait for a CPU "
+            "slow down every step",
         )
     workers = workload.workers or 0
     loaders = f" with {workers} loaders each" if workers else ""
     line = f"{usable:g} for {workload.ranks} ranks{loaders}"
     if workload.ranks * (1 + workers) > 2 * usable:
-        yield warning("CPUs", line, "lower data.workers or --nproc: they stand in line")
+        yield warning("CPUs", line, "lower data.workers or --nproc: the processes share CPUs")
     elif usable >= count:
         yield ok("CPUs", line)
 
 
 def threads(workload: Workload) -> Iterator[Finding]:
-    """OMP_NUM_THREADS, which torchrun and kway train choose if it is unset."""
+    """Check OMP_NUM_THREADS, which torchrun and kway train choose if it is unset."""
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
-        yield ok("threads", "OMP_NUM_THREADS is unset: kway train shares the cores among the ranks")
+        yield ok("threads", "OMP_NUM_THREADS is unset: kway train divides the cores by the ranks")
         return
     if not text.isdecimal() or int(text) == 0:
         yield error("threads", f"OMP_NUM_THREADS is {text!r}", "unset it, or set it to 1")
         return
-    together, count = int(text) * workload.ranks, os.cpu_count() or 1
-    line = (
-        f"OMP_NUM_THREADS is {text}: {together} threads for {workload.ranks} ranks on {count} CPUs"
-    )
-    if together > count:
+    total, count = int(text) * workload.ranks, os.cpu_count() or 1
+    line = f"OMP_NUM_THREADS is {text}: {total} threads for {workload.ranks} ranks on {count} CPUs"
+    if total > count:
         yield warning("threads", line, f"set it to {max(1, count // workload.ranks)} or less")
     else:
         yield ok("threads", line)
@@ -137,18 +143,18 @@ def _number(limit: int) -> str:
 
 
 def memory_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> int | None:
-    """The memory limit in bytes, or None."""
+    """Return the memory limit in bytes, or None."""
     texts = _texts(root, membership, "memory", ("memory.max", "memory.limit_in_bytes"))
     return _smallest(texts)
 
 
 def process_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> int | None:
-    """The limit on processes and threads, or None."""
+    """Return the limit on processes and threads, or None."""
     return _smallest(_texts(root, membership, "pids", ("pids.max",)))
 
 
 def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> float | None:
-    """The CPU time limit in CPUs, such as 1.5, or None."""
+    """Return the CPU time limit in CPUs, such as 1.5, or None."""
     quotas = []
     for folder in _folders(root, membership, "cpu"):
         if (new := folder / "cpu.max").is_file():
@@ -175,7 +181,7 @@ def _texts(root: Path, membership: Path, controller: str, names: tuple[str, ...]
 
 
 def _folders(root: Path, membership: Path, controller: str) -> Iterator[Path]:
-    """This process's control group and its ancestors, for versions 1 and 2."""
+    """Yield the control group of this process and its ancestors, for versions 1 and 2."""
     if not membership.is_file():
         return
     for line in membership.read_text().splitlines():

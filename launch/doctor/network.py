@@ -14,22 +14,22 @@ import psutil
 
 from launch.doctor.check import Finding, Workload, error, ok, warning
 
-_CHOOSE = "set GLOO_SOCKET_IFNAME to the interface that the other machines reach: ip -brief address"
+_CHOOSE = "set GLOO_SOCKET_IFNAME to the interface of the cluster network (ip -brief address)"
 _TIMEOUT_SECONDS = 3
-_MOST_SKEW_SECONDS = 5
+_MAX_SKEW_SECONDS = 5
 _TIME_ERROR = 5  # adjtimex returns this for an unsynchronized clock
-_SET_CLOCKS = "keep the clocks of all machines right: systemctl enable --now chrony"
+_SET_CLOCKS = "synchronize the clocks of all machines: systemctl enable --now chrony"
 
 
 def host_name(workload: Workload) -> Iterator[Finding]:
-    """The addresses of the host name. gloo listens on them unless an interface is set."""
+    """Check the addresses of the host name. gloo listens on them unless an interface is set."""
     name = socket.gethostname()
     addresses = _addresses(name)
     if not addresses:
-        line = f"{name} resolves to no address: gloo falls back to loopback"
+        line = f"{name} does not resolve to an address: gloo falls back to loopback"
         yield warning("host name", line, f"add it to /etc/hosts or DNS, or {_CHOOSE}")
         return
-    line = f"{name} is {', '.join(addresses)}"
+    line = f"{name} resolves to {', '.join(addresses)}"
     if all(address.startswith("127.") or address == "::1" for address in addresses):
         line += ", which other machines cannot reach"
         if workload.several_machines and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -39,13 +39,13 @@ def host_name(workload: Workload) -> Iterator[Finding]:
 
 
 def gloo_interface(workload: Workload) -> Iterator[Finding]:
-    """The interface that gloo uses."""
+    """Check the interface that gloo uses."""
     present = psutil.net_if_addrs()
     if wanted := os.environ.get("GLOO_SOCKET_IFNAME"):
         missing = [name for name in wanted.split(",") if name not in present]
         if missing:
-            line = f"GLOO_SOCKET_IFNAME is {wanted}: there is no {', '.join(missing)}"
-            yield error("interface", line, f"choose of {', '.join(present)}, or unset it")
+            line = f"GLOO_SOCKET_IFNAME is {wanted}: {', '.join(missing)} does not exist"
+            yield error("interface", line, f"choose from {', '.join(present)}, or unset it")
         else:
             yield ok("interface", f"GLOO_SOCKET_IFNAME is {wanted}")
         return
@@ -54,30 +54,30 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
     # All of 127.0.0.0/8 is loopback; Debian maps the host name to 127.0.1.1.
     owner = owners[0] if owners else "lo"
     if owner == "lo":
-        yield ok("interface", f"gloo takes lo ({address}): ranks of this machine only")
+        yield ok("interface", f"gloo uses lo ({address}): only for ranks on this machine")
     else:
-        yield ok("interface", f"gloo takes {owner} ({address})")
+        yield ok("interface", f"gloo uses {owner} ({address})")
 
 
 def nccl_interface(workload: Workload) -> Iterator[Finding]:
-    """NCCL_SOCKET_IFNAME, if set: prefixes; `=` means exact names, `^` all others."""
+    """Check NCCL_SOCKET_IFNAME, if set: prefixes; `=` means exact names, `^` all others."""
     wanted = os.environ.get("NCCL_SOCKET_IFNAME")
     if not wanted:
         return
     present = list(psutil.net_if_addrs())
-    taken = [name for name in present if _nccl_takes(wanted, name)]
-    if taken:
-        yield ok("interface", f"NCCL_SOCKET_IFNAME={wanted} takes {', '.join(taken)}")
+    selected = [name for name in present if _nccl_selects(wanted, name)]
+    if selected:
+        yield ok("interface", f"NCCL_SOCKET_IFNAME={wanted} selects {', '.join(selected)}")
     else:
-        line = f"NCCL_SOCKET_IFNAME={wanted} fits no interface of {', '.join(present)}"
-        yield error("interface", line, "correct or unset it: ip -brief address")
+        line = f"NCCL_SOCKET_IFNAME={wanted} matches none of {', '.join(present)}"
+        yield error("interface", line, "correct or unset it (ip -brief address)")
 
 
-def _nccl_takes(wanted: str, name: str) -> bool:
-    others, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+def _nccl_selects(wanted: str, name: str) -> bool:
+    is_negated, is_exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     names = wanted.lstrip("^=").split(",")
-    fits = name in names if exact else any(name.startswith(prefix) for prefix in names)
-    return fits != others
+    matches = name in names if is_exact else any(name.startswith(prefix) for prefix in names)
+    return matches != is_negated
 
 
 def _addresses(name: str) -> list[str]:
@@ -99,27 +99,27 @@ def _is_local(address: str) -> bool:
 
 
 def ports(workload: Workload) -> Iterator[Finding]:
-    """A free port on loopback, and the rendezvous port if one is given."""
+    """Check that loopback has a free port, and that the rendezvous port is free if one is given."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
     if workload.port is None:
-        yield ok("ports", "loopback gives free ones; --port N looks at a rendezvous port")
+        yield ok("ports", "loopback has free ports; pass --port N to check a rendezvous port")
         return
     with socket.socket() as server:
-        # The rendezvous store sets this too, so a port in TIME_WAIT counts as free.
+        # The rendezvous store sets this too, so that a port in TIME_WAIT is free.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("", workload.port))
         except OSError as failure:
-            what, remedy = _taken(workload.port, failure)
+            what, remedy = _why_taken(workload.port, failure)
             yield error("ports", f"port {workload.port} cannot be used: {what}", remedy)
             return
     yield ok("ports", f"port {workload.port} is free for the rendezvous")
 
 
-def _taken(port: int, failure: OSError) -> tuple[str, str]:
+def _why_taken(port: int, failure: OSError) -> tuple[str, str]:
     if failure.errno != errno.EADDRINUSE:
-        return failure.strerror or str(failure), "choose another, above 1023"
+        return failure.strerror or str(failure), "choose another port above 1023"
     # The system does not reveal the process ids of other users' connections.
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
@@ -127,30 +127,30 @@ def _taken(port: int, failure: OSError) -> tuple[str, str]:
             if is_here and connection.status == psutil.CONN_LISTEN and connection.pid:
                 with suppress(psutil.NoSuchProcess):
                     name = psutil.Process(connection.pid).name()
-                    return f"process {connection.pid} ({name}) listens there", _other_port()
-    return "another process listens there", _other_port()
+                    return f"process {connection.pid} ({name}) listens on it", _other_port()
+    return "another process listens on it", _other_port()
 
 
 def _other_port() -> str:
-    return "end that process, or choose another port in --rdzv-endpoint"
+    return "stop that process, or choose another port in --rdzv-endpoint"
 
 
 def clock(workload: Workload) -> Iterator[Finding]:
-    """Whether the kernel reports that a time service synchronizes the clock."""
+    """Check whether a time service synchronizes the clock, as reported by the kernel."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     # adjtimex with modes 0 only reads. The struct has at most 208 bytes.
     reading = (ctypes.c_byte * 1024)()
     state = ctypes.CDLL(None).adjtimex(reading)
     if state != _TIME_ERROR:
-        yield ok("clock", f"{now}, kept right by a time service")
+        yield ok("clock", f"{now}, synchronized by a time service")
     elif workload.several_machines:
-        yield warning("clock", f"{now}; no time service keeps it right", _SET_CLOCKS)
+        yield warning("clock", f"{now}, not synchronized by a time service", _SET_CLOCKS)
     else:
-        yield ok("clock", f"{now}; no time service, which matters between machines only")
+        yield ok("clock", f"{now}, not synchronized, which only matters for several machines")
 
 
 def peers(workload: Workload) -> Iterator[Finding]:
-    """Whether each peer's port accepts connections, and how far its clock differs from ours."""
+    """Check that each peer's port accepts connections, and that its clock is close to ours."""
     for peer in workload.peers:
         host, port = split_address(peer)
         try:
@@ -158,30 +158,30 @@ def peers(workload: Workload) -> Iterator[Finding]:
         except (OSError, http.client.HTTPException) as failure:
             yield error(
                 "peer",
-                f"{peer} does not answer: {failure}",
-                "start something there (python -m http.server PORT) and open the port in between",
+                f"{peer} does not respond: {failure}",
+                "start a server there (python -m http.server PORT) and open the port in firewalls",
             )
             continue
         if skew is None:
-            yield ok("peer", f"{peer} answers; its clock is not known: it speaks no HTTP")
-        elif abs(skew) > _MOST_SKEW_SECONDS:
+            yield ok("peer", f"{peer} responds, but not with HTTP: its clock is unknown")
+        elif abs(skew) > _MAX_SKEW_SECONDS:
             late = "ahead of" if skew > 0 else "behind"
-            line = f"{peer} is {abs(skew):.0f} s {late} this machine: the rendezvous would split"
+            line = f"the clock of {peer} is {abs(skew):.0f} s {late} ours: the rendezvous may fail"
             yield error("peer", line, _SET_CLOCKS)
         else:
-            yield ok("peer", f"{peer} answers; its clock is within {_MOST_SKEW_SECONDS} s of ours")
+            yield ok("peer", f"{peer} responds; its clock is within {_MAX_SKEW_SECONDS} s of ours")
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Split `host:port`. Raises ValueError for any other format."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"--peer {address!r} is not HOST:PORT, as in node2:29400")
+        raise ValueError(f"--peer {address!r} is not HOST:PORT: pass for example node2:29400")
     return host.strip("[]"), int(port)
 
 
 def _clock_ahead(host: str, port: int) -> float | None:
-    """How far the host's clock is ahead of ours, in seconds, or None if unknown.
+    """Return how far the host's clock is ahead of ours, in seconds, or None if unknown.
 
     Uses the `Date` header of an HTTP response, which has a resolution of one second.
     """

@@ -63,7 +63,7 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 def names() -> Iterator[str]:
-    """The names that a rank reports, in order: `all_reduce float32`, …, `barrier`."""
+    """Yield the names that a rank reports, in order: `all_reduce float32`, …, `barrier`."""
     for collective in COLLECTIVES:
         for dtype in _DTYPES[: 1 if collective is barrier else None]:
             kind = "" if collective is barrier else f" {str(dtype).removeprefix('torch.')}"
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _speed(device: torch.device) -> float:
-    """Bytes per second of an all-reduce of a large tensor."""
+    """Measure the bytes per second of an all-reduce of a large tensor."""
     large = torch.ones(_LARGE, device=device)
     seconds = []
     for _ in range(3):
@@ -105,7 +105,7 @@ def _speed(device: torch.device) -> float:
 
 def _check(found: Tensor, expected: Tensor) -> None:
     if not torch.equal(found.double().cpu(), expected.double()):
-        raise RuntimeError(f"came back as {found.tolist()} instead of {expected.tolist()}")
+        raise RuntimeError(f"returned {found.tolist()} instead of {expected.tolist()}")
 
 
 def _report(**record: object) -> None:

@@ -14,32 +14,32 @@ from data.extras import EXTRAS, requirements
 from launch.doctor.check import Finding, Workload, error, ok, warning
 
 _SHOWN = ("deepspeed", "transformers", "ray", "webdataset", "safetensors")
-_LAST_OF_LONG = 120
+_MAX_MESSAGE_LENGTH = 120
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "CUDA_")
 _NUM_SHOWN = 6
 # Name -> (values that slow training down, their effect).
-_HURTFUL = {
-    "CUDA_LAUNCH_BLOCKING": (("1",), "each kernel is waited for: for debugging only"),
-    "NCCL_P2P_DISABLE": (("1",), "GPUs of a machine exchange through its memory"),
-    "NCCL_SHM_DISABLE": (("1",), "GPUs without peer access exchange through the network"),
-    "NCCL_IB_DISABLE": (("1",), "InfiniBand and RoCE are left unused"),
-    "NCCL_DEBUG": (("INFO", "TRACE"), "every rank prints much: for debugging only"),
-    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked by another one"),
-    "TORCH_NCCL_BLOCKING_WAIT": (("1",), "the CPU waits in each collective"),
+_SLOW = {
+    "CUDA_LAUNCH_BLOCKING": (("1",), "the CPU waits for each kernel: only for debugging"),
+    "NCCL_P2P_DISABLE": (("1",), "the GPUs of a machine exchange data through main memory"),
+    "NCCL_SHM_DISABLE": (("1",), "GPUs without peer access exchange data through the network"),
+    "NCCL_IB_DISABLE": (("1",), "InfiniBand and RoCE are not used"),
+    "NCCL_DEBUG": (("INFO", "TRACE"), "every rank prints many lines: only for debugging"),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked by another collective"),
+    "TORCH_NCCL_BLOCKING_WAIT": (("1",), "the CPU waits for each collective"),
 }
 
 
 def python(workload: Workload) -> Iterator[Finding]:
-    """The versions of Python and of the operating system."""
+    """Report the versions of Python and of the operating system."""
     yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
 
 
 def packages(workload: Workload) -> Iterator[Finding]:
-    """Every required package has a supported version. Also lists the extras not installed."""
+    """Check that every required package has a supported version. Also lists missing extras."""
     wanted = requirements()
     if not wanted:
-        remedy = "install it: pip install -e '.[all]' in its folder"
-        yield warning("packages", "kway is not installed: what it needs is not known", remedy)
+        remedy = "run pip install -e '.[all]' in its folder"
+        yield warning("packages", "kway is not installed: its requirements are unknown", remedy)
         return
     absent = []
     for extra in EXTRAS:
@@ -51,7 +51,7 @@ def packages(workload: Workload) -> Iterator[Finding]:
     yield from wrong
     if not wrong:
         shown = ", ".join(f"{name} {_version(name)}" for name in _SHOWN if _version(name))
-        yield ok("packages", "; ".join([shown, *(absent or ["all that kway needs"])]))
+        yield ok("packages", "; ".join([shown, *(absent or ["all extras of kway"])]))
 
 
 def _version(name: str) -> str | None:
@@ -68,13 +68,15 @@ def _wrong(need: Requirement) -> Finding | None:
         return error("packages", f"{need.name} is not installed", remedy)
     if need.specifier.contains(found, prereleases=True):
         return None
-    line = f"{need.name} is {found} and kway needs {need.specifier}"
+    line = f"{need.name} {found} is installed, but kway requires {need.specifier}"
     return error("packages", line, remedy)
 
 
 def torchvision(workload: Workload) -> Iterator[Finding]:
-    """kway does not need torchvision, but transformers imports it if it is installed, so it must
-    match torch."""
+    """Check that torchvision matches torch, if it is installed.
+
+    kway does not need torchvision, but transformers imports it if it is installed.
+    """
     try:
         found = version("torchvision")
     except PackageNotFoundError:
@@ -86,29 +88,29 @@ def torchvision(workload: Workload) -> Iterator[Finding]:
         check=False,
     )
     if done.returncode == 0:
-        yield ok("torchvision", f"{found} imports; kway does not need it")
+        yield ok("torchvision", f"{found} can be imported; kway does not need it")
         return
-    reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:_LAST_OF_LONG]
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:_MAX_MESSAGE_LENGTH]
     yield error(
         "torchvision",
-        f"{found} does not import beside this torch, and transformers breaks by it: {reason}",
+        f"{found} cannot be imported with this torch, which breaks transformers: {reason}",
         "pip uninstall torchvision: kway does not need it",
     )
 
 
 def variables(workload: Workload) -> Iterator[Finding]:
-    """The communication variables that are set, and a warning for each that slows training down."""
+    """List the communication variables that are set, and warn if one slows training down."""
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
-    hurtful = []
+    slow = []
     for name in names:
-        values, what = _HURTFUL.get(name, ((), ""))
+        values, effect = _SLOW.get(name, ((), ""))
         if os.environ[name].upper() in values:
-            hurtful.append(name)
-            yield warning("variables", f"{name}={os.environ[name]}: {what}", f"unset {name}")
-    rest = [name for name in names if name not in hurtful]
+            slow.append(name)
+            yield warning("variables", f"{name}={os.environ[name]}: {effect}", f"unset {name}")
+    rest = [name for name in names if name not in slow]
     more = f" and {len(rest) - _NUM_SHOWN} more" if len(rest) > _NUM_SHOWN else ""
     if rest:
         shown = ", ".join(f"{name}={os.environ[name]}" for name in rest[:_NUM_SHOWN])
         yield ok("variables", f"{shown}{more}")
-    elif not hurtful:
-        yield ok("variables", "none of NCCL's, gloo's or torch.distributed's is set")
+    elif not slow:
+        yield ok("variables", "no variable of NCCL, gloo or torch.distributed is set")

@@ -33,8 +33,8 @@ def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
     mesh_shape(recipe.train.class_group, size=nodes * ranks, local_size=ranks)
     if recipe.train.global_batch < nodes * ranks:
         raise ValueError(
-            f"train.global_batch is {recipe.train.global_batch} and there are {nodes * ranks} "
-            "ranks: some have no rows; raise it or take fewer"
+            f"train.global_batch is {recipe.train.global_batch}, less than one sample for each of "
+            f"the {nodes * ranks} ranks: raise it, or use fewer ranks"
         )
 
 
@@ -47,12 +47,13 @@ def on_devices(recipe: Recipe, *, gpus: int) -> Recipe:
     device = recipe.train.device
     if gpus and device == "cpu":
         raise ValueError(
-            f"train.device is cpu and --gpus {gpus}: its pods would hold GPUs and leave them idle; "
-            "give --gpus 0, or train.device=cuda"
+            f"train.device is cpu and --gpus is {gpus}: the pods would reserve GPUs and not use "
+            "them; pass --gpus 0, or train.device=cuda"
         )
     if not gpus and device == "cuda":
         raise ValueError(
-            "train.device is cuda and --gpus 0: give the GPUs of a pod, or train.device=cpu"
+            "train.device is cuda and --gpus is 0: pass the number of GPUs per pod, or "
+            "train.device=cpu"
         )
     if not gpus:
         return recipe
@@ -67,15 +68,18 @@ def check_agreement(
     or if a file of the recipe is not on one of their volumes."""
     found = [job for job in jobs(manifests) if job.trainer is not None]
     if not found:
-        raise ValueError(f"overlay {overlay} trains nothing: apply it by kubectl apply -k")
+        raise ValueError(
+            f"overlay {overlay} has no training job: apply it with kubectl apply -k, or choose "
+            "another overlay"
+        )
     for job in found:
-        asked = {"--nodes": nodes, "--gpus (ranks a pod)": max(1, gpus), "--gpus": gpus}
-        there = _size(job)
-        for name, number in asked.items():
-            if str(there[name]) != str(number):
+        requested = {"--nodes": nodes, "--gpus (ranks per pod)": max(1, gpus), "--gpus": gpus}
+        actual = _size(job)
+        for name, number in requested.items():
+            if str(actual[name]) != str(number):
                 raise ValueError(
-                    f"{name} is {number} and overlay {overlay} is made for {there[name]}: give "
-                    "that, or choose another overlay"
+                    f"{name} is {number}, but overlay {overlay} is written for {actual[name]}: "
+                    "pass that number, or choose another overlay"
                 )
         _check_files(job, recipe, overlay)
 
@@ -84,7 +88,7 @@ def _size(job: Job) -> dict[str, object]:
     trainer = job.trainer or {}
     return {
         "--nodes": job.num_pods,
-        "--gpus (ranks a pod)": option(words(trainer, job.given), "--nproc"),
+        "--gpus (ranks per pod)": option(words(trainer, job.given), "--nproc"),
         "--gpus": at(trainer, "resources", "limits").get(GPU, 0),
     }
 
@@ -96,23 +100,23 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
     # Only claims can contain input: an emptyDir starts empty, and Secrets are not data.
     reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
     writing = {
-        "run": ("claim to write to", writable_mounts(job.pod, trainer, (CLAIM,))),
-        _CACHE: ("volume to write to", writable_mounts(job.pod, trainer, (CLAIM, "emptyDir"))),
+        "run": ("writable claim", writable_mounts(job.pod, trainer, (CLAIM,))),
+        _CACHE: ("writable volume", writable_mounts(job.pod, trainer, (CLAIM, "emptyDir"))),
     }
     for key, path in _files(recipe, ""):
         if key == _CACHE and not _is_fetched(recipe):
             continue
         what, allowed = writing.get(key, reading)
-        there = str(folder / (f"{home}{path[1:]}" if path.startswith("~/") else path))
-        if not is_below(there, allowed):
+        resolved = str(folder / (f"{home}{path[1:]}" if path.startswith("~/") else path))
+        if not is_below(resolved, allowed):
             raise ValueError(
-                f"{key} is {path}, which is {there} in the pods of overlay {overlay}: no {what} is "
-                f"mounted there; choose a folder below {', '.join(sorted(allowed))}"
+                f"{key} is {path}, or {resolved} in the pods of overlay {overlay}, but no {what} "
+                f"is mounted there: choose a folder below {', '.join(sorted(allowed))}"
             )
 
 
 def _is_fetched(recipe: Recipe) -> bool:
-    """Whether the recipe reads remote data, so that the cache is used."""
+    """Return whether the recipe reads remote data, so that the cache is used."""
     tars = () if recipe.data.stream is None else recipe.data.stream.addresses
     return not isinstance(recipe.data.shards, Path) or any(_URL in tar for tar in tars)
 

@@ -14,7 +14,7 @@ from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 _GRACE_SECONDS = 30
 _BACKOFF_LIMIT = 6
 _INDEX = "JOB_COMPLETION_INDEX"
-_OF_TRAINER = "PET_"
+_TRAINER_PREFIX = "PET_"
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 CHECKPOINT = "kway/checkpoint-seconds"
 # Exit code of `kway train` -> action. None: the failure counts towards backoffLimit.
@@ -22,78 +22,82 @@ _ACTIONS = {PREEMPTED: "Ignore", BAD_INPUT: "FailJob", INTERRUPTED: "FailJob", F
 
 
 def failures_are_distinguished(job: Job) -> Iterator[str]:
-    """restartPolicy and podFailurePolicy are consistent."""
+    """Check that restartPolicy and podFailurePolicy are consistent."""
     restarts, policy = job.pod.spec.get("restartPolicy"), at(job.spec, "podFailurePolicy")
     if restarts not in ("Never", "OnFailure"):
-        yield f"restartPolicy is {restarts or 'Always'}: a Job's is Never"
+        yield f"restartPolicy is {restarts or 'Always'}: set it to Never"
     if not policy:
         return
     if restarts != "Never":
-        yield f"restartPolicy is {restarts} and podFailurePolicy needs Never"
+        yield f"restartPolicy is {restarts}: podFailurePolicy requires Never"
     if job.spec.get("podReplacementPolicy", "Failed") != "Failed":
-        yield "podReplacementPolicy goes with podFailurePolicy as Failed alone"
+        yield "podReplacementPolicy must be Failed if podFailurePolicy is set"
     names = [str(container.get("name")) for container in job.pod.containers]
     for rule in policy.get("rules", ()):
         name = at(rule, "onExitCodes").get("containerName")
         if name is not None and name not in names:
-            yield f"podFailurePolicy asks container {name}, and there is {', '.join(names)}"
+            yield f"podFailurePolicy: container {name} is not one of {', '.join(names)}"
         for condition in rule.get("onPodConditions", ()):
             if condition.get("status") != "True":
                 yield (
-                    f"podFailurePolicy on {condition.get('type')} has no status "
-                    '"True", which Kubernetes up to 1.34 asks for'
+                    f"podFailurePolicy: set the status of {condition.get('type')} to "
+                    '"True", which Kubernetes up to 1.34 requires'
                 )
 
 
-def training_says_how_it_ended(job: Job) -> Iterator[str]:
-    """podFailurePolicy handles the exit codes of `kway train` (docs/cluster.md) correctly."""
+def exit_codes_are_handled(job: Job) -> Iterator[str]:
+    """Check that podFailurePolicy handles the exit codes of `kway train` (docs/cluster.md)."""
     if job.trainer is None:
         return
     rules = at(job.spec, "podFailurePolicy").get("rules", ())
     for code, action in _ACTIONS.items():
-        taken = next((rule.get("action") for rule in rules if code in _codes(rule)), None)
-        if taken != action:
-            right = action or "leave it to backoffLimit"
-            yield f"podFailurePolicy takes {taken or 'no action'} on exit code {code}: {right}"
+        actual = next((rule.get("action") for rule in rules if code in _codes(rule)), None)
+        if actual != action:
+            fix = f"set it to {action}" if action else "omit it, so that backoffLimit applies"
+            yield f"podFailurePolicy: action for exit code {code} is {actual or 'missing'}: {fix}"
     disrupted = [rule.get("action") for rule in rules if "DisruptionTarget" in _conditions(rule)]
     if disrupted != ["Ignore"]:
-        yield "podFailurePolicy does not ignore DisruptionTarget: a drained machine would count"
+        yield (
+            "podFailurePolicy does not ignore DisruptionTarget, so draining a node counts as a "
+            "failure: add a rule with action Ignore"
+        )
 
 
-def times_are_in_order(job: Job) -> Iterator[str]:
-    """A checkpoint takes less than --shutdown-timeout, and that is below the grace period."""
+def timeouts_are_in_order(job: Job) -> Iterator[str]:
+    """Check that checkpoint time < --shutdown-timeout < grace period."""
     if (trainer := job.trainer) is None:
         return
     if at(trainer, "lifecycle", "preStop"):
-        yield "preStop takes of terminationGracePeriodSeconds before SIGTERM comes: leave it out"
+        yield "preStop delays SIGTERM and uses up terminationGracePeriodSeconds: remove it"
     grace = job.pod.spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS)
     stated = job.pod.annotations.get(CHECKPOINT)
     shutdown = option(words(trainer, job.given), "--shutdown-timeout")
     if stated is None or shutdown is None:
-        yield f"annotation {CHECKPOINT} and --shutdown-timeout have to be stated: give both"
+        yield f"set both the annotation {CHECKPOINT} and --shutdown-timeout"
     elif not float(stated) < float(shutdown) < float(grace):
         yield (
-            f"a checkpoint's {stated} s, --shutdown-timeout {shutdown} and "
-            f"terminationGracePeriodSeconds {grace} are not in this order: raise the later ones"
+            f"{CHECKPOINT} {stated}, --shutdown-timeout {shutdown} and "
+            f"terminationGracePeriodSeconds {grace} must increase in this order: raise the later "
+            "ones"
         )
 
 
 def all_pods_join(job: Job) -> Iterator[str]:
-    """completions, parallelism, --nnodes, --nproc and GPUs agree, and pod 0 is the host."""
+    """Check that the numbers of pods, nodes, ranks and GPUs agree, and that pod 0 is the host."""
     if (trainer := job.trainer) is None:
         return
     line = words(trainer, job.given)
     nodes, ranks = option(line, "--nnodes"), option(line, "--nproc")
     if nodes != str(job.num_pods):
-        yield f"--nnodes is {nodes} and there are {job.num_pods} pods: give one number"
+        yield f"--nnodes is {nodes}, but there are {job.num_pods} pods: use the same number"
     parallel = job.spec.get("parallelism", job.num_pods)
     if job.spec.get("completions", job.num_pods) != parallel:
-        yield f"parallelism {parallel} starts not all of the {job.num_pods} pods that meet"
+        yield f"parallelism is {parallel}: set it to completions, so that all pods run at once"
     if job.spec.get("completionMode") != "Indexed":
-        yield "completionMode is not Indexed: its pods have no numbers"
+        yield "completionMode is not Indexed: pods need an index"
     gpus = at(trainer, "resources", "limits").get(GPU)
     if gpus is not None and str(gpus) != ranks:
-        yield f"--nproc is {ranks} and a pod has {gpus} GPUs: give one number"
+        yield f"--nproc is {ranks}, but a pod has {gpus} GPUs: use the same number"
     yield from _rendezvous(job, line)
 
 
@@ -101,29 +105,29 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
     fixed, found = option(line, "--master-addr"), option(line, "--rdzv-endpoint")
     host = (fixed or found or "").partition(":")[0]
     if host != job.first_pod:
-        yield f"they meet at {host or 'no host'} and pod 0 is {job.first_pod}: name that"
+        yield f"the rendezvous host is {host or 'not set'}: set it to pod 0, {job.first_pod}"
     if fixed is not None:
         if option(line, "--max-restarts") != "0" or job.spec.get("backoffLimit") != 0:
             yield (
-                "ranks fixed by --master-addr do not come back one by one: give --max-restarts 0 "
-                "and backoffLimit 0, and start the group anew from outside"
+                "--master-addr does not support restarts of single ranks: set --max-restarts 0 and "
+                "backoffLimit 0, and restart all pods together"
             )
         return
-    tries = job.spec.get("backoffLimit", _BACKOFF_LIMIT)
-    if str(job.num_pods).isdecimal() and tries < int(job.num_pods):
+    limit = job.spec.get("backoffLimit", _BACKOFF_LIMIT)
+    if str(job.num_pods).isdecimal() and limit < int(job.num_pods):
         yield (
-            f"backoffLimit is {tries}, and a lost pod 0 ends all {job.num_pods}: give more than "
-            "that, four times as many"
+            f"backoffLimit is {limit}, but losing pod 0 makes all {job.num_pods} pods fail: set it "
+            f"to {4 * int(job.num_pods)}"
         )
     settings = [word for word in line if "is_host" in word]
     if not settings:
-        yield "--rdzv-conf names no is_host: before its name is known pod 0 does not know itself"
+        yield "--rdzv-conf does not set is_host: pod 0 cannot resolve its own name at startup"
     elif re.search(r"is_host=\w", settings[0]):
-        yield "is_host is the same in all pods: it is 1 where JOB_COMPLETION_INDEX is 0, else 0"
+        yield "is_host is the same in all pods: set it to 1 if JOB_COMPLETION_INDEX is 0, else to 0"
 
 
 def ports_are_declared(job: Job) -> Iterator[str]:
-    """Metrics and rendezvous use the container ports that Services, policies and monitors name."""
+    """Check that metrics and rendezvous use the declared container ports."""
     if (trainer := job.trainer) is None:
         return
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
@@ -131,23 +135,26 @@ def ports_are_declared(job: Job) -> Iterator[str]:
     given = dict(word.split("=", 1) for word in line if word.startswith("telemetry."))
     stated = given.get("telemetry.port")
     if str(ports.get("metrics")) != stated:
-        yield f"telemetry.port is {stated or 'not given'} and port metrics {ports.get('metrics')}"
+        yield (
+            f"telemetry.port is {stated or 'not set'}, but container port metrics is "
+            f"{ports.get('metrics')}: use the same number"
+        )
     if given.get("telemetry.host") != "0.0.0.0":
-        host = given.get("telemetry.host", "not given")
-        yield f"telemetry.host is {host}: nobody outside of the pod sees metrics; give 0.0.0.0"
+        host = given.get("telemetry.host", "not set")
+        yield f"telemetry.host is {host}: set it to 0.0.0.0, so that Prometheus can reach metrics"
     found = (option(line, "--rdzv-endpoint") or "").partition(":")[2]
     port = option(line, "--master-port") or found
     if port.isdecimal() and int(port) not in ports.values():
-        yield f"they meet at port {port}, which no port of the container is: declare it"
+        yield f"the rendezvous port {port} is not a port of the container: declare it"
 
 
 def variables_are_given(job: Job) -> Iterator[str]:
-    """Each `$(NAME)` in an argument is a variable of the container; others are not expanded."""
+    """Check that each `$(NAME)` in an argument is a variable of the container."""
     for container in job.pod.containers:
         names = {entry.get("name") for entry in container.get("env", ())} | {_INDEX}
         for name in re.findall(r"\$\(([\w.-]+)\)", " ".join(words(container))):
-            if name not in names and not (job.given and name.startswith(_OF_TRAINER)):
-                yield f"container {container.get('name')} names $({name}), which is no variable"
+            if name not in names and not (job.given and name.startswith(_TRAINER_PREFIX)):
+                yield f"container {container.get('name')}: variable $({name}) is not defined"
 
 
 def _codes(rule: Manifest) -> tuple[int, ...]:
@@ -161,8 +168,8 @@ def _conditions(rule: Manifest) -> list[str]:
 
 JOB_RULES = (
     failures_are_distinguished,
-    training_says_how_it_ended,
-    times_are_in_order,
+    exit_codes_are_handled,
+    timeouts_are_in_order,
     all_pods_join,
     ports_are_declared,
     variables_are_given,
@@ -170,21 +177,20 @@ JOB_RULES = (
 
 
 def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A JobSet restarts as a whole, because its ranks do not restart individually. Its pods have
-    DNS names, and it starts one Job."""
+    """Check that a JobSet restarts all pods together, has DNS names for them and starts one Job."""
     for manifest, group in _groups(manifests):
         if not at(group, "failurePolicy").get("maxRestarts"):
-            yield f"{name_of(manifest)} has no failurePolicy.maxRestarts: one failure ends the run"
+            yield f"{name_of(manifest)}: failurePolicy.maxRestarts is not set: set it to 1 or more"
         for key in ("enableDNSHostnames", "publishNotReadyAddresses"):
             if at(group, "network").get(key, True) is not True:
-                yield f"{name_of(manifest)}: network.{key} is false: its pods do not find pod 0"
+                yield f"{name_of(manifest)}: network.{key} is false: pods cannot find pod 0"
         for replicated in group.get("replicatedJobs", ()):
             if (number := replicated.get("replicas", 1)) != 1:
-                yield f"{name_of(manifest)} starts {number} Jobs, each a run: give replicas 1"
+                yield f"{name_of(manifest)} starts {number} Jobs of one run: set replicas to 1"
 
 
 def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Kubeflow Trainer injects nodes and ranks into container `node` of the Job with its label."""
+    """Check the container name and the Job label that Kubeflow Trainer requires."""
     for manifest, group in _groups(manifests):
         if manifest.get("kind") != "TrainingRuntime":
             continue
@@ -192,15 +198,15 @@ def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
             template = at(replicated, "template")
             step = at(template, "metadata", "labels").get(_STEP)
             if step != "trainer":
-                yield f"{name_of(manifest)}: label {_STEP} of its Job is {step}: make it trainer"
+                yield f"{name_of(manifest)}: label {_STEP} of its Job is {step}: set it to trainer"
             pod = at(template, "spec", "template", "spec")
             names = [container.get("name") for container in pod.get("containers", ())]
             if "node" not in names:
-                yield f"{name_of(manifest)}: container {', '.join(names)} has to be named node"
+                yield f"{name_of(manifest)}: rename container {', '.join(names)} to node"
 
 
 def _groups(manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
-    """Manifests that create Jobs, each with its JobSet specification."""
+    """Yield the manifests that create Jobs, each with its JobSet specification."""
     for manifest in manifests:
         if manifest.get("kind") == "JobSet":
             yield manifest, at(manifest, "spec")

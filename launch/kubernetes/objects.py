@@ -19,7 +19,7 @@ Manifest = Mapping[str, Any]
 GPU = "nvidia.com/gpu"
 CLAIM = "persistentVolumeClaim"
 
-_WITH_A_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+_WITH_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 # Suffixes of quantities such as 500m, 2 and 1.5Gi.
 _BINARY = {suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 _DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
@@ -41,7 +41,7 @@ def load_all(text: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod template. `where` names the object that contains it, such as Job/kway."""
+    """A pod template. `where` is the name of the object that contains it, such as Job/kway."""
 
     where: str
     template: Manifest
@@ -93,7 +93,7 @@ class Job:
 
 
 def at(tree: Any, *keys: str) -> Manifest:
-    """The mapping at this path of keys, or an empty one if it is missing."""
+    """Return the mapping at this path of keys, or an empty one if it is missing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree if isinstance(tree, Mapping) else {}
@@ -108,12 +108,12 @@ def of_kind(manifests: Sequence[Manifest], kind: str) -> Iterator[Manifest]:
 
 
 def by_name(manifests: Sequence[Manifest], kind: str) -> dict[str, Manifest]:
-    """The manifests of a kind, keyed by `metadata.name`."""
+    """Return the manifests of a kind, keyed by `metadata.name`."""
     return {at(each, "metadata").get("name", ""): each for each in of_kind(manifests, kind)}
 
 
 def jobs(manifests: Sequence[Manifest]) -> Iterator[Job]:
-    """All Jobs, including those in JobSets and TrainingRuntimes."""
+    """Yield all Jobs, including those in JobSets and TrainingRuntimes."""
     for manifest in manifests:
         spec, name = at(manifest, "spec"), at(manifest, "metadata").get("name", "")
         match manifest.get("kind"):
@@ -122,16 +122,16 @@ def jobs(manifests: Sequence[Manifest]) -> Iterator[Job]:
                 host = f"{name}-0.{pod.spec.get('subdomain')}"
                 yield Job(spec, pod, host, spec.get("completions", 1))
             case "JobSet":
-                yield from _of_a_set(manifest, spec)
+                yield from _of_job_set(manifest, spec)
             case "TrainingRuntime":
                 nodes = at(spec, "mlPolicy").get("numNodes", 1)
-                for job in _of_a_set(manifest, at(spec, "template", "spec")):
+                for job in _of_job_set(manifest, at(spec, "template", "spec")):
                     # Kubeflow Trainer's torch plugin sets these variables.
                     given = {"PET_NNODES": str(nodes), "PET_MASTER_ADDR": job.first_pod}
                     yield Job(job.spec, job.pod, job.first_pod, nodes, given)
 
 
-def _of_a_set(manifest: Manifest, job_set: Manifest) -> Iterator[Job]:
+def _of_job_set(manifest: Manifest, job_set: Manifest) -> Iterator[Job]:
     name = at(manifest, "metadata").get("name", "")
     subdomain = at(job_set, "network").get("subdomain", name)
     for replicated in job_set.get("replicatedJobs", ()):
@@ -142,13 +142,13 @@ def _of_a_set(manifest: Manifest, job_set: Manifest) -> Iterator[Job]:
 
 
 def pods(manifests: Sequence[Manifest]) -> list[Pod]:
-    """Every pod that applying the manifests would start."""
+    """Return every pod that applying the manifests would start."""
     found = [job.pod for job in jobs(manifests)]
     for manifest in manifests:
         kind, spec, where = manifest.get("kind"), at(manifest, "spec"), name_of(manifest)
         if kind == "Pod":
             found.append(Pod(where, manifest))
-        elif kind in _WITH_A_TEMPLATE:
+        elif kind in _WITH_TEMPLATE:
             found.append(Pod(where, at(spec, "template")))
         elif kind == "RayService":
             found += pods_of_ray(where, at(spec, "rayClusterConfig"))
@@ -156,7 +156,7 @@ def pods(manifests: Sequence[Manifest]) -> list[Pod]:
 
 
 def pods_of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
-    """The head, then one pod of each worker group."""
+    """Yield the head, then one pod of each worker group."""
     scales = bool(cluster.get("enableInTreeAutoscaling"))
     head = at(cluster, "headGroupSpec", "template")
     yield Pod(f"{where} head", head, needs_token=scales, is_of_ray=True)
@@ -165,13 +165,13 @@ def pods_of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
 
 
 def environment(container: Manifest, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment variables with a literal value."""
+    """Return the environment variables with a literal value."""
     stated = {e["name"]: str(e["value"]) for e in container.get("env", ()) if "value" in e}
     return {**(given or {}), **stated}
 
 
 def words(container: Manifest, given: Mapping[str, str] | None = None) -> list[str]:
-    """The command and its arguments, with `$(NAME)` expanded if its value is a literal."""
+    """Return the command and its arguments, with `$(NAME)` expanded if its value is a literal."""
     variables = environment(container, given)
     found = []
     for word in (*container.get("command", ()), *container.get("args", ())):
@@ -182,30 +182,32 @@ def words(container: Manifest, given: Mapping[str, str] | None = None) -> list[s
 
 
 def option(line: Sequence[str], name: str) -> str | None:
-    """The argument that follows `name`, or None."""
+    """Return the argument that follows `name`, or None."""
     following = dict(pairwise(line))
     return following.get(name)
 
 
 def trains(container: Manifest) -> bool:
-    """Whether the container runs `kway train`."""
+    """Return whether the container runs `kway train`."""
     return "kway train" in " ".join(words(container))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
-    """Whether the path, with `..` resolved, is one of the folders or inside one."""
-    followed = PurePosixPath(posixpath.normpath(path))
-    return any(followed.is_relative_to(posixpath.normpath(folder)) for folder in folders if folder)
+    """Return whether the path, with `..` resolved, is one of the folders or inside one."""
+    resolved = PurePosixPath(posixpath.normpath(path))
+    return any(resolved.is_relative_to(posixpath.normpath(folder)) for folder in folders if folder)
 
 
 def mount_paths(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str]:
-    """The paths at which the container mounts volumes of these kinds."""
+    """Return the paths at which the container mounts volumes of these kinds."""
     return [str(mount.get("mountPath")) for mount in _mounts(pod, container, kinds)]
 
 
 def writable_mounts(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str]:
-    """The mount paths of volumes of these kinds that neither the mount nor the volume makes
-    read-only."""
+    """Return the mount paths of volumes of these kinds that are writable.
+
+    Both the mount and the claim of a volume can make it read-only.
+    """
     return [
         str(mount.get("mountPath"))
         for mount in _mounts(pod, container, kinds)
@@ -230,7 +232,7 @@ def quantity(text: object) -> Decimal:
 
 
 def multiply(text: object, factor: int) -> str:
-    """`8Gi` x 4 -> `32Gi`, in the same unit. Raises ValueError for an invalid quantity."""
+    """Multiply a quantity: `8Gi` x 4 -> `32Gi`. Raises ValueError for an invalid quantity."""
     number, unit = _split_quantity(text)
     return f"{number * factor}{unit}"
 
@@ -238,5 +240,5 @@ def multiply(text: object, factor: int) -> str:
 def _split_quantity(text: object) -> tuple[Decimal, str]:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]{0,2})", str(text))
     if found is None or found[2] not in _FACTORS:
-        raise ValueError(f"{text!r} is no amount: write it as 500m, 2 or 1.5Gi")
+        raise ValueError(f"{text!r} is not a valid quantity: write for example 500m, 2 or 1.5Gi")
     return Decimal(found[1]), found[2]

@@ -24,7 +24,7 @@ from launch.kubernetes.objects import (
 # Absolute paths in a shell script.
 _PATH = re.compile(r"(?<![\w./:-])/[\w.-]+(?:/[\w.-]+)*")
 # Paths that exist in every image.
-_ALWAYS_THERE = ("/bin", "/dev/null", "/proc", "/sys", "/usr")
+_ALWAYS_PRESENT = ("/bin", "/dev/null", "/proc", "/sys", "/usr")
 _PORT_NAME_LENGTH = 15
 # Sysctls that the pod security standard `restricted` allows.
 _SYSCTLS = {
@@ -39,42 +39,42 @@ _SHARED_MEMORY = "/dev/shm"
 _LAST = re.compile(r"(?:^|[;&|\n])\s*([^;&|\n]+?)\s*$")
 
 
-def may_do_little(pod: Pod) -> Iterator[str]:
-    """Pod security standard `restricted`, read-only root file system, no service account token."""
+def privileges_are_minimal(pod: Pod) -> Iterator[str]:
+    """Check for the pod security standard `restricted`, a read-only root and no API token."""
     spec = pod.spec
     for key in ("hostPID", "hostIPC"):
         if spec.get(key):
-            yield f"{key} shows it the other processes of its machine: leave it out"
+            yield f"{key} exposes the other processes of the node: remove it"
     if spec.get("hostNetwork") and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
-        yield "hostNetwork finds no other pod by name: set dnsPolicy to ClusterFirstWithHostNet"
+        yield "hostNetwork cannot resolve other pods: set dnsPolicy to ClusterFirstWithHostNet"
     if spec.get("automountServiceAccountToken") is not False and not pod.needs_token:
-        yield "automountServiceAccountToken is not false: it has no use for an account"
+        yield "automountServiceAccountToken is not false: the pod does not need a token"
     for sysctl in at(spec, "securityContext").get("sysctls", ()):
         if sysctl.get("name") not in _SYSCTLS:
-            yield f"sysctl {sysctl.get('name')} is none that a restricted pod may set: leave it out"
+            yield f"sysctl {sysctl.get('name')} is not allowed in a restricted pod: remove it"
     for volume in pod.volumes.values():
         if "hostPath" in volume:
             yield f"volume {volume.get('name')} is a hostPath: use a claim or an emptyDir"
     for container in pod.containers:
-        for line in _container_may_do_little(container, at(spec, "securityContext")):
+        for line in _container_privileges(container, at(spec, "securityContext")):
             yield f"container {container.get('name')}: {line}"
 
 
-def _container_may_do_little(container: Manifest, of_pod: Manifest) -> Iterator[str]:
+def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str]:
     context = at(container, "securityContext")
     both = {**of_pod, **context}
     capabilities = at(context, "capabilities")
     if context.get("privileged"):
-        yield "privileged is true: leave it out"
+        yield "privileged is true: remove it"
     if context.get("procMount", "Default") != "Default":
-        yield f"procMount {context['procMount']} shows it more of /proc: leave it out"
+        yield f"procMount {context['procMount']} exposes more of /proc: remove it"
     for port in container.get("ports", ()):
         if "hostPort" in port:
-            yield f"hostPort {port['hostPort']} is open on its machine: use a Service"
+            yield f"hostPort {port['hostPort']} opens a port of the node: use a Service"
     if context.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation is not false"
     if context.get("readOnlyRootFilesystem") is not True:
-        yield "readOnlyRootFilesystem is not true: what it writes belongs on volumes"
+        yield "readOnlyRootFilesystem is not true: write to volumes only"
     if "ALL" not in capabilities.get("drop", ()) or capabilities.get("add"):
         yield "capabilities are not dropped: set drop to [ALL] and add none"
     if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
@@ -83,25 +83,25 @@ def _container_may_do_little(container: Manifest, of_pod: Manifest) -> Iterator[
         yield "seccompProfile is missing: set its type to RuntimeDefault"
 
 
-def takes_what_it_says(pod: Pod) -> Iterator[str]:
-    """CPU and memory are stated, requests do not exceed limits, memory volumes fit the limit."""
+def resources_are_stated(pod: Pod) -> Iterator[str]:
+    """Check that CPU and memory are stated, and that memory volumes fit the limit."""
     for container in pod.containers:
         name, resources = container.get("name"), at(container, "resources")
         requests, limits = at(resources, "requests"), at(resources, "limits")
         for resource in ("cpu", "memory"):
             if resource not in requests or resource not in limits:
-                yield f"container {name}: resources state no {resource}: give requests and limits"
+                yield f"container {name}: {resource} has no request or no limit: set both"
         for resource, amount in requests.items():
             if resource in limits and quantity(amount) > quantity(limits[resource]):
                 yield (
-                    f"container {name}: requests {resource} {amount} is above its limit "
+                    f"container {name}: the request {resource} {amount} is above the limit "
                     f"{limits[resource]}"
                 )
         for resource in requests.keys() | limits.keys():
             if "/" in resource and requests.get(resource) != limits.get(resource):
                 yield (
-                    f"container {name}: requests {requests.get(resource, 'no')} {resource} and has "
-                    f"a limit of {limits.get(resource, 'none')}: devices need one number for both"
+                    f"container {name}: {resource} has request {requests.get(resource, 'none')} "
+                    f"and limit {limits.get(resource, 'none')}: devices need the same number"
                 )
         yield from _memory_volumes(pod, container, limits.get("memory"))
 
@@ -113,34 +113,37 @@ def _memory_volumes(pod: Pod, container: Manifest, limit: object) -> Iterator[st
             continue
         size = folder.get("sizeLimit")
         if size is None:
-            yield f"volume {mount['name']} is memory without a sizeLimit"
+            yield f"memory volume {mount['name']} has no sizeLimit: set one"
         elif limit is not None and quantity(size) >= quantity(limit):
             yield (
-                f"volume {mount['name']} of {size} counts as memory of container "
-                f"{container.get('name')}, which has {limit}: make one smaller, or the other larger"
+                f"memory volume {mount['name']} of {size} does not fit the memory limit {limit} of "
+                f"container {container.get('name')}: lower sizeLimit, or raise the limit"
             )
 
 
-def image_is_one(pod: Pod) -> Iterator[str]:
-    """Images have a fixed tag: with a moving tag, pods of one run could run different images."""
+def images_have_tags(pod: Pod) -> Iterator[str]:
+    """Check for fixed tags: with a moving tag, pods of one run could run different images."""
     for container in pod.containers:
         image = str(container.get("image", ""))
         tag = image.rpartition("/")[2].partition(":")[2]
         if "@" not in image and tag in ("", "latest"):
-            yield f"container {container.get('name')}: image {image!r} has no fixed tag: give one"
+            yield f"container {container.get('name')}: image {image!r} has no fixed tag: set one"
 
 
 def paths_are_mounted(pod: Pod) -> Iterator[str]:
-    """Mounts name volumes of the pod; paths in arguments and variables are below a mount."""
+    """Check that mounts name volumes of the pod, and that paths in arguments are below a mount."""
     for container in pod.containers:
         mounts = container.get("volumeMounts", ())
         for mount in mounts:
             if mount.get("name") not in pod.volumes:
-                yield f"container {container.get('name')} mounts {mount.get('name')}, no volume"
-        places = [*_ALWAYS_THERE, *(mount.get("mountPath", "") for mount in mounts)]
+                yield (
+                    f"container {container.get('name')} mounts {mount.get('name')}, which is not a "
+                    "volume of the pod"
+                )
+        folders = [*_ALWAYS_PRESENT, *(mount.get("mountPath", "") for mount in mounts)]
         for path in _paths(container):
-            if not is_below(path, places):
-                yield f"container {container.get('name')} uses {path}, where nothing is mounted"
+            if not is_below(path, folders):
+                yield f"container {container.get('name')} uses {path}: no volume is mounted there"
 
 
 def _paths(container: Manifest) -> Iterator[str]:
@@ -155,7 +158,7 @@ def _paths(container: Manifest) -> Iterator[str]:
 
 
 def results_can_be_written(pod: Pod) -> Iterator[str]:
-    """`kway shard`, `eval` and `export` write to a claim that is not read-only."""
+    """Check that `kway shard`, `eval` and `export` write to a writable claim."""
     for container in pod.containers:
         line, folder = words(container), PurePosixPath(container.get("workingDir", "/"))
         if line[:2] not in (["kway", "shard"], ["kway", "eval"], ["kway", "export"]):
@@ -165,13 +168,16 @@ def results_can_be_written(pod: Pod) -> Iterator[str]:
         claims = writable_mounts(pod, container, (CLAIM,))
         if out is not None and not is_below(str(folder / out), claims):
             yield (
-                f"container {container.get('name')} writes to {out}, and no claim is mounted there "
-                "to write to: mount one without readOnly"
+                f"container {container.get('name')} writes to {out}, but no writable claim is "
+                "mounted there: mount one without readOnly"
             )
 
 
-def shared_memory_is_there(pod: Pod) -> Iterator[str]:
-    """/dev/shm is a memory volume: the default of 64 MiB is too small for loaders, NCCL and Ray."""
+def shared_memory_is_mounted(pod: Pod) -> Iterator[str]:
+    """Check that /dev/shm is a memory volume.
+
+    The default of 64 MiB is too small for loaders, NCCL and Ray.
+    """
     for container in pod.containers:
         if not (trains(container) or pod.is_of_ray):
             continue
@@ -179,31 +185,32 @@ def shared_memory_is_there(pod: Pod) -> Iterator[str]:
             name for name, v in pod.volumes.items() if at(v, "emptyDir").get("medium") == "Memory"
         ]
         mounts = container.get("volumeMounts", ())
-        there = [m for m in mounts if m.get("mountPath") == _SHARED_MEMORY]
-        if not any(mount.get("name") in memory for mount in there):
+        shared = [m for m in mounts if m.get("mountPath") == _SHARED_MEMORY]
+        if not any(mount.get("name") in memory for mount in shared):
             yield (
-                f"container {container.get('name')} has no memory at {_SHARED_MEMORY}: mount an "
-                "emptyDir of medium Memory there"
+                f"container {container.get('name')} has no memory volume at {_SHARED_MEMORY}: "
+                "mount an emptyDir with medium Memory"
             )
 
 
 def secrets_are_files(pod: Pod) -> Iterator[str]:
-    """Secrets are files: every child process inherits variables, and `docker inspect` shows them.
-    Files are not exposed this way, and can be updated."""
+    """Check that Secrets are mounted as files, not passed as environment variables.
+
+    Every child process inherits variables, and `docker inspect` shows them.
+    """
     for container in pod.containers:
         sources = [at(entry, "secretRef") for entry in container.get("envFrom", ())]
         env = container.get("env", ())
         sources += [at(entry, "valueFrom", "secretKeyRef") for entry in env]
         for source in filter(None, sources):
             yield (
-                f"container {container.get('name')}: Secret {source.get('name')} comes as "
-                "variables: mount it as files"
+                f"container {container.get('name')}: Secret {source.get('name')} is passed as "
+                "environment variables: mount it as files"
             )
 
 
 def signals_reach_kway(pod: Pod) -> Iterator[str]:
-    """A shell that starts kway ends in `exec`; otherwise it, not kway, gets SIGTERM and sets the
-    exit code."""
+    """Check that shells `exec` kway, so that kway receives SIGTERM and sets the exit code."""
     for container in pod.containers:
         line = words(container)
         if not line or PurePosixPath(line[0]).name not in ("sh", "bash"):
@@ -212,35 +219,35 @@ def signals_reach_kway(pod: Pod) -> Iterator[str]:
         last = _LAST.search(script.strip())
         if "kway " in script and not (last and last[1].startswith("exec kway ")):
             yield (
-                f"container {container.get('name')}: its shell does not end in `exec kway …`: it "
-                "would keep SIGTERM and the exit code to itself"
+                f"container {container.get('name')}: its shell script does not end in `exec kway "
+                "…`, so kway does not receive SIGTERM: add exec"
             )
 
 
 def ports_have_names(pod: Pod) -> Iterator[str]:
-    """Ports have unique names, because Services, monitors and policies refer to them by name."""
+    """Check that port names are unique, because Services, monitors and policies refer to them."""
     ports = [port for container in pod.containers for port in container.get("ports", ())]
     names = [str(port.get("name", "")) for port in ports]
     for port, name in zip(ports, names, strict=True):
         if not name:
             yield f"port {port.get('containerPort')} has no name"
         elif len(name) > _PORT_NAME_LENGTH or names.count(name) > 1:
-            yield f"port name {name} is not its own, or has over {_PORT_NAME_LENGTH} characters"
+            yield f"port name {name} is not unique, or longer than {_PORT_NAME_LENGTH} characters"
     for container in pod.containers:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             for how in ("httpGet", "tcpSocket"):
                 wanted = at(container, probe, how).get("port", 0)
                 if isinstance(wanted, str) and wanted not in names:
-                    yield f"container {container.get('name')}: {probe} names no port: {wanted}"
+                    yield f"container {container.get('name')}: {probe}: there is no port {wanted}"
 
 
 POD_RULES = (
-    may_do_little,
-    takes_what_it_says,
-    image_is_one,
+    privileges_are_minimal,
+    resources_are_stated,
+    images_have_tags,
     paths_are_mounted,
     results_can_be_written,
-    shared_memory_is_there,
+    shared_memory_is_mounted,
     secrets_are_files,
     signals_reach_kway,
     ports_have_names,

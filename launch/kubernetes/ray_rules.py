@@ -22,25 +22,25 @@ _GRACE_SECONDS = 30
 _FILES = ("bundle", "token_file")
 
 
-def ray_asks_for_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Without a token, anyone who can reach Ray's ports can run arbitrary code."""
+def ray_requires_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check for a token: without it, anyone who can reach Ray's ports can run arbitrary code."""
     for service in of_kind(manifests, "RayService"):
         mode = at(service, "spec", "rayClusterConfig", "authOptions").get("mode")
         if mode != "token":
-            yield f"{name_of(service)}: authOptions.mode is {mode}: Ray obeys anybody; give token"
+            yield f"{name_of(service)}: authOptions.mode is {mode}: set it to token"
 
 
-def head_serves_nothing(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The head runs no replicas, because they would be lost with it."""
+def head_runs_no_replicas(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that the head runs no replicas, because they would be lost with it."""
     for service in of_kind(manifests, "RayService"):
         group = at(service, "spec", "rayClusterConfig", "headGroupSpec")
         cpus = at(group, "rayStartParams").get("num-cpus")
         if cpus != "0":
-            yield f'{name_of(service)}: num-cpus of the head is {cpus}: give "0"'
+            yield f'{name_of(service)}: num-cpus of the head is {cpus}: set it to "0"'
 
 
-def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """redisAddress is a Service in the manifests and one of its ports."""
+def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that redisAddress is a Service in the manifests and one of its ports."""
     services = {
         name: [port.get("port") for port in at(manifest, "spec").get("ports", ())]
         for name, manifest in by_name(manifests, "Service").items()
@@ -49,37 +49,39 @@ def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
         options = at(service, "spec", "rayClusterConfig", "gcsFaultToleranceOptions")
         host, _, port = str(options.get("redisAddress", "")).partition(":")
         if host and port not in map(str, services.get(host, ())):
-            yield f"{name_of(service)}: redisAddress {host}:{port} is no Service and port of it"
+            yield f"{name_of(service)}: redisAddress {host}:{port} is not a port of a Service"
 
 
 def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Every pod mounts the bundle, tokens and galleries of serveConfigV2: a replica may start in
-    any pod."""
+    """Check that every pod mounts the bundle, tokens and galleries of serveConfigV2.
+
+    A replica may start in any pod.
+    """
     for service in of_kind(manifests, "RayService"):
         paths = [path for arguments in _arguments(service) for path in _paths(arguments)]
         for pod in _pods(service):
             mounts = [m for each in pod.containers for m in each.get("volumeMounts", ())]
-            places = [mount.get("mountPath", "") for mount in mounts]
+            folders = [mount.get("mountPath", "") for mount in mounts]
             for path in paths:
-                if not is_below(path, places):
-                    yield f"{pod.where}: serveConfigV2 names {path}, where nothing is mounted"
+                if not is_below(path, folders):
+                    yield f"{pod.where}: serveConfigV2 uses {path}, but no volume is mounted there"
 
 
 def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """serveConfigV2 listens on all addresses, at the port that every pod declares as `serve`."""
+    """Check that the API listens on all addresses, at the port that pods declare as `serve`."""
     for service in of_kind(manifests, "RayService"):
         http = at(_config(service), "http_options")
         if http.get("host") != "0.0.0.0":
-            yield f"{name_of(service)}: http_options.host is {http.get('host')}: give 0.0.0.0"
+            yield f"{name_of(service)}: http_options.host is {http.get('host')}: set it to 0.0.0.0"
         for pod in _pods(service):
             ports = [p for c in pod.containers for p in c.get("ports", ())]
-            there = [p.get("containerPort") for p in ports if p.get("name") == "serve"]
-            if there != [http.get("port")]:
-                yield f"{pod.where}: port serve is {there} and the API at {http.get('port')}"
+            declared = [p.get("containerPort") for p in ports if p.get("name") == "serve"]
+            if declared != [http.get("port")]:
+                yield f"{pod.where}: port serve is {declared}, but the API uses {http.get('port')}"
 
 
 def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The preStop hook waits for requests in flight, because Ray exits at once on SIGTERM."""
+    """Check that preStop waits for in-flight requests: Ray exits immediately on SIGTERM."""
     for service in of_kind(manifests, "RayService"):
         request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
         for pod in _pods(service):
@@ -88,9 +90,9 @@ def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str
                 wait = at(container, "lifecycle", "preStop", "sleep").get("seconds", 0)
                 if not request < wait < grace:
                     yield (
-                        f"{pod.where}: request_timeout_seconds {request:g}, preStop's sleep {wait} "
-                        f"and terminationGracePeriodSeconds {grace} are not in this order: raise "
-                        "the later ones"
+                        f"{pod.where}: request_timeout_seconds {request:g}, preStop sleep {wait} "
+                        f"and terminationGracePeriodSeconds {grace} must increase in this order: "
+                        "raise the later ones"
                     )
 
 
@@ -119,9 +121,9 @@ def _request_seconds(arguments: Manifest) -> float:
 
 
 RAY_RULES = (
-    ray_asks_for_a_token,
-    head_serves_nothing,
-    redis_is_there,
+    ray_requires_a_token,
+    head_runs_no_replicas,
+    redis_exists,
     files_are_in_every_pod,
     api_is_at_its_port,
     requests_end_before_their_pod,

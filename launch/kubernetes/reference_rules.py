@@ -28,49 +28,49 @@ from launch.kubernetes.objects import (
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Each Service, NetworkPolicy and Deployment selects a pod that has the ports it names."""
-    there = pods(manifests)
+    """Check that Services, policies and Deployments select a pod with the ports they name."""
+    all_pods = pods(manifests)
     for manifest in manifests:
         spec = at(manifest, "spec")
         match manifest.get("kind"):
             case "Service" if "selector" in spec:
                 ports = [port.get("targetPort") for port in spec.get("ports", ())]
-                yield from _selects(manifest, at(spec, "selector"), ports, there)
+                yield from _selects(manifest, at(spec, "selector"), ports, all_pods)
             case "NetworkPolicy":
-                yield from _policy(manifest, spec, there)
+                yield from _policy(manifest, spec, all_pods)
             case "Deployment":
                 wanted = at(spec, "selector", "matchLabels")
                 own = [Pod(name_of(manifest), at(spec, "template"))]
                 yield from _selects(manifest, wanted, [], own)
 
 
-def _policy(manifest: Manifest, spec: Manifest, there: list[Pod]) -> Iterator[str]:
+def _policy(manifest: Manifest, spec: Manifest, all_pods: list[Pod]) -> Iterator[str]:
     rules = spec.get("ingress", ())
     ports = [port.get("port") for rule in rules for port in rule.get("ports", ())]
-    yield from _selects(manifest, at(spec, "podSelector", "matchLabels"), ports, there)
+    yield from _selects(manifest, at(spec, "podSelector", "matchLabels"), ports, all_pods)
     peers = [peer for rule in rules for peer in rule.get("from", ())]
     peers += [peer for rule in spec.get("egress", ()) for peer in rule.get("to", ())]
     for peer in peers:
         if "namespaceSelector" not in peer and "podSelector" in peer:
-            yield from _selects(manifest, at(peer, "podSelector", "matchLabels"), [], there)
+            yield from _selects(manifest, at(peer, "podSelector", "matchLabels"), [], all_pods)
 
 
 def _selects(
-    manifest: Manifest, wanted: Manifest, ports: Sequence[object], there: list[Pod]
+    manifest: Manifest, wanted: Manifest, ports: Sequence[object], all_pods: list[Pod]
 ) -> Iterator[str]:
-    found = [pod for pod in there if wanted.items() <= pod.labels.items()]
+    found = [pod for pod in all_pods if wanted.items() <= pod.labels.items()]
     if not found:
         labels = ", ".join(f"{key}={value}" for key, value in wanted.items())
-        yield f"{name_of(manifest)} selects {labels}, which no pod has"
+        yield f"{name_of(manifest)} selects {labels}, but no pod has these labels"
         return
     named = {p.get("name") for pod in found for c in pod.containers for p in c.get("ports", ())}
     for port in ports:
         if isinstance(port, str) and port not in named:
-            yield f"{name_of(manifest)} names port {port}, which no pod of its has"
+            yield f"{name_of(manifest)} uses port {port}, but the selected pods do not have it"
 
 
-def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """ConfigMaps that pods mount are in the manifests and contain the keys that are used."""
+def config_maps_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that mounted ConfigMaps are in the manifests and contain the keys that are used."""
     maps = {
         name: {*at(manifest, "data"), *at(manifest, "binaryData")}
         for name, manifest in by_name(manifests, "ConfigMap").items()
@@ -81,19 +81,19 @@ def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
             if not source or source.get("optional"):
                 continue
             if source.get("name") not in maps:
-                yield f"{pod.where} mounts ConfigMap {source.get('name')}, which is not there"
+                yield f"{pod.where} mounts ConfigMap {source.get('name')}, which does not exist"
                 continue
             keys = maps[source["name"]]
             for key in _keys(pod, volume):
                 if key not in keys:
                     yield (
-                        f"{pod.where} uses {key} of ConfigMap {source['name']}, which has "
-                        f"{', '.join(sorted(keys)) or 'no key'}"
+                        f"{pod.where} uses {key} of ConfigMap {source['name']}, which contains "
+                        f"{', '.join(sorted(keys)) or 'no keys'}"
                     )
 
 
 def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
-    """Keys of a mounted ConfigMap that the pod uses as items, subPaths or files in arguments."""
+    """Yield the keys of a ConfigMap that the pod uses as items, subPaths or files in arguments."""
     for item in at(volume, "configMap").get("items", ()):
         yield str(item.get("key"))
     for container in pod.containers:
@@ -109,18 +109,18 @@ def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
                     yield path.name
 
 
-def claims_are_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """PersistentVolumeClaims that pods mount are in the manifests."""
+def claims_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that mounted PersistentVolumeClaims are in the manifests."""
     claims = by_name(manifests, "PersistentVolumeClaim")
     for pod in pods(manifests):
         for volume in pod.volumes.values():
             claim = at(volume, "persistentVolumeClaim").get("claimName")
             if claim is not None and claim not in claims:
-                yield f"{pod.where} mounts claim {claim}, which is not there"
+                yield f"{pod.where} mounts claim {claim}, which does not exist"
 
 
-def rendezvous_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Pods of a plain training Job can resolve each other's names before they are ready."""
+def pods_have_dns_names(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that pods of a training Job can resolve each other before they are ready."""
     services = by_name(manifests, "Service")
     for job in jobs(manifests):
         if not job.where.startswith("Job/") or job.trainer is None:
@@ -128,13 +128,13 @@ def rendezvous_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
         service = at(services, str(job.pod.spec.get("subdomain")), "spec")
         if service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
             yield (
-                f"{job.where}: no headless Service named as its subdomain "
-                f"({job.pod.spec.get('subdomain')}) with publishNotReadyAddresses"
+                f"{job.where}: create a headless Service with the name of its subdomain "
+                f"({job.pod.spec.get('subdomain')}) and publishNotReadyAddresses"
             )
 
 
-def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The `run` folder of the mounted recipe is on a claim that is not read-only."""
+def run_folders_are_writable(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that the `run` folder of the mounted recipe is on a writable claim."""
     maps = {
         name: at(manifest, "data") for name, manifest in by_name(manifests, "ConfigMap").items()
     }
@@ -146,13 +146,13 @@ def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
         run = PurePosixPath(trainer.get("workingDir", "/")) / str(at(recipe).get("run", "."))
         if not is_below(str(run), writable_mounts(job.pod, trainer, (CLAIM,))):
             yield (
-                f"{job.where}: the recipe's run is {run}, and no claim is mounted there to write "
-                "to: mount one without readOnly"
+                f"{job.where}: the recipe's run is {run}, but no writable claim is mounted there: "
+                "mount one without readOnly"
             )
 
 
-def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A TrainJob's runtime is in the manifests and has the same number of nodes."""
+def runtimes_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that a TrainJob's runtime is in the manifests and has the same number of nodes."""
     runtimes = {
         name: at(manifest, "spec", "mlPolicy").get("numNodes", 1)
         for name, manifest in by_name(manifests, "TrainingRuntime").items()
@@ -161,23 +161,26 @@ def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
         reference = at(manifest, "spec", "runtimeRef")
         name = reference.get("name")
         if reference.get("kind") != "TrainingRuntime" or name not in runtimes:
-            yield f"{name_of(manifest)} runs on {reference.get('kind')}/{name}: not there"
+            yield f"{name_of(manifest)} uses {reference.get('kind')}/{name}, which does not exist"
             continue
         nodes = at(manifest, "spec", "trainer").get("numNodes", runtimes[name])
         if nodes != runtimes[name]:
-            yield f"{name_of(manifest)} has {nodes} nodes and its runtime {runtimes[name]}"
+            yield (
+                f"{name_of(manifest)} has {nodes} nodes, but its runtime has {runtimes[name]}: use "
+                "the same number"
+            )
 
 
-def no_policy_lets_all_in(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A NetworkPolicy that admits all peers restricts the ports."""
+def no_policy_is_open(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that a NetworkPolicy that admits all peers restricts the ports."""
     for policy in of_kind(manifests, "NetworkPolicy"):
         for rule in at(policy, "spec").get("ingress", ()):
             if not rule.get("from") and not rule.get("ports"):
-                yield f"{name_of(policy)} lets everybody to all ports: name ports, or who may"
+                yield f"{name_of(policy)} admits all peers to all ports: set ports, or from"
 
 
-def training_is_reached(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Pods of a run reach each other on all ports, and any peer reaches every rank's metrics."""
+def training_is_reachable(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Check that pods of a run reach each other on all ports, and all peers reach the metrics."""
     for job in jobs(manifests):
         if job.trainer is None or job.pod.spec.get("hostNetwork"):
             continue
@@ -187,14 +190,14 @@ def training_is_reached(manifests: Sequence[Manifest]) -> Iterator[str]:
             if _applies_to(policy, job.pod)
             for rule in at(policy, "spec").get("ingress", ())
         ]
-        if not any(_lets_in(rule, job.pod) for rule in rules):
-            yield f"{job.where}: no NetworkPolicy lets its pods to one another and nobody else"
+        if not any(_admits(rule, job.pod) for rule in rules):
+            yield f"{job.where}: add a NetworkPolicy that admits only its own pods to all ports"
         ports = _metrics(job)
         if not any(_opens(rule, port) for rule in rules for port in ports[:1]):
-            yield f"{job.where}: no NetworkPolicy lets Prometheus to port {ports[0]}: open it"
+            yield f"{job.where}: no NetworkPolicy admits Prometheus to port {ports[0]}: open it"
         elif not all(any(_opens(rule, port) for rule in rules) for port in ports):
             yield (
-                f"{job.where}: its ranks' metrics are at ports {ports[0]} to {ports[-1]}, and its "
+                f"{job.where}: its ranks serve metrics on ports {ports[0]} to {ports[-1]}, but the "
                 "NetworkPolicy opens fewer: raise endPort"
             )
 
@@ -203,14 +206,14 @@ def _applies_to(policy: Manifest, pod: Pod) -> bool:
     return at(policy, "spec", "podSelector", "matchLabels").items() <= pod.labels.items()
 
 
-def _lets_in(rule: Manifest, pod: Pod) -> bool:
-    """Whether the rule admits pods like this one to all ports."""
+def _admits(rule: Manifest, pod: Pod) -> bool:
+    """Return whether the rule admits pods like this one to all ports."""
     peers = [at(peer, "podSelector", "matchLabels") for peer in rule.get("from", ())]
     return not rule.get("ports") and any(p and p.items() <= pod.labels.items() for p in peers)
 
 
 def _metrics(job: Job) -> list[int]:
-    """The ports on which the pod's ranks serve metrics."""
+    """Return the ports on which the pod's ranks serve metrics."""
     trainer = job.trainer or {}
     ranks = option(words(trainer, job.given), "--nproc") or "1"
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
@@ -227,11 +230,11 @@ def _opens(rule: Manifest, port: int) -> bool:
 
 REFERENCE_RULES = (
     selectors_match,
-    config_is_there,
-    claims_are_there,
-    rendezvous_has_a_name,
-    runs_can_be_written,
-    runtime_is_there,
-    no_policy_lets_all_in,
-    training_is_reached,
+    config_maps_exist,
+    claims_exist,
+    pods_have_dns_names,
+    run_folders_are_writable,
+    runtimes_exist,
+    no_policy_is_open,
+    training_is_reachable,
 )

@@ -1,4 +1,4 @@
-"""Renders the manifests of a training run for a recipe and a size.
+"""Renders the manifests of a training run for a recipe and a number of pods and GPUs.
 
 kustomize builds the overlay unchanged. A kustomization inserted between the overlay and
 base/training sets the recipe and the number of pods and ranks; another on top of the overlay sets
@@ -27,7 +27,7 @@ OVERLAYS = FOLDER / "overlays"
 _BUILD_SECONDS = 60
 
 # backoffLimit per pod: losing pod 0 makes every other pod fail once.
-_TRIES = 4
+_ATTEMPTS = 4
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLASS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -40,7 +40,10 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class Claims:
-    """storage_class: overrides the cluster's default. printed: False to omit existing claims."""
+    """How to print the claims.
+
+    storage_class: overrides the cluster's default. printed: False to omit claims that exist.
+    """
 
     storage_class: str | None = None
     printed: bool = True
@@ -60,7 +63,7 @@ class Size:
 
 
 def overlays() -> list[str]:
-    """The valid values of --overlay."""
+    """Return the valid values of --overlay."""
     return sorted(path.parent.name for path in OVERLAYS.glob("*/kustomization.yaml"))
 
 
@@ -75,11 +78,11 @@ def render(
 ) -> str:
     """Render the overlay for this recipe and size as YAML, and check the result.
 
-    image: defaults to that of the overlay, with GPUs to its CUDA variant. Raises ValueError for
-    inconsistent input and FileNotFoundError if kustomize is not installed.
+    image: default: that of the overlay, or its CUDA variant if pods have GPUs. Raises ValueError
+    for inconsistent input and FileNotFoundError if kustomize is not installed.
     """
     if overlay not in overlays():
-        raise ValueError(f"--overlay {overlay} is not known: choose one of {', '.join(overlays())}")
+        raise ValueError(f"--overlay {overlay} is unknown: choose one of {', '.join(overlays())}")
     recipe = on_devices(recipe, gpus=size.gpus)
     with TemporaryDirectory(prefix="kway-k8s-") as name:
         folder = Path(name)
@@ -102,11 +105,11 @@ def render(
 
 
 def _stored(claims: Claims) -> dict[str, Any]:
-    """A kustomize patch that sets the storage class of every claim."""
+    """Return a kustomize patch that sets the storage class of every claim."""
     if (name := claims.storage_class) is None:
         return {}
     if not _CLASS.fullmatch(name):
-        raise ValueError(f"--storage-class {name} is no name: give a-z, 0-9, - and dots")
+        raise ValueError(f"--storage-class {name} is not a valid name: use a-z, 0-9, - and dots")
     patch = [{"op": "add", "path": "/spec/storageClassName", "value": name}]
     target = {"kind": "PersistentVolumeClaim"}
     return {"patches": [{"target": target, "patch": yaml.safe_dump(patch)}]}
@@ -114,12 +117,12 @@ def _stored(claims: Claims) -> dict[str, Any]:
 
 def _without_claims(text: str) -> str:
     documents = re.split(r"^---\n", text, flags=re.MULTILINE)
-    kept = [one for one in documents if load(one)["kind"] != "PersistentVolumeClaim"]
-    return "---\n".join(kept)
+    remaining = [each for each in documents if load(each)["kind"] != "PersistentVolumeClaim"]
+    return "---\n".join(remaining)
 
 
 def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
-    """Replace base/training by a kustomization on top of it, so that all overlays build on ours."""
+    """Replace base/training with a kustomization on top of it, on which all overlays then build."""
     (base / "training").rename(base / "training-as-shipped")
     training = base / "training"
     training.mkdir()
@@ -134,7 +137,7 @@ def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
 
 
 def _job(size: Size, shipped: Path) -> dict[str, Any]:
-    """A patch that scales the Job of base/training, which is written for one rank per pod."""
+    """Return a patch that scales the Job of base/training from one rank per pod."""
     pod = load(shipped.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     variables = {"NUM_NODES": size.nodes, "NUM_RANKS": size.ranks}
     container: dict[str, Any] = {
@@ -153,14 +156,14 @@ def _job(size: Size, shipped: Path) -> dict[str, Any]:
         "spec": {
             "completions": size.nodes,
             "parallelism": size.nodes,
-            "backoffLimit": _TRIES * size.nodes,
+            "backoffLimit": _ATTEMPTS * size.nodes,
             "template": {"spec": {"containers": [container], "volumes": _memory(pod, size)}},
         },
     }
 
 
 def _memory(pod: dict[str, Any], size: Size) -> list[dict[str, Any]]:
-    """The pod's memory volumes, scaled to the number of ranks."""
+    """Return the pod's memory volumes, scaled to the number of ranks."""
     return [
         {
             "name": volume["name"],
@@ -174,12 +177,12 @@ def _memory(pod: dict[str, Any], size: Size) -> list[dict[str, Any]]:
 def _image(text: str) -> dict[str, str]:
     if (found := _IMAGE.fullmatch(text)) is None:
         raise ValueError(
-            f"--image {text} names no image: give NAME:TAG or NAME@sha256:DIGEST, a name of a-z, "
-            "0-9, ., _, - and /, and no https://"
+            f"--image {text} is not a valid image: pass NAME:TAG or NAME@sha256:DIGEST without "
+            "https://; a name contains a-z, 0-9, ., _, - and /"
         )
     parts = found.groupdict()
     if not parts["tag"] and not parts["digest"]:
-        raise ValueError(f"--image {text} has no fixed tag: give NAME:TAG or NAME@sha256:DIGEST")
+        raise ValueError(f"--image {text} has no fixed tag: pass NAME:TAG or NAME@sha256:DIGEST")
     named = {"newName": parts["name"], "newTag": parts["tag"], "digest": parts["digest"]}
     if named["digest"]:
         del named["newTag"]
@@ -188,7 +191,9 @@ def _image(text: str) -> dict[str, str]:
 
 def _checked(namespace: str) -> str:
     if not _NAME.fullmatch(namespace):
-        raise ValueError(f"--namespace {namespace} is no name: give a-z, 0-9 and -, at most 63")
+        raise ValueError(
+            f"--namespace {namespace} is not a valid name: use up to 63 of a-z, 0-9 and -"
+        )
     return namespace
 
 
@@ -199,14 +204,17 @@ def _write(folder: Path, tree: dict[str, Any]) -> None:
 
 
 def kustomize_command() -> list[str]:
-    """The command that builds a kustomization. Raises FileNotFoundError if none is installed."""
+    """Return the command that builds a kustomization.
+
+    Raises FileNotFoundError if none is installed.
+    """
     if (path := shutil.which("kustomize")) is not None:
         return [path, "build"]
     if (path := shutil.which("kubectl")) is not None:
         return [path, "kustomize"]
     raise FileNotFoundError(
-        "neither kubectl nor kustomize is on PATH: install kubectl 1.27 or newer "
-        "(https://kubernetes.io/docs/tasks/tools), which brings both"
+        "neither kubectl nor kustomize is on PATH: install kubectl 1.27 or newer, which includes "
+        "kustomize (https://kubernetes.io/docs/tasks/tools)"
     )
 
 
@@ -216,5 +224,5 @@ def build(folder: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise ValueError(f"kustomize refuses {folder.name}: {reason}")
+        raise ValueError(f"kustomize cannot build {folder.name}: {reason}")
     return done.stdout

@@ -1,1 +1,1 @@
-"""`kway plan`: memory, traffic and step time of a recipe on a cluster that need not exist."""
+"""`kway plan`: estimates memory, traffic and step time of a recipe, without the cluster."""

@@ -7,9 +7,9 @@ from launch.plan.plan import Plan, PlanRequest, make_plan
 from trainer.config import Recipe
 from trainer.strategies.base import StrategyKind
 
-_SCARCE_LOGITS_MIB = 64
-_MOST_NODES = 1024
-_WORTH_SAYING = 0.1  # smallest saving to report, as a fraction of the missing memory
+_SMALL_LOGITS_MIB = 64
+_MAX_NODES = 1024
+_MIN_SAVING = 0.1  # smallest saving to report, as a fraction of the missing memory
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Change:
 
 
 def changes(plan: Plan, request: PlanRequest) -> list[Change]:
-    """Changes, cheapest first, until the plan fits. Changes that save too little are omitted."""
+    """Return changes, cheapest first, until the plan fits. Omits changes that save too little."""
     recipe, best = plan.recipe, plan
     found: list[Change] = []
     for what, changed in _candidates(recipe, request):
@@ -30,11 +30,11 @@ def changes(plan: Plan, request: PlanRequest) -> list[Change]:
             return found
         tried = make_plan(_with(best.recipe, changed), request)
         saved, missing = best.memory.peak - tried.memory.peak, best.memory.missing
-        if saved >= _WORTH_SAYING * missing:
+        if saved >= _MIN_SAVING * missing:
             best = tried
             found.append(Change(what, tried.memory.peak, tried.memory.fits))
     nodes = request.nodes
-    while not best.memory.fits and nodes < _MOST_NODES:
+    while not best.memory.fits and nodes < _MAX_NODES:
         nodes *= 2
         best = make_plan(best.recipe, replace(request, nodes=nodes))
         if best.memory.fits:
@@ -56,8 +56,8 @@ def _candidates(recipe: Recipe, request: PlanRequest) -> Iterator[tuple[str, dic
     while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
         yield strategy.change_to(smaller), {"strategy": smaller}
         strategy = smaller
-    if recipe.head.memory_mib > _SCARCE_LOGITS_MIB:
-        yield f"head.memory_mib={_SCARCE_LOGITS_MIB}", {"memory_mib": _SCARCE_LOGITS_MIB}
+    if recipe.head.memory_mib > _SMALL_LOGITS_MIB:
+        yield f"head.memory_mib={_SMALL_LOGITS_MIB}", {"memory_mib": _SMALL_LOGITS_MIB}
 
 
 def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
@@ -67,22 +67,24 @@ def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """One line for each setting that training would reject or that would work badly."""
+    """Return one line for each setting that training would reject or that is inefficient."""
     recipe, cluster = plan.recipe, plan.cluster
     train, machine = recipe.train, cluster.machine
     conditions = {
-        f"train.global_batch is {train.global_batch} and there are {cluster.ranks} ranks: some "
-        "have no rows; raise it or take fewer GPUs": train.global_batch < cluster.ranks,
-        f"{plan.classes.nodes} rows of the head for {cluster.class_ranks} ranks of a class group: "
-        "some hold none; lower train.class_group": plan.classes.min_nodes(cluster.class_ranks) == 0,
-        f"{machine.name} has no {train.precision}: choose train.precision=fp16 or fp32": (
+        f"train.global_batch is {train.global_batch}, less than one sample for each of the "
+        f"{cluster.ranks} ranks: raise it, or use fewer GPUs": train.global_batch < cluster.ranks,
+        f"the head has {plan.classes.nodes} rows, less than one for each of the "
+        f"{cluster.class_ranks} ranks of a class group: lower train.class_group": (
+            plan.classes.min_nodes(cluster.class_ranks) == 0
+        ),
+        f"{machine.name} does not support {train.precision}: set train.precision to fp16 or fp32": (
             train.precision not in machine.flops
         ),
-        f"class groups of {cluster.class_ranks} ranks cross nodes of {cluster.gpus}: choose "
-        "train.class_group=node or a divisor of it": (
+        f"class groups of {cluster.class_ranks} ranks span several nodes of {cluster.gpus} GPUs: "
+        "set train.class_group to node or a divisor of it": (
             cluster.crosses_nodes("class") and train.class_group != "world"
         ),
-        "the label tree is not here: planned as the largest that there can be": (
+        "the label tree is not available: planned for the largest possible tree": (
             not plan.classes.exact
         ),
     }

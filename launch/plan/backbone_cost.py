@@ -118,11 +118,11 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
 
 
 def _units(backbone: Backbone) -> Iterator[Shapes]:
-    """Weights grouped as in `trainer/strategies/fsdp.py`: each belongs to its innermost unit."""
-    taken: set[int] = set()
+    """Yield weights grouped as in `trainer/strategies/fsdp.py`: each is in its innermost unit."""
+    grouped: set[int] = set()
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
-        own = [p for p in module.parameters() if id(p) not in taken]
-        taken.update(id(p) for p in own)
+        own = [p for p in module.parameters() if id(p) not in grouped]
+        grouped.update(id(p) for p in own)
         if own:
             yield tuple(tuple(p.shape) for p in own)
 
@@ -131,7 +131,7 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
     if backbone.modality == "text":
         text = recipe.data.text
         if text is None:
-            raise ValueError("the backbone reads texts: give data.text")
+            raise ValueError("the backbone reads texts: set data.text")
         tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone()}
     side = recipe.data.largest_side
@@ -150,9 +150,11 @@ def _bytes(tensors: Iterator[Tensor]) -> int:
 
 
 class CudaRules(TorchFunctionMode):
-    """Makes fake CPU tensors use as much memory as CUDA tensors would: dropout keeps a mask of one
-    byte per number, attention keeps no probabilities, and autocast computes norms and softmax in
-    float32."""
+    """Makes fake CPU tensors use as much memory as CUDA tensors would.
+
+    Dropout saves a mask of one byte per number, attention does not save probabilities, and
+    autocast computes norms and softmax in float32.
+    """
 
     def __init__(self, *, autocast: bool) -> None:
         super().__init__()

@@ -38,22 +38,25 @@ class Classes:
     exact: bool
 
     def max_nodes(self, group_size: int) -> int:
-        """Nodes on the rank with the most."""
+        """Return the number of nodes on the rank with the most."""
         return -(-self.nodes // group_size)
 
     def min_nodes(self, group_size: int) -> int:
-        """Nodes on the last rank, which has the fewest."""
+        """Return the number of nodes on the last rank, which has the fewest."""
         start, stop = shard_range(self.nodes, group_size - 1, group_size)
         return stop - start
 
     def max_classes(self, group_size: int) -> int:
-        """Classes on the rank with the most, if they are spread evenly over the nodes."""
-        held = self.max_nodes(group_size)
-        return min(held, -(-held * self.num_classes // self.nodes))
+        """Return the number of classes on the rank with the most.
+
+        Assumes that the classes are spread evenly over the nodes.
+        """
+        nodes = self.max_nodes(group_size)
+        return min(nodes, -(-nodes * self.num_classes // self.nodes))
 
 
 def shards_of(recipe: Recipe) -> Manifest | None:
-    """The manifest of the recipe's shards, or None if they are not on this machine."""
+    """Return the manifest of the recipe's shards, or None if they are not on this machine."""
     folder = recipe.data.shards
     if is_url(folder) or not (Path(folder) / "manifest.json").is_file():
         return None
@@ -61,7 +64,7 @@ def shards_of(recipe: Recipe) -> Manifest | None:
 
 
 def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) -> int | None:
-    """Training samples per epoch, or None if unknown."""
+    """Return the number of training samples per epoch, or None if unknown."""
     if given is not None:
         return given
     if recipe.data.stream is not None:
@@ -80,7 +83,7 @@ def classes_of(
     label_vectors: np.ndarray | None = None,
     class_ranks: int,
 ) -> Classes:
-    """The classes that a run of the recipe would have.
+    """Return the classes that a run of the recipe would have.
 
     `label_vectors` [K, D] replace those of the shards. Raises ValueError if neither `given` nor the
     recipe nor the shards determine the number of classes.
@@ -89,8 +92,8 @@ def classes_of(
     num = given if given is not None else known
     if num is None:
         raise ValueError(
-            f"{recipe.data.shards} holds no manifest.json, so the number of classes is not known: "
-            "give --classes"
+            f"{recipe.data.shards} contains no manifest.json, so the number of classes is unknown: "
+            "pass --classes"
         )
     if recipe.head.weights.kind in ("dense", "factored"):
         return Classes(num, num, 1.0, 0, 0, plain=True, exact=True)
@@ -127,7 +130,7 @@ def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
 
 
 def _at_most(num: int, recipe: Recipe, class_ranks: int) -> Classes:
-    """Upper bounds: a balanced binary V-tree, or a U-tree with one node per class."""
+    """Return upper bounds: a balanced binary V-tree, or a U-tree with one node per class."""
     levels = max(1, (num - 1).bit_length())
     if recipe.head.loss.over_nodes:
         return Classes(num, 2 * num - 1, 1.0, 0, 0, plain=True, exact=False)

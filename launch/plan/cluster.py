@@ -66,11 +66,11 @@ class Cluster:
         return self.ranks // self.class_ranks
 
     def size(self, group: Group) -> int:
-        """Number of ranks in a group."""
+        """Return the number of ranks in a group."""
         return {"class": self.class_ranks, "data": self.data_ranks, "world": self.ranks}[group]
 
     def crosses_nodes(self, group: Group) -> bool:
-        """Whether any group of this kind spans more than one node."""
+        """Return whether any group of this kind spans more than one node."""
         if self.nodes == 1 or self.size(group) == 1:
             return False
         if group == "class":
@@ -78,16 +78,16 @@ class Cluster:
         return True
 
     def latency(self, group: Group) -> float:
-        """Seconds that a collective takes without any data."""
+        """Return the seconds that a collective takes without any data."""
         return _ACROSS_SECONDS if self.crosses_nodes(group) else _NODE_SECONDS
 
     def bytes_per_second(self, group: Group) -> float:
-        """The rate at which a rank sends in a ring over the group, limited by the slowest link."""
+        """Return the send rate of a rank in a ring over the group, limited by the slowest link."""
         link, network = self.machine.link, self.machine.network
         return min(link, network) if self.crosses_nodes(group) else link
 
     def sent(self, collective: Collective) -> float:
-        """Bytes that a rank sends with the ring algorithm, which NCCL and gloo use."""
+        """Return the bytes that a rank sends with the ring algorithm, which NCCL and gloo use."""
         return collective.total * _ring_share(collective.operation, self.size(collective.group))
 
     def seconds(self, collective: Collective) -> float:
@@ -95,31 +95,31 @@ class Cluster:
         return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
 
     def nontrivial(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """The collectives that send any bytes and whose group has more than one rank."""
+        """Return the collectives that send any bytes and whose group has more than one rank."""
         return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
 
 
 def _ring_share(operation: Operation, ranks: int) -> float:
-    """Bytes sent relative to the size of the tensor (all-reduce: Patarasu and Yuan 2009)."""
+    """Return bytes sent relative to the tensor's size (all-reduce: Patarasu and Yuan 2009)."""
     if ranks == 1:
         return 0.0
     if operation in ("broadcast", "reduce"):
-        return 1.0  # pipelined along a chain: every rank but the last forwards the whole tensor
+        return 1.0  # pipelined along a chain: every rank but the last forwards the full tensor
     share = (ranks - 1) / ranks
     return 2 * share if operation == "all_reduce" else share
 
 
-def machine_named(name: str, *, link_gbps: float | None, ranks_a_node: int) -> Machine:
-    """The machine called `name`; `link_gbps` overrides the rate of each GPU to other nodes.
+def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) -> Machine:
+    """Return the machine called `name`; `link_gbps` overrides each GPU's rate to other nodes.
 
     Raises ValueError for an unknown name.
     """
     name = name.lower()
     if name == "cpu":
-        return _this_cpu(ranks_a_node, link_gbps)
+        return _this_cpu(ranks_per_node, link_gbps)
     device = DEVICES.get(name)
     if device is None:
-        raise ValueError(f"--gpu {name} is not known: choose one of {', '.join(DEVICES)}, or cpu")
+        raise ValueError(f"--gpu {name} is unknown: choose one of {', '.join(DEVICES)}, or cpu")
     gbps = link_gbps or _NETWORK_GBPS.get(name.partition("-")[0], _OTHER_GBPS)
     return Machine(
         name=name,
@@ -133,7 +133,7 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_a_node: int) -> M
 
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
-    """This machine's cores and memory, divided among its ranks."""
+    """Measure this machine's CPU and memory, divided among its ranks."""
     matrix = torch.randn(_SIDE, _SIDE)
     product = _fastest(lambda: torch.mm(matrix, matrix))
     block = torch.zeros(_COPIED // 4)

@@ -1,4 +1,4 @@
-"""Device memory of the fullest rank: what persists, and what each phase of a step adds."""
+"""Device memory of the rank that needs the most, by item and phase of a step."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ _CUDA_RESERVE = 2 << 30
 
 @dataclass(frozen=True)
 class Line:
-    """Bytes of one item in each phase of a step; `head` is the backward pass of the head.
+    """Bytes of one item in each phase of a step. `head` is the backward pass of the head.
 
     lasts: the item also persists between steps.
     """
@@ -72,7 +72,7 @@ def memory_of(
     cluster: Cluster,
     parts: int,
 ) -> Memory:
-    """The memory of one rank during a step of `parts` micro-batches."""
+    """Return the memory of one rank during a step of `parts` micro-batches."""
     shard = head.shard
     factored = recipe.head.weights.kind == "factored"
     cuda = cluster.machine.kind == "cuda"
@@ -99,19 +99,19 @@ def memory_of(
 
 
 def class_index(head: HeadShape) -> int:
-    """Bytes of the index in `ClassWeights` and of the loss's constants.
+    """Return the bytes of the index in `ClassWeights` and of the loss's constants.
 
-    Every rank knows the row of every class. For its own classes it also has the paths, their
+    Every rank stores the row of every class. For its own classes it also stores the paths, their
     lengths and the order in which gradients are summed.
     """
     classes = head.classes
-    held = min(head.nodes, -(-head.nodes * classes.num_classes // classes.nodes))
-    size = _INT64 * (classes.num_classes + held) + int(head.loss.constants * classes.num_classes)
+    own = min(head.nodes, -(-head.nodes * classes.num_classes // classes.nodes))
+    size = _INT64 * (classes.num_classes + own) + int(head.loss.constants * classes.num_classes)
     if classes.plain:
         return size
     inner = -(-classes.inner * head.nodes // classes.nodes)
-    paths = int(held * classes.depth) * 4 + 4 * _INT64 * held
-    return size + paths + _INT64 * (head.nodes + (head.nodes - held) + 4 * inner)
+    paths = int(own * classes.depth) * 4 + 4 * _INT64 * own
+    return size + paths + _INT64 * (head.nodes + (head.nodes - own) + 4 * inner)
 
 
 def _always(what: str, size: int) -> Line:
@@ -129,13 +129,16 @@ def _averages(recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int
 
 
 def _gradients(spread: Spread, parts: int) -> Line:
-    """From the second micro-batch on, gradients of the backbone are live while the head runs."""
+    """Return the gradients of the backbone.
+
+    From the second micro-batch on, they are live while the head runs.
+    """
     size = spread.gradients
     return Line("backbone gradients", size if parts > 1 else 0, size, size)
 
 
 def _activations(backbone: BackboneCost, *, during_head: bool) -> Line:
-    """Activations of one micro-batch. For backward: the activations and temporaries at its peak.
+    """Return the activations of one micro-batch, with temporaries at the peak of backward.
 
     With gradient caching, the head runs before any activations exist.
     """
@@ -155,7 +158,7 @@ def _head(head: HeadShape, shard: int) -> list[Line]:
 
 
 def _blocks(head: HeadShape) -> int:
-    """Bytes kept for all blocks, and the temporaries of one block."""
+    """Return the bytes saved for all blocks and of the temporaries of one block."""
     block, loss = head.group_rows * head.block_classes, head.loss
     half = head.itemsize < FLOAT32
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32
@@ -175,7 +178,7 @@ def _blocks(head: HeadShape) -> int:
 
 
 def _factored_head(head: HeadShape) -> list[Line]:
-    """Six d x d matrices in float64, and the features of all ranks in two copies."""
+    """Return the memory of six d x d matrices in float64 and two copies of all ranks' features."""
     square = 6 * head.dim**2 * _FLOAT64
     rows = head.world_rows * head.dim * (head.feature_itemsize + 2 * _FLOAT64)
     return [Line("factored head's sums and rows", square + rows, square, square + rows)]
@@ -184,7 +187,7 @@ def _factored_head(head: HeadShape) -> list[Line]:
 def _temporaries(
     recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int, cuda: bool
 ) -> int:
-    """Bytes that an optimizer step allocates."""
+    """Return the bytes that an optimizer step allocates."""
     largest = max(max((_bytes(shape) for shape in backbone.shapes), default=0), shard)
     together = max(spread.updated, shard)
     copies = recipe.optimizer.temporaries(together=together, largest=largest, cuda=cuda)

@@ -1,5 +1,4 @@
-"""Builds ranks of a cluster one by one in this process, to show what each would hold and to check
-that the parts add up.
+"""Builds ranks of a cluster one after another in this process, to show and check their shards.
 
 torch's fake process group replaces the other ranks. Meshes, groups and the FSDP strategy are the
 real ones, on meta tensors. For dense class weights, nothing of size K is allocated.
@@ -63,8 +62,8 @@ class Ranks:
 def dry_run(recipe: Recipe, request: PlanRequest) -> Ranks:
     """Build the first, the middle and the last rank and the one with the fewest classes.
 
-    Raises ValueError, as training would, if the class group does not divide the ranks, and if the
-    parts of the ranks do not add up to the whole.
+    Raises ValueError, as training would, if the class group does not divide the ranks, or if the
+    shards of the ranks do not add up to the full size.
     """
     size = request.nodes * request.gpus
     shape = mesh_shape(recipe.train.class_group, size=size, local_size=request.gpus)
@@ -88,7 +87,7 @@ def show(ranks: Ranks, console: Console) -> None:
     """Print one row per rank."""
     title = f"{ranks.size} ranks, mesh data {ranks.mesh[0]} x class {ranks.mesh[1]}"
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ("rank", "node", "data", "class", "head rows", "backbone weights", "samples a step")
+    names = ("rank", "node", "data", "class", "head rows", "backbone weights", "samples per step")
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
     for rank in ranks.ranks:
@@ -103,9 +102,8 @@ def show(ranks: Ranks, console: Console) -> None:
     console.print(table)
     console.print(
         Text(
-            f"over all ranks of a class group the head's rows are {ranks.nodes_of_tree:,} x "
-            f"{ranks.dim}, over all ranks the samples {ranks.global_batch:,}; the backbone has "
-            f"{ranks.backbone_numel:,} weights"
+            f"total: {ranks.nodes_of_tree:,} x {ranks.dim} head weights per class group, "
+            f"{ranks.backbone_numel:,} backbone weights, {ranks.global_batch:,} samples per step"
         )
     )
 
@@ -153,7 +151,7 @@ def _world(rank: int, request: PlanRequest, shape: tuple[int, int]) -> Iterator[
 
 
 def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:
-    """The started strategy if its weights are DTensors; other strategies keep whole weights."""
+    """Return the started strategy if its weights are DTensors. Others do not shard the weights."""
     config = recipe.train.strategy
     if world.size == 1 or not config.weights_are_dtensors:
         return Strategy(backbone)
@@ -180,13 +178,13 @@ def _check_sums(recipe: Recipe, classes: Classes, class_ranks: int, size: int) -
     rows = [shard_range(classes.nodes, rank, class_ranks) for rank in range(class_ranks)]
     samples = [len(share(recipe.train.global_batch, rank, size)) for rank in range(size)]
     if sum(stop - start for start, stop in rows) != classes.nodes:
-        raise ValueError(f"the shards of {classes.nodes} head rows do not add up: {rows}")
+        raise ValueError(f"the shards of the head do not add up to {classes.nodes} rows: {rows}")
     if sum(samples) != recipe.train.global_batch:
         raise ValueError(f"the ranks' samples do not add up to train.global_batch: {samples}")
 
 
 def _fewest(classes: Classes, class_ranks: int) -> int:
-    """The first of the ranks with the smallest shard."""
+    """Return the first of the ranks with the smallest shard."""
 
     def size(rank: int) -> int:
         start, stop = shard_range(classes.nodes, rank, class_ranks)

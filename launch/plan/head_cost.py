@@ -1,4 +1,4 @@
-"""The cost of the head: its shard, the rows of a call, its blocks and what they keep for backward.
+"""The cost of the head: its shard, the rows per call, its blocks and what they save for backward.
 
 The loss's memory and traffic per logit are measured on one small block.
 """
@@ -33,9 +33,9 @@ _VECTOR_DIM = 300
 class LossCost:
     """The cost of a loss in bytes per logit, in addition to the float32 logit itself.
 
-    width: numbers per row that ranks exchange. kept: bytes that the graph keeps until backward.
-    peak: the most that is live in forward and backward of a block. forward, backward: bytes read
-    and written. constants: bytes per class that the loss keeps.
+    width: numbers per row that ranks exchange. kept: bytes that the graph saves for backward.
+    peak: most bytes live during forward and backward of a block. forward, backward: bytes read and
+    written. constants: bytes per class that the loss stores.
     """
 
     width: int
@@ -142,7 +142,7 @@ class HeadShape:
 def head_shape(
     recipe: Recipe, backbone: BackboneCost, classes: Classes, loss: LossCost, cluster: Cluster
 ) -> HeadShape:
-    """The head as the engine would run it on the rank with the largest shard."""
+    """Return the head as the engine would run it on the rank with the largest shard."""
     train, group = recipe.train, cluster.class_ranks
     share = -(-train.global_batch // cluster.ranks)
     parts = min(train.micro_batches, share)
@@ -187,12 +187,12 @@ def head_shape(
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
-    """Classes of a rank that a training step computes: all, or those that the loss samples."""
-    held = classes.max_classes(group)
+    """Return the number of classes that a training step computes: all, or those sampled."""
+    own = classes.max_classes(group)
     if head.loss.over_nodes:
         return classes.max_nodes(group)  # upper bound: only siblings of the batch's paths count
     sampled = head.loss.sampled(classes.num_classes, world_rows)
-    return held if sampled is None else min(held, math.ceil(sampled / group))
+    return own if sampled is None else min(own, math.ceil(sampled / group))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""The main memory of a machine: what each rank needs to read the class list, build the head and
-train.
+"""Main memory of a machine that its ranks need to read the class list, build the head and train.
 
-Every rank parses the manifest and keeps the class list as Python objects. Loader processes do not
-count: they are forked and share the list copy-on-write.
+Every rank parses the manifest and stores the class list as Python objects. Loader processes do not
+count, because they are forked and share the list copy-on-write.
 """
 
 import json
@@ -33,27 +32,33 @@ _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 
 @dataclass(frozen=True)
 class ClassListCost:
-    """Bytes of main memory per class: `kept` throughout the run, `parsing` at the peak while the
-    manifest is parsed and its checksum computed. Measured with 100,000 and 1,000,000 classes."""
+    """Bytes of main memory per class, measured with 100,000 and 1,000,000 classes.
+
+    kept: throughout the run. parsing: at the peak, while the manifest is parsed and its checksum
+    computed.
+    """
 
     kept: float
     parsing: float
 
     @classmethod
     def of(cls, classes: Sequence[ClassInfo]) -> "ClassListCost":
-        """The mean over evenly spaced classes of a class list."""
+        """Return the mean over evenly spaced classes of a class list."""
         costs = [cls._of_class(info) for info in classes[:: max(1, len(classes) // _SAMPLED)]]
         return cls(*(sum(column) / len(costs) for column in zip(*costs, strict=True)))
 
     @classmethod
     def assumed(cls) -> "ClassListCost":
-        """The cost without a class list: names of 24 characters, no attributes."""
+        """Return the cost without a class list: names of 24 characters, no attributes."""
         return cls(*cls._of_class(ClassInfo(name="a" * 24)))
 
     @staticmethod
     def _of_class(info: ClassInfo) -> tuple[float, float]:
-        """In addition to the objects, parsing needs the file and, for its checksum, the classes as
-        mappings and as ASCII JSON, both as text and as bytes."""
+        """Return the cost of one class.
+
+        In addition to the objects, parsing needs the file and, for its checksum, the classes as
+        mappings and as ASCII JSON, both as text and as bytes.
+        """
         kept, mappings = 591 + sys.getsizeof(info.name), 440
         if info.attributes:
             kept += 139 + sum(map(sys.getsizeof, info.attributes.values()))
@@ -64,8 +69,10 @@ class ClassListCost:
 
 @dataclass(frozen=True)
 class HostLine:
-    """One item of a rank's main memory, in bytes: while the manifest is parsed, at the peak while
-    the head is built, and during training."""
+    """Bytes of one item of a rank's main memory in each phase.
+
+    manifest: while the manifest is parsed. head: at the peak while the head is built.
+    """
 
     what: str
     manifest: int = 0
@@ -75,15 +82,17 @@ class HostLine:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The main memory of one rank, by item, on a machine with `ranks` and `capacity` bytes (None:
-    unknown)."""
+    """The main memory of one rank, by item.
+
+    ranks: number of ranks on the machine. capacity: main memory of the machine, or None if unknown.
+    """
 
     lines: tuple[HostLine, ...]
     ranks: int
     capacity: int | None
 
     def total(self, moment: HostMoment) -> int:
-        """Bytes of one rank in this phase."""
+        """Return the bytes of one rank in this phase."""
         return sum(getattr(line, moment) for line in self.lines)
 
     @property
@@ -93,7 +102,7 @@ class HostMemory:
 
     @property
     def peak(self) -> int:
-        """Peak bytes of all ranks of a machine."""
+        """Peak bytes over all ranks of a machine."""
         return self.ranks * self.total(self.peak_moment)
 
     @property
@@ -113,8 +122,11 @@ def host_memory(
     label_vectors: int,
     capacity: int | None,
 ) -> HostMemory:
-    """The main memory of one machine of the cluster. `label_vectors`: bytes of the shards' label
-    vectors. On CPUs, the training step also uses main memory."""
+    """Return the main memory of one machine of the cluster.
+
+    On CPUs, the training step also uses main memory. label_vectors: bytes of the shards' label
+    vectors.
+    """
     classes, nodes = head.classes.num_classes, head.classes.nodes
     kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
     # While the head is built: a tuple of the class names, and each class's number of samples.
@@ -130,13 +142,15 @@ def host_memory(
     ]
     if cluster.machine.kind == "cpu":
         lines.append(HostLine("a step, as above", 0, 0, memory.peak))
-    there = tuple(line for line in lines if any(getattr(line, m) for m in HOST_MOMENTS))
-    return HostMemory(there, cluster.gpus, capacity)
+    nonzero = tuple(line for line in lines if any(getattr(line, m) for m in HOST_MOMENTS))
+    return HostMemory(nonzero, cluster.gpus, capacity)
 
 
 def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
-    """Bytes of the host copy of what a rank writes (`trainer/checkpoints/writer.py`). It is kept
-    between saves."""
+    """Return the bytes of the host copy of what a rank writes (`trainer/checkpoints/writer.py`).
+
+    The copy is reused for the next save.
+    """
     if not recipe.checkpoint.in_background:
         return 0
     shard = head.shard
@@ -144,7 +158,7 @@ def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster
     copies = 1 + (recipe.train.ema is not None)
     of_head = copies + (0 if factored else recipe.optimizer.num_moments)
     # Each shard of the head exists once per class group. The groups divide its tensors among them,
-    # and each writes whole tensors.
+    # and each writes complete tensors.
     size = -(-of_head // cluster.data_ranks) * shard
     whole = (copies + recipe.optimizer.num_moments) * backbone.numel * FLOAT32
     size += -(-(whole + copies * backbone.buffers) // cluster.ranks)

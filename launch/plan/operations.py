@@ -26,8 +26,10 @@ _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 
 @dataclass(frozen=True)
 class Work:
-    """One operation: floating-point operations of its matrix products, bytes read and written, and
-    the kind of its products."""
+    """The work of one operation.
+
+    flops: floating-point operations of its matrix products. bytes: bytes read and written.
+    """
 
     flops: int
     bytes: int
@@ -115,6 +117,8 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _attention_flops(query: Tensor, key: Tensor, *, products: int) -> int:
-    """FLOPs of attention as `products` [B, H, T, S] x d: two in forward, five in backward, which
-    recomputes the scores."""
+    """Return the FLOPs of attention as `products` matrix products of [B, H, T, S] x d.
+
+    Forward has two; backward has five, because it recomputes the scores.
+    """
     return 2 * products * query.numel() * key.shape[-2]

@@ -60,8 +60,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The inputs of a plan besides the recipe. None selects the value from the shards. For
-    `host_bytes`, the main memory of a machine, None means unknown, except on CPUs."""
+    """The inputs of a plan besides the recipe. None selects the value from the shards.
+
+    host_bytes: main memory of a machine. None: unknown, except on CPUs.
+    """
 
     machine: Machine
     nodes: int
@@ -131,7 +133,7 @@ def make_plan(
 
 
 def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray | None) -> int:
-    """Bytes of the shards' label vectors, which every rank keeps; 0 if there are none."""
+    """Return the bytes of the shards' label vectors, which every rank stores, or 0."""
     if given is not None:
         return given.nbytes
     if manifest is None or manifest.label_vectors is None:

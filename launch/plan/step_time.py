@@ -47,7 +47,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of each phase; `flops` are the floating-point operations of one rank per step."""
+    """The time of each phase. flops: floating-point operations of one rank per step."""
 
     phases: tuple[PhaseTime, ...]
     flops: float
@@ -72,7 +72,7 @@ def step_time(
     passes: int,
     parts: int,
 ) -> StepTime:
-    """The time of one optimizer step on the rank with the most work."""
+    """Return the time of one optimizer step on the rank with the most work."""
     factored = recipe.head.weights.kind == "factored"
     head_work = _factored_work(head) if factored else _head_work(head)
     works: dict[Phase, list[Work]] = {
@@ -124,7 +124,7 @@ def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
 
 
 def _head_work(head: HeadShape) -> list[Work]:
-    """Logits, the gradients of features and weights, and the logits to recompute for backward."""
+    """Return the work of logits, their recomputation, and gradients of features and weights."""
     products: Products = "half" if head.itemsize < FLOAT32 else "single"
     product = 2 * head.logits * head.dim
     again = 1 - head.kept_share
@@ -144,14 +144,17 @@ def _head_work(head: HeadShape) -> list[Work]:
 
 
 def _factored_work(head: HeadShape) -> list[Work]:
-    """Products of d x d matrices with the rows, and a few of d x d x d, all in float64."""
+    """Return the work of products of d x d matrices with the rows and each other, in float64."""
     d, rows = head.dim, head.rows
     products = 2 * d * d * (4 * rows + 12 * d)
     return [Work(products, 8 * (12 * d * d + 8 * rows * d), "single")]
 
 
 def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
-    """Read weight, gradient and moments; write weight and moments; read and write the averages."""
+    """Return the work of an update.
+
+    It reads weight, gradient and moments, writes weight and moments, and reads and writes averages.
+    """
     shard = head.shard
     if recipe.head.weights.kind == "factored":
         shard = 0

@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from data.messages import pluralize
 from launch.plan.advice import Change
 from launch.plan.device_memory import MOMENTS, Memory
 from launch.plan.host_memory import HOST_MOMENTS, HostMemory, HostMoment
@@ -37,7 +38,7 @@ def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console
 
 
 def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> dict[str, Any]:
-    """The same numbers for programs, in bytes and seconds."""
+    """Return the same numbers for programs, in bytes and seconds."""
     memory, host, time, cluster = plan.memory, plan.host, plan.time, plan.cluster
     return {
         "nodes": cluster.nodes,
@@ -98,36 +99,36 @@ def _headline(plan: Plan) -> Text:
         f"{train.precision}\n"
         f"backbone {plan.backbone.numel:,} weights; head {config.weights.kind} x "
         f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
-        f"{head.dim} numbers, {head.nodes:,} rows a rank\n"
-        f"global batch {train.global_batch:,}: {parts:,} a rank in parts of "
-        f"{plan.backbone.rows:,}; the head sees {head.group_rows:,} rows a class group at a time"
+        f"{head.dim} weights, {head.nodes:,} rows per rank\n"
+        f"global batch {train.global_batch:,}: {parts:,} per rank in micro-batches of "
+        f"{plan.backbone.rows:,}; the head processes {head.group_rows:,} rows per class group"
     )
 
 
 def _memory(plan: Plan) -> Table:
-    title = f"memory of the fullest rank, of {size(plan.memory.capacity)}"
+    title = f"device memory of the rank that needs the most, of {size(plan.memory.capacity)}"
     return _phases(title, {moment: f"in {moment}" for moment in MOMENTS}, plan.memory)
 
 
 def _host(plan: Plan) -> Table:
-    return _phases("main memory of a rank", _HOST_PHASES, plan.host)
+    return _phases("main memory per rank", _HOST_PHASES, plan.host)
 
 
 def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory) -> Table:
-    """The items of `memory` and their totals, with one column per phase."""
+    """Return a table of the items of `memory` and their totals, with one column per phase."""
     table = _table(title)
     table.add_column("", overflow="fold")
     for heading in headings.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for line in memory.lines:
         table.add_row(line.what, *(size(getattr(line, phase)) for phase in headings))
-    table.add_row("all", *(size(memory.total(phase)) for phase in headings), style="bold")
+    table.add_row("total", *(size(memory.total(phase)) for phase in headings), style="bold")
     return table
 
 
 def _traffic(plan: Plan) -> Table:
     cluster = plan.cluster
-    table = _table(f"collectives of a step: a rank sends {size(plan.sent)}")
+    table = _table(f"collectives per step: a rank sends {size(plan.sent)}")
     table.add_column("", overflow="fold", min_width=_NAME_WIDTH)
     table.add_column("group", no_wrap=True)
     for name in ("bytes", "sent", "time"):
@@ -145,14 +146,15 @@ def _traffic(plan: Plan) -> Table:
     if rest := ordered[_SHOWN:]:
         sent = sum(cluster.sent(each) for each in rest)
         seconds = sum(cluster.seconds(each) for each in rest)
-        table.add_row(f"{len(rest)} smaller ones", "", "", size(sent), duration(seconds))
+        name = pluralize(len(rest), "smaller collective")
+        table.add_row(name, "", "", size(sent), duration(seconds))
     return table
 
 
 def _time(plan: Plan) -> Table:
-    table = _table(f"a step at the machine's peaks: {duration(plan.time.seconds)}")
+    table = _table(f"step time at peak rates: {duration(plan.time.seconds)}")
     table.add_column("phase", no_wrap=True)
-    for name in ("products", "memory", "links", "all"):
+    for name in ("products", "memory", "links", "total"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     for phase in plan.time.phases:
@@ -164,35 +166,36 @@ def _time(plan: Plan) -> Table:
 def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
     memory, time, train = plan.memory, plan.time, plan.recipe.train
     if any(each.hidden for each in plan.collectives):
-        yield "* runs beside the work of its phase; only what is left over counts"
+        yield "* overlaps with computation; only the excess adds to the step time"
     rate = train.global_batch / time.seconds
     steps = plan.steps
-    whole = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
-    yield f"at the peaks: {rate:,.0f} samples/s{whole}"
+    run = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
+    yield f"at peak rates: {rate:,.0f} samples/s{run}"
     yield _host_verdict(plan)
     device = "GPU memory" if plan.cluster.machine.kind == "cuda" else "memory of a rank"
     if memory.fits:
         need = f"{size(memory.peak)} in {memory.peak_moment}"
-        yield f"{device} fits: {need}, {memory.peak / memory.capacity:.0%} of what there is"
+        yield f"{device} fits: {need}, {memory.peak / memory.capacity:.0%} of the capacity"
         return
     yield (
-        f"{device} does not fit: {size(memory.peak)} in {memory.peak_moment}, there are "
-        f"{size(memory.capacity)}. Change, in this order:"
+        f"{device} does not fit: {size(memory.peak)} in {memory.peak_moment}, "
+        f"{size(memory.capacity)} available. Apply these changes in order:"
     )
     for number, change in enumerate(changes, 1):
-        left = "fits" if change.fits else "does not fit yet"
-        yield f"  {number}. {change.what}: {size(change.peak)}, {left}"
+        outcome = "fits" if change.fits else "does not fit yet"
+        yield f"  {number}. {change.what}: {size(change.peak)}, {outcome}"
     if not changes or not changes[-1].fits:
-        yield "  nothing more is known here: take fewer classes or a smaller backbone"
+        yield "  no further change helps: use fewer classes or a smaller backbone"
 
 
 def _host_verdict(plan: Plan) -> str:
     host = plan.host
-    need = f"{size(host.peak)} a machine ({host.ranks} ranks {_HOST_PHASES[host.peak_moment]})"
+    phase = _HOST_PHASES[host.peak_moment]
+    need = f"{size(host.peak)} per machine ({pluralize(host.ranks, 'rank')} {phase})"
     if host.capacity is None:
-        return f"main memory: needs {need}; pass --host-memory to compare"
+        return f"main memory: {need}; pass --host-memory to compare"
     if host.fits:
-        return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of what there is"
+        return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of the capacity"
     return (
         f"main memory does not fit: {need}, {size(host.capacity)} available: start fewer ranks on "
         "each machine, or train fewer classes"

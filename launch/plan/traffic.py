@@ -1,5 +1,7 @@
-"""The collectives of a step besides the strategy's: those of the head (`heads/engine.py`,
-`heads/factored.py`), of batch norm and of the trainer itself."""
+"""The collectives of a step, except those of the strategy.
+
+They belong to the head (`heads/engine.py`, `heads/factored.py`), batch norm and the trainer.
+"""
 
 from collections.abc import Iterable
 
@@ -15,7 +17,10 @@ _AGREED = 3 * 8  # bytes that a rank sends in `trainer/steps/agreement.py`
 
 
 def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
-    """One step of `ClassHead`: gathers labels, features and statistics, and reduces gradients."""
+    """Return the traffic of a step of `ClassHead`.
+
+    It gathers labels, features and statistics, and reduces gradients.
+    """
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
     width, dim, calls = shape.loss.width, shape.dim, shape.calls
     parts = [
@@ -47,7 +52,10 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
 
 
 def factored_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
-    """One step of `FactoredHead`. It sends d x d sums instead of the gradients of its weights."""
+    """Return the traffic of a step of `FactoredHead`.
+
+    It sends d x d sums instead of the gradients of its weights.
+    """
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
     dim, calls = shape.dim, shape.calls
     square = (dim + 1) * dim * _FLOAT64
@@ -91,9 +99,12 @@ def _stats(shape: HeadShape) -> int:
 def batch_norm_traffic(
     backbone: BackboneCost, cluster: Cluster, *, passes: int, parts: int
 ) -> list[Collective]:
-    """Synchronized batch norm over all ranks: mean, variance and count of each layer in forward,
-    two sums in backward (`trainer/backbone/batch_norm.py`; CUDA uses torch's SyncBatchNorm, which
-    sends one count per rank)."""
+    """Return the traffic of batch norm that is synchronized over all ranks.
+
+    Each layer sends mean, variance and count in forward, and two sums in backward
+    (`trainer/backbone/batch_norm.py`; CUDA uses torch's SyncBatchNorm, which sends one count per
+    rank).
+    """
     cuda = cluster.machine.kind == "cuda"
 
     def statistics(channels: Iterable[int]) -> int:
@@ -123,7 +134,7 @@ def batch_norm_traffic(
 
 
 def first_rank_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collective]:
-    """Statistics of local batch norms, which rank 0 broadcasts once per step."""
+    """Return the traffic of local batch norm: rank 0 broadcasts its statistics once per step."""
     if recipe.backbone.batch_norm != "local" or not backbone.buffers:
         return []
     what = "batch norm: statistics of rank 0"
@@ -133,7 +144,7 @@ def first_rank_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collectiv
 def scalar_traffic(
     recipe: Recipe, backbone: BackboneCost, cluster: Cluster, *, parts: int
 ) -> list[Collective]:
-    """The ranks' agreement, gradient norms over the shards, and the weights of micro-batches."""
+    """Return the traffic of step agreement, gradient norms and the weights of micro-batches."""
     agreed = cluster.ranks * _AGREED
     scalar = [
         Collective("agreement", "all_gather", "world", agreed, "step"),

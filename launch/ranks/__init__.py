@@ -1,1 +1,1 @@
-"""Rendezvous, start, supervision, shutdown and restart of a run's ranks."""
+"""Starts, supervises, restarts and stops the ranks of a run on this machine."""

@@ -1,8 +1,8 @@
 """torch's elastic agent with graceful shutdown.
 
-It waits for ranks that are saving, forwards signals, derives the run's exit code from those of its
-ranks, and restarts the ranks only after retryable failures. As in subprocess, a rank killed by
-signal n has the exit code -n.
+The agent waits for ranks that are saving, forwards signals, derives the run's exit code from those
+of its ranks, and restarts the ranks only after retryable failures. As in subprocess, a rank killed
+by signal n has the exit code -n.
 """
 
 import signal
@@ -25,7 +25,7 @@ from trainer.process.exit_codes import BAD_INPUT, DONE, INTERRUPTED, KILLED, PRE
 # Ranks that fail have nothing left to save, but may still print output.
 _OUTPUT_SECONDS = 10
 # torch caches the rendezvous state, which lists the waiting machines, for one second.
-_STALE_SECONDS = 1.5
+_CACHED_STATE_SECONDS = 1.5
 _POLL_SECONDS = 0.1
 
 
@@ -49,7 +49,7 @@ class Agent(LocalElasticAgent):
 
     @property
     def code(self) -> int:
-        """The run's exit code, computed from the ranks that have exited so far."""
+        """The run's exit code according to the ranks that have exited so far."""
         return run_exit_code(self._codes.values())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
@@ -67,15 +67,15 @@ class Agent(LocalElasticAgent):
         interruptible(super()._exit_barrier)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._note_codes()
+        self._record_codes()
         if PREEMPTED in self._codes.values():
             # All ranks save. The one that commits the checkpoint exits last, so wait for all.
             wait_until_ended(self._processes(), self._shutdown_timeout)
-            self._note_codes()
+            self._record_codes()
         if any(self._codes.values()):
-            # If a rank was killed, the others only know that it is gone and have nothing to
-            # print. Killing them at once can lose a checkpoint that rank 0 is about to commit,
-            # but the commit takes only milliseconds.
+            # If a rank was killed, the others only notice a lost peer and have nothing useful to
+            # print. Killing them immediately can lose a checkpoint that rank 0 is about to
+            # commit, but the commit takes only milliseconds.
             was_killed = -signal.SIGKILL in self._codes.values()
             seconds = 0 if was_killed else _OUTPUT_SECONDS
             end_processes(self._processes(), signal.SIGTERM, seconds, repeat=True)
@@ -83,7 +83,7 @@ class Agent(LocalElasticAgent):
         if result.state is not State.FAILED:
             return result
         if not any(self._codes.values()):
-            # A rank exited between `_note_codes` and torch's own check, after which torch
+            # A rank exited between `_record_codes` and torch's own check, after which torch
             # terminated the others. Use the exit codes that torch recorded.
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             self._codes |= own_exit_codes(codes)
@@ -100,7 +100,7 @@ class Agent(LocalElasticAgent):
         why, restarts = kill_reason(self._codes), self._worker_group.spec.max_restarts
         if self._remaining_restarts:
             number = restarts - self._remaining_restarts + 1
-            _print(f"{why or 'the ranks ended before their time'}; restart {number} of {restarts}")
+            _print(f"{why or 'a rank failed'}; restart {number} of {restarts}")
         elif why:
             _print(f"error: {why}")
         return failed
@@ -108,7 +108,7 @@ class Agent(LocalElasticAgent):
     def _has_waiting_machine(self) -> bool:
         if self._worker_group.group_world_size == self._placement.max_nodes:
             return False
-        deadline = time.monotonic() + _STALE_SECONDS
+        deadline = time.monotonic() + _CACHED_STATE_SECONDS
         while not (waiting := self._rdzv_handler.num_nodes_waiting() > 0):
             if time.monotonic() > deadline:
                 break
@@ -118,7 +118,7 @@ class Agent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
-        """Ask the ranks to save and exit, wait, then kill the rest. Ctrl-C skips the wait."""
+        """Signal the ranks to save and exit, wait, then kill the rest. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
         # Signal only the ranks, not their process groups: a rank needs its loaders to save.
         # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.
@@ -127,16 +127,16 @@ class Agent(LocalElasticAgent):
         super()._shutdown(death_sig, seconds)
 
     def code_after(self, number: signal.Signals) -> int:
-        """The run's exit code after this signal stopped the launcher."""
-        self._note_codes()
+        """Return the run's exit code after this signal stopped the launcher."""
+        self._record_codes()
         stopped = INTERRUPTED if number == signal.SIGINT else PREEMPTED
         if self._stop.is_urgent or not self._codes:  # there were no ranks yet
             return stopped
         if self._killed:
             _print(
-                f"error: not all ranks ended within {self._shutdown_timeout} s of {number.name} "
-                "and they were killed: what followed the last checkpoint is lost; give more "
-                "--shutdown-timeout"
+                f"error: some ranks did not exit within {self._shutdown_timeout} s of "
+                f"{number.name} and were killed, so the steps since the last checkpoint are lost: "
+                "raise --shutdown-timeout"
             )
             return KILLED + signal.SIGKILL
         if why := kill_reason(self._codes):
@@ -147,20 +147,20 @@ class Agent(LocalElasticAgent):
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return [handler.proc for handler in handlers.values()]
 
-    def _note_codes(self) -> None:
+    def _record_codes(self) -> None:
         """Record the exit codes of the ranks that have exited."""
         for worker, process in zip(self._worker_group.workers, self._processes(), strict=False):
             if (code := process.poll()) is not None:
                 self._codes[worker.global_rank] = code
 
 
-# A rank that one of these signals kills had not installed its handlers yet, so it has not trained
-# anything. It counts as preempted.
+# A rank killed by one of these signals has not installed its handlers yet, so it has not run a
+# step. It counts as preempted.
 _PREEMPTING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP)
 
 
 def run_exit_code(codes: Iterable[int]) -> int:
-    """The most specific of the ranks' exit codes. When one rank exits, the others fail with 1."""
+    """Return the most specific exit code: when one rank exits, the others fail with 1."""
     found = [_as_exit_code(code) for code in codes if code != DONE]
     killed = [code for code in found if code > KILLED and code != INTERRUPTED]
     if killed:
@@ -178,22 +178,22 @@ def _as_exit_code(code: int) -> int:
 
 
 def own_exit_codes(codes: dict[int, int]) -> dict[int, int]:
-    """The exit codes, by rank, without ranks that SIGTERM ended after another rank had failed."""
+    """Return the exit codes by rank, without ranks that SIGTERM ended after another rank failed."""
     own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
     return own or codes
 
 
 def is_retryable(code: int) -> bool:
-    """Whether another attempt may succeed."""
+    """Return whether another attempt may succeed."""
     return code not in (DONE, BAD_INPUT, PREEMPTED, INTERRUPTED)
 
 
 def kill_reason(codes: dict[int, int]) -> str | None:
-    """One line about the first rank killed by a signal, or None. `codes`: rank -> exit code."""
+    """Describe the first rank killed by a signal, or return None. codes: rank -> exit code."""
     for rank, code in codes.items():
         if code < 0 and code not in _PREEMPTING:
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return f"rank {rank} was ended by {signal.Signals(-code).name}{hint}"
+            return f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
     return None
 
 

@@ -1,9 +1,9 @@
-"""Makes blocking calls into torch's store interruptible by signals.
+"""Blocking calls into torch's store that signals can interrupt.
 
 Python runs signal handlers only in the main thread, between two bytecode instructions, so a main
-thread that blocks in C++ ignores SIGTERM. Here a second thread makes the call while the main thread
-waits in Python. If the host of the store was suspended, a call to it never returns, whatever its
-timeout.
+thread that blocks in C++ ignores SIGTERM. Therefore a second thread makes the call while the main
+thread waits in Python. If the host of the store is suspended, a call to it never returns,
+regardless of its timeout.
 """
 
 from collections.abc import Callable
@@ -13,35 +13,35 @@ from typing import TypeVar
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 _CLOSE_SECONDS = 60  # twice torch's own timeout
 
 
-def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -> Answer:
+def interruptible(call: Callable[[], T], *, seconds: float | None = None) -> T:
     """Return the result of `call`, or raise its exception.
 
     Raises TimeoutError if the call takes longer than `seconds`. After a TimeoutError, or an
     exception raised by a signal handler, the call may still be running in its thread. The process
     should then exit with `os._exit` and not touch the objects that the call uses.
     """
-    answer: Future[Answer] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(call())
+            future.set_result(call())
         except Exception as error:  # raised again in the waiting thread
-            answer.set_exception(error)
+            future.set_exception(error)
 
     # A daemon thread, because a call that never returns must not keep the process alive.
     Thread(target=run, name="rendezvous", daemon=True).start()
-    return answer.result(seconds)
+    return future.result(seconds)
 
 
 class InterruptibleRendezvous(RendezvousHandler):
-    """Makes the calls interruptible that the agent makes to `handler` while the ranks train.
+    """A rendezvous handler whose calls to `handler` during training can be interrupted.
 
-    They have no timeout, so training continues if only the launcher on the host is suspended.
+    The calls have no timeout, so training continues if only the launcher on the host is suspended.
     `next_rendezvous` is not wrapped, because the agent already calls it in a second thread.
     """
 

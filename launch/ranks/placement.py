@@ -8,9 +8,9 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
-# Must cover one step and writing a whole checkpoint; it is the longest notice that cloud providers
-# give before they reclaim a machine. With a shorter grace period, such as Kubernetes' default of
-# 30 s, the launcher and its ranks are killed earlier regardless.
+# Must be enough for one step and a complete checkpoint. No cloud provider gives more notice before
+# it reclaims a machine. With a shorter grace period, such as Kubernetes' default of 30 s, the
+# launcher and its ranks are killed earlier regardless.
 SHUTDOWN_SECONDS = 120
 
 # The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. It
@@ -57,36 +57,37 @@ class Placement:
     def _check_nodes(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
             if self.min_nodes == self.max_nodes:
-                raise ValueError(f"--nnodes is {self.max_nodes}: give 1 machine or more")
+                raise ValueError(f"--nnodes is {self.max_nodes}: pass 1 or more")
             raise ValueError(
-                f"--nnodes is {self.min_nodes}:{self.max_nodes}: give 1 <= MIN <= MAX machines"
+                f"--nnodes is {self.min_nodes}:{self.max_nodes}: pass MIN:MAX with 1 <= MIN <= MAX"
             )
         if self.max_nodes > 1 and not (self.rdzv_endpoint or self.master_addr):
             raise ValueError(
-                f"--nnodes is {self.max_nodes} and no machine is named for them to meet at: give "
-                "--rdzv-endpoint HOST:PORT, the same on all of them"
+                f"--nnodes is {self.max_nodes}, but no rendezvous is configured: pass "
+                "--rdzv-endpoint HOST:PORT, with the same value on all machines"
             )
 
     def _check_port(self) -> None:
         if not 1 <= self.master_port <= LAST_PORT:
-            raise ValueError(f"--master-port is {self.master_port}: give 1 to {LAST_PORT}")
+            raise ValueError(f"--master-port is {self.master_port}: pass 1 to {LAST_PORT}")
 
     def _check_static(self) -> None:
         if self.master_addr is None:
             if self.node_rank is not None:
                 raise ValueError(
-                    "--node-rank goes with --master-addr; under --rdzv-endpoint ranks are found"
+                    "--node-rank requires --master-addr: omit it, because --rdzv-endpoint assigns "
+                    "ranks"
                 )
             return
         if self.rdzv_endpoint is not None:
-            raise ValueError("--master-addr and --rdzv-endpoint are two ways to meet: give one")
+            raise ValueError("--master-addr and --rdzv-endpoint are mutually exclusive: pass one")
         if self.min_nodes != self.max_nodes or self.max_restarts:
             raise ValueError(
-                "--master-addr fixes every rank once: for --max-restarts or --nnodes MIN:MAX give "
+                "--master-addr supports neither --max-restarts nor --nnodes MIN:MAX: pass "
                 "--rdzv-endpoint HOST:PORT instead"
             )
         if not 0 <= (self.node_rank or 0) < self.max_nodes:
-            raise ValueError(f"--node-rank is {self.node_rank}: give 0 to {self.max_nodes - 1}")
+            raise ValueError(f"--node-rank is {self.node_rank}: pass 0 to {self.max_nodes - 1}")
 
     @property
     def is_static(self) -> bool:
@@ -94,7 +95,7 @@ class Placement:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT of the rendezvous; port 0, used for a single machine, selects a free port."""
+        """HOST:PORT of the rendezvous. On a single machine, port 0 selects a free port."""
         if self.master_addr is not None:
             return f"{self.master_addr}:{self.master_port}"
         return self.rdzv_endpoint or "localhost:0"
@@ -118,10 +119,10 @@ class Placement:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """`2` -> (2, 2), `1:4` -> (1, 4)."""
+    """Parse `2` -> (2, 2), `1:4` -> (1, 4)."""
     least, colon, most = text.partition(":")
     if not (least.isdecimal() and (most.isdecimal() if colon else True)):
-        raise ValueError(f"--nnodes is {text}: give a number of machines, or MIN:MAX")
+        raise ValueError(f"--nnodes is {text}: pass a number of machines, or MIN:MAX")
     return int(least), int(most if colon else least)
 
 
@@ -130,7 +131,7 @@ def parse_conf(text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     for key, equals, value in pairs:
         if not (key and equals and value):
-            raise ValueError(f"--rdzv-conf is {text}: give key=value[,key=value…]")
+            raise ValueError(f"--rdzv-conf is {text}: pass key=value[,key=value…]")
     return {_known(key.strip()): _checked(key.strip(), value.strip()) for key, _, value in pairs}
 
 
@@ -147,7 +148,7 @@ def _known(key: str) -> str:
 def _checked(key: str, value: str) -> str:
     if key == "is_host":
         if value.lower() not in _TRUTHS:
-            raise ValueError(f"--rdzv-conf {key} is {value}: give 0 or 1")
+            raise ValueError(f"--rdzv-conf {key} is {value}: pass 0 or 1")
     elif not (value.isdecimal() and int(value)):
-        raise ValueError(f"--rdzv-conf {key} is {value}: give a whole number of 1 or more")
+        raise ValueError(f"--rdzv-conf {key} is {value}: pass an integer of 1 or more")
     return value

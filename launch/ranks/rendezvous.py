@@ -1,4 +1,4 @@
-"""torch's rendezvous, in which the launchers of a run agree on ranks, with clear error messages.
+"""torch's rendezvous, in which the launchers of a run agree on ranks, with one-line errors.
 
 By default torch shares one store between its agent and the ranks. Restarted ranks then read the
 addresses of the previous attempt and hang (pytorch#135712), so here each attempt gets its own
@@ -35,17 +35,17 @@ from data.retry import TransientError, wait_before_retry
 from launch.ranks.interruptible import InterruptibleRendezvous, interruptible
 from launch.ranks.placement import Placement
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 _DEFAULT_PORT = 29400
 _JOIN_SECONDS = 600
 _LAST_CALL_SECONDS = 30  # torch's default
 # A host that does not respond within this time is considered lost.
-_ANSWER_SECONDS = 15
+_RESPONSE_SECONDS = 15
 _RETRY_SECONDS = 0.5
 _OUTCOME_SECONDS = 1.0
 # A wait that takes longer than this is reported.
-_SILENT_SECONDS = 5
+_REPORT_AFTER_SECONDS = 5
 
 
 def open_rendezvous(placement: Placement) -> RendezvousHandler:
@@ -70,7 +70,7 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     if placement.is_static:
         rank = placement.node_rank or 0
-        if rank:  # its handler connects later, in code of torch that does not honor the timeout
+        if rank:  # its handler connects later, in torch code that does not honor the timeout
             _connected(
                 lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
                 placement,
@@ -81,28 +81,31 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
     is_host = parameters.get_as_bool("is_host")
     hosts = _matches_machine_hostname(host) if is_host is None else is_host
     backend, store = _connected(lambda: create_backend(parameters), placement, hosts=hosts)
-    answer = int(placement.rdzv_conf.get("read_timeout", _ANSWER_SECONDS))
-    store.set_timeout(timedelta(seconds=answer))
+    timeout = int(placement.rdzv_conf.get("read_timeout", _RESPONSE_SECONDS))
+    store.set_timeout(timedelta(seconds=timeout))
     return InterruptibleRendezvous(create_handler(store, backend, parameters))
 
 
-def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bool) -> Answer:
-    """Return the result of `connect`. A launcher that does not host the rendezvous waits for its
-    port first, and reconnects if the connection breaks."""
+def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -> T:
+    """Return the result of `connect`.
+
+    A launcher that does not host the rendezvous first waits for its port, and reconnects if the
+    connection breaks.
+    """
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
-    # Reserve time before the deadline to find out what happens to the connection (`_no_answer`).
-    last_answer = deadline - min(_OUTCOME_SECONDS, seconds / 2)
+    # Reserve time before the deadline to find out what happens to the connection (`_no_response`).
+    last_response = deadline - min(_OUTCOME_SECONDS, seconds / 2)
     attempt = 1
     with report_waiting(placement, "the machine that hosts the rendezvous"):
         while True:
             if not hosts:
                 _wait_for_port(placement, deadline)
             try:
-                left = max(0.0, last_answer - time.monotonic())
+                left = max(0.0, last_response - time.monotonic())
                 return interruptible(connect, seconds=left)
             except TimeoutError as error:
-                raise TimeoutError(_no_answer(placement)) from error
+                raise TimeoutError(_no_response(placement)) from error
             except (RendezvousConnectionError, DistError) as error:
                 if hosts:
                     raise
@@ -113,21 +116,21 @@ def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bo
                 attempt,
                 attempts=math.inf,
                 deadline=deadline,
-                remedy="check that only the host's kway train listens there, and start all again",
+                remedy="check that only kway train on the host listens on it, and restart all",
             )
             attempt += 1
 
 
-def _no_answer(placement: Placement) -> str:
+def _no_response(placement: Placement) -> str:
     return (
-        f"the rendezvous at {placement.endpoint} accepts connections and has not answered for "
+        f"the rendezvous at {placement.endpoint} accepts connections but did not respond for "
         f"{join_seconds(placement)} s ({_connection_outcome(placement)}): restart its host, or "
         "choose another port if another program listens on this one"
     )
 
 
 def _connection_outcome(placement: Placement) -> str:
-    """What happens to a new connection to the endpoint; torch's client does not report this."""
+    """Describe what happens to a new connection; torch's client does not report this."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     try:
         with socket.create_connection(address, timeout=_OUTCOME_SECONDS / 2) as connection:
@@ -149,7 +152,7 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
         f"(join_timeout {join_seconds(placement)} s)"
     )
     # Print from a thread, because the main thread may be blocked in C++.
-    timer = Timer(_SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
+    timer = Timer(_REPORT_AFTER_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:
@@ -159,41 +162,41 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
 
 
 def failure_reason(error: Exception, placement: Placement) -> str:
-    """One line with the cause and a fix."""
+    """Return one line with the cause and a fix."""
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
         return (
-            f"{where} cannot be hosted here, its port is in use: stop the program that listens "
-            "there, or choose another port on all machines"
+            f"{where} cannot start because its port is in use: stop the program that listens on "
+            "it, or choose another port on all machines"
         )
     match error:
         case TimeoutError() | TransientError():  # a timeout of `interruptible` has no message
-            return str(error) or f"{where} has stopped answering: restart its host, then all others"
+            return str(error) or f"{where} stopped responding: restart its host, then all others"
         case RendezvousClosedError():
-            return f"{where} is over: another machine's ranks failed for good; see its output"
+            return f"{where} is closed: the ranks of another machine failed; see its output"
         case RendezvousTimeoutError():
             return (
-                f"{where} ended with fewer than {placement.min_nodes} machines: start kway train "
-                "on all of them, or give more time by --rdzv-conf join_timeout=SECONDS"
+                f"{where} timed out with fewer than {placement.min_nodes} machines: start kway "
+                "train on all of them, or raise --rdzv-conf join_timeout=SECONDS"
             )
         case RendezvousConnectionError():
-            return f"{where} is lost: its host has ended or the network is cut; start all again"
+            return f"{where} is lost: its host exited or the network failed; restart all machines"
     return f"{where} failed: {' '.join(str(error).split())}"
 
 
 def join_seconds(placement: Placement) -> int:
-    """How long, in seconds, a launcher waits for the others to join."""
+    """Return how long, in seconds, a launcher waits for the others to join."""
     return int(placement.rdzv_conf.get("join_timeout", _JOIN_SECONDS))
 
 
 def longest_rendezvous(placement: Placement) -> int:
-    """Seconds after which torch's own timeouts end a rendezvous, if the store responds."""
+    """Return the seconds after which torch ends a rendezvous itself, if the store responds."""
     last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
-    return join_seconds(placement) + last_call + 2 * _ANSWER_SECONDS
+    return join_seconds(placement) + last_call + 2 * _RESPONSE_SECONDS
 
 
 def _innermost(error: BaseException) -> str:
-    """The first line of the error at the end of the chain of causes."""
+    """Return the first line of the error at the end of the chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0]
@@ -204,7 +207,7 @@ def _loopback(placement: Placement) -> str | None:
 
 
 def _wait_for_port(placement: Placement, deadline: float) -> None:
-    """Wait in Python rather than in torch's store, so that signals are still handled."""
+    """Wait until the port accepts connections, in Python so that signals are still handled."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     while time.monotonic() < deadline:
         # The host name may not resolve until the host is up.
@@ -212,6 +215,6 @@ def _wait_for_port(placement: Placement, deadline: float) -> None:
             return
         time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
-        f"{placement.endpoint} did not answer for {join_seconds(placement)} s: start kway train on "
-        "the machine that hosts the rendezvous, and check that its port is open"
+        f"{placement.endpoint} did not respond for {join_seconds(placement)} s: start kway train "
+        "on the machine that hosts the rendezvous, and check that its port is open"
     )

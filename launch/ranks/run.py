@@ -1,7 +1,7 @@
 """Starts the ranks of this machine and returns the exit code of the run.
 
-torchrun exits with 1 whatever its ranks' exit codes are, so this module drives torch's elastic
-agent directly.
+torchrun exits with 1 regardless of its ranks' exit codes, so this module runs torch's elastic agent
+directly.
 """
 
 import logging
@@ -59,7 +59,7 @@ def _run(agent: Agent, placement: Placement, rendezvous: RendezvousHandler) -> i
         # Leave the rendezvous open: the other machines' ranks are still saving.
         return agent.code_after(stopped.sigval)
     except (RendezvousError, dist.DistError, TimeoutError) as error:
-        # After these errors the store would not answer a close either.
+        # After these errors the store would not respond to a close either.
         if not isinstance(error, RendezvousConnectionError | TimeoutError):
             _close(rendezvous)
         return _rendezvous_failed(error, placement)
@@ -101,7 +101,7 @@ def _agent(
 
 
 def _silence_torch() -> None:
-    """Disable torch's elastic logs, which would bury the error message of the ranks."""
+    """Disable torch's elastic logs, which would hide the error messages of the ranks."""
     for name in list(logging.root.manager.loggerDict):  # each sets its own level
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)

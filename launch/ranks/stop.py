@@ -1,4 +1,4 @@
-"""Stops the ranks of a run: handles stop signals in the launcher and terminates rank processes.
+"""Stop signals of the launcher, and termination of the rank processes.
 
 Each rank runs in its own session, so Ctrl-C in a terminal reaches only the launcher.
 """
@@ -25,8 +25,10 @@ Processes = Sequence["subprocess.Popen[Any]"]
 
 
 class StopRequest:
-    """Inside this context, the first stop signal raises SignalException, wherever the launcher
-    waits. Later signals are ignored, except that Ctrl-C sets `is_urgent`."""
+    """A context in which the first stop signal raises SignalException in the main thread.
+
+    Later signals are ignored, except that Ctrl-C sets `is_urgent`.
+    """
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
@@ -38,13 +40,13 @@ class StopRequest:
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
         for number in ASKS_TO_STOP:
             if signal.getsignal(number) != signal.SIG_IGN:  # stay immune to it, as under nohup
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number is None:
             self.number = signal.Signals(number)
-            raise SignalException("the run was asked to stop", self.number)
+            raise SignalException("received a stop signal", self.number)
         self.is_urgent |= number == signal.SIGINT
 
     def __exit__(self, *_: object) -> None:
@@ -53,7 +55,7 @@ class StopRequest:
 
 
 def wait_until_ended(processes: Processes, seconds: float) -> None:
-    """Wait at most `seconds` until all processes have exited."""
+    """Wait until all processes have exited, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while _running(processes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -70,8 +72,8 @@ def end_processes(
     """Send each process the signal and kill those that are still running after `seconds`.
 
     Returns whether any process was killed. repeat: send the signal every second, because a rank
-    may only record the first one, and is terminated by a later one once its handlers are removed.
-    stop: kill at once when this request becomes urgent.
+    may only record the first one; a later one terminates it after its handlers are removed.
+    stop: kill immediately when this request becomes urgent.
     """
     deadline, due = time.monotonic() + seconds, 0.0
     while running := _running(processes):

@@ -55,8 +55,8 @@ def test_sigterm_ends_a_command_that_is_pid_1(tmp_path):
 
 _FORKS = """
 import os, signal, launch.main as kway
-kway._end_by_sigterm()
-assert signal.getsignal(signal.SIGTERM) is kway._end
+kway._exit_on_sigterm()
+assert signal.getsignal(signal.SIGTERM) is kway._exit
 if os.fork() == 0:
     os._exit(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
 assert os.wait()[1] == 0, "the child has its parent's handler"
@@ -70,6 +70,6 @@ def test_forked_children_do_not_inherit_the_handler():
 
 def test_a_process_that_is_not_pid_1_gets_no_handler():
     look = f"import signal; {_KWAY.removesuffix('main()')}"
-    look += "import launch.main as kway; kway._end_by_sigterm()\n"
+    look += "import launch.main as kway; kway._exit_on_sigterm()\n"
     look += "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
     subprocess.run([sys.executable, "-c", look], check=True, cwd=ROOT)

@@ -183,7 +183,7 @@ def test_the_command_reports_and_drops(tmp_path: Path) -> None:
     assert "--drop-duplicates" in kept.stdout
     dropped = CliRunner().invoke(app, [*arguments, str(tmp_path / "less"), "--drop-duplicates"])
     assert dropped.exit_code == 0, dropped.output
-    assert "kept out of training: 2 duplicates of other splits" in dropped.stdout
+    assert "removed from training: 2 duplicates of other splits" in dropped.stdout
     assert "stand in train too" not in dropped.stdout
     assert "2 train + 2 test" in dropped.stdout
 

@@ -166,7 +166,7 @@ def test_a_cut_that_was_skipped_is_recorded_and_verify_names_it_without_failing(
     checked = kway_shard("verify", tmp_path)
     assert checked.exit_code == 0, checked.output
     assert "part.tar: the zero blocks that close a tar are missing" in checked.stderr
-    assert "is sound" not in checked.stdout
+    assert "is intact" not in checked.stdout
 
 
 def test_verify_finds_a_cut_that_an_earlier_version_indexed_silently(tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ def test_globs_tell_the_split_and_what_matches_none_is_said(tmp_path: Path) -> N
     assert "not indexed, for no --split matches: 3.tar" in done.stderr
     wrong = kway_shard("index", tmp_path, "--split", "train=none*")
     assert "matches none of the tars" in str(wrong.exception)
-    assert "give NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
+    assert "pass NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
 
 
 def test_another_folder_gets_links_to_tars_that_lie_in_folders(tmp_path: Path) -> None:

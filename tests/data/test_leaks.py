@@ -124,7 +124,7 @@ def test_check_command_ends_with_0_or_with_2_where_strict(leaking: Path, sound: 
     assert "U+FE0F" in strict.stderr
     clean = kway(sound, "--strict")
     assert clean.exit_code == 0
-    assert "no character gives the label away" in clean.stdout
+    assert "no character leaks the label" in clean.stdout
 
 
 def test_class_names_with_markup_are_shown_as_they_stand(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_imagefolder_ends_with_one_line_of_what_was_made(images: Path, tmp_path:
     assert "train + " in line
     again = kway_shard("imagefolder", images, "-o", tmp_path / "out")
     assert again.exit_code == 0
-    assert "is complete already" in again.stdout
+    assert "is already complete" in again.stdout
 
 
 def test_glyphs_of_a_few_classes(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_verify_names_what_is_damaged(shards: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     sound = kway_shard("verify", tmp_path)
     assert sound.exit_code == 0
-    assert "is sound" in sound.stdout
+    assert "is intact" in sound.stdout
     tar = tmp_path / "train-000001.tar"
     content = bytearray(tar.read_bytes())
     # The first member is the label: one digit, in the block after the header.
@@ -75,7 +75,7 @@ def test_verify_checks_the_index_and_counts_one_place(shards: Path, tmp_path: Pa
     damaged = kway_shard("verify", tmp_path)
     assert damaged.exit_code == 2
     assert "index.safetensors is damaged (its checksum does not hold)" in damaged.stderr
-    assert "in 1 place:" in damaged.stderr
+    assert "has 1 damaged item:" in damaged.stderr
 
 
 def test_one_shard_is_no_plural(images: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_is_left_out_is_called_what_it_is(
         Planted.render(source, task) if source.samples[task][0] else Skipped(str(task), "empty")
     )
     write(source, tmp_path / "out", samples_per_shard=10, workers=0)
-    assert f"warning: left out 2 bad {what}\n" in capsys.readouterr().err
+    assert f"warning: skipped 2 bad {what}\n" in capsys.readouterr().err
 
 
 def test_lines_of_progress_wait_for_a_speed(
@@ -134,7 +134,7 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
     ):
         refused = kway_shard(*command)
         assert isinstance(refused.exception, OSError), command
-        assert "out cannot be written (Not a directory): name another place with --out" in str(
+        assert "out cannot be written (Not a directory): choose another path with --out" in str(
             refused.exception
         )
     refused = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")

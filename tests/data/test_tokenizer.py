@@ -371,12 +371,12 @@ def test_the_command_names_and_counts_damaged_texts(kway, capsys, names, tmp_pat
     shard.write_bytes(data)
     assert kway("tokenizer", copy, "-o", tmp_path / "t", "--workers", 1) == 0
     printed = capsys.readouterr()
-    named = [line for line in printed.err.splitlines() if line.startswith("left out: ")]
+    named = [line for line in printed.err.splitlines() if line.startswith("skipped: ")]
     assert len(named) == 2
     assert sorted(key for key in keys for line in named if key in line) == keys
-    assert "warning: left out 2 bad texts" in printed.err
+    assert "warning: skipped 2 bad texts" in printed.err
     assert "LATIN" in printed.out
-    assert "held out" in printed.out.splitlines()[-1]
+    assert "held-out" in printed.out.splitlines()[-1]
 
 
 def test_the_command_refuses_images_an_existing_folder_and_a_small_vocabulary(

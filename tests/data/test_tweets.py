@@ -427,7 +427,7 @@ def test_tweets_command_says_what_was_left_out(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "note: retweets dropped: 1" in done.stderr
     assert "2 classes, 2 shards" in done.stdout
-    assert "is complete already" in kway(*arguments).stdout
+    assert "is already complete" in kway(*arguments).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
     refused = kway("tweets", file, "-o", tmp_path / "other", "--keep-texts")
     assert "--keep-texts: for a folder of labelled texts" in str(refused.exception)

@@ -1,4 +1,4 @@
-"""Every kustomization of k8s/, built once, and every way to check what came out."""
+"""Builds each kustomization of k8s/ once and validates the manifests."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -34,9 +34,9 @@ FOLDERS = sorted(
     for path in FOLDER.rglob("kustomization.yaml")
     if path.parent.parent.name != "components"
 )
-# The oldest that podFailurePolicy is stable in, and the newest that kubernetes-validate knows.
+# The oldest version with a stable podFailurePolicy, and the newest that kubernetes-validate has.
 KUBERNETES = ("1.31", "1.37")
-# kubeflow-trainer-api 2.3: of Kubeflow Trainer 2.3, and the JobSet inside of it.
+# The models of kubeflow-trainer-api 2.3: Kubeflow Trainer 2.3 and the JobSet version that it uses.
 MODELS = {
     "JobSet": models.JobsetV1alpha2JobSet,
     "TrainJob": models.TrainerV1alpha1TrainJob,
@@ -50,34 +50,34 @@ def _built(folder: str) -> list[dict[str, Any]]:
 
 
 def built(folder: str) -> list[dict[str, Any]]:
-    """Manifests of a folder of k8s/, a copy each time: a test may change them."""
+    """Return a copy of the manifests of a folder of k8s/, which a test may change."""
     return copy.deepcopy(_built(folder))
 
 
 def one(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The only manifest of this kind."""
+    """Return the only manifest of this kind."""
     (found,) = (manifest for manifest in manifests if manifest["kind"] == kind)
     return found
 
 
-def refusals(manifest: dict[str, Any]) -> Iterator[str]:
-    """What the schema of its kind says against it; KeyError for a kind without any."""
+def schema_errors(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield the errors of a manifest against its schema. Raises KeyError for an unknown kind."""
     kind, group = manifest["kind"], manifest["apiVersion"].rpartition("/")[0]
     if "." not in group or (group.endswith(".k8s.io") and kind not in SCHEMAS):
-        yield from _by_kubernetes(manifest)
+        yield from _kubernetes_errors(manifest)
         return
     errors = list(Draft202012Validator(SCHEMAS[kind]).iter_errors(manifest))
     for error in errors:
         yield f"{error.json_path}: {error.message}"
     if not errors:
         yield from broken_rules(SCHEMAS[kind], defaulted(SCHEMAS[kind], manifest))
-    yield from _by_model(manifest)
+    yield from _model_errors(manifest)
     for inner in _inside(manifest):
-        yield from _by_kubernetes(inner)
+        yield from _kubernetes_errors(inner)
 
 
-def _by_kubernetes(manifest: dict[str, Any]) -> Iterator[str]:
-    """As `kubernetes_validate.validate(manifest, version, strict=True)`."""
+def _kubernetes_errors(manifest: dict[str, Any]) -> Iterator[str]:
+    """Validate like `kubernetes_validate.validate(manifest, version, strict=True)`."""
     for version in KUBERNETES:
         validator = _validator(manifest["kind"], manifest["apiVersion"], version)
         if (error := best_match(validator.iter_errors(manifest))) is not None:
@@ -86,8 +86,10 @@ def _by_kubernetes(manifest: dict[str, Any]) -> Iterator[str]:
 
 @cache
 def _validator(kind: str, api_version: str, version: str) -> Draft202012Validator:
-    """`kubernetes_validate` reads and indexes megabytes of definitions for each manifest; here it
-    is done once for each kind."""
+    """Return the validator of a kind, cached.
+
+    `kubernetes_validate` would read and index megabytes of definitions for each manifest.
+    """
     group, _, name = api_version.rpartition("/")
     file = "-".join([kind.lower(), *filter(None, [group.partition(".")[0]]), name])
     schema = schema_contents(f"{_schemas(version)}/{file}.json", version)
@@ -101,13 +103,13 @@ def _definitions(version: str) -> Registry:
 
 
 def _schemas(version: str) -> str:
-    """The folder of the newest schemas of a version of Kubernetes."""
-    newest = [one for one in all_versions() if major_minor(one) == version][-1]
+    """Return the folder of the newest schemas of a Kubernetes version."""
+    newest = [each for each in all_versions() if major_minor(each) == version][-1]
     return f"kubernetes-json-schema/v{newest}-local-strict"
 
 
-def _by_model(manifest: dict[str, Any]) -> Iterator[str]:
-    """The models take what they know and pass over the rest: what is lost is wrong."""
+def _model_errors(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield the fields that the models ignore, because they are invalid."""
     if (model := MODELS.get(manifest["kind"])) is None:
         return
     try:
@@ -115,25 +117,25 @@ def _by_model(manifest: dict[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    yield from _lost(manifest, known, "$")
+    yield from _ignored_fields(manifest, known, "$")
 
 
-def _lost(given: Any, known: Any, path: str) -> Iterator[str]:
+def _ignored_fields(given: Any, known: Any, path: str) -> Iterator[str]:
     if isinstance(given, Mapping):
         for key, value in given.items():
             if key not in known:
                 yield f"{path}.{key} is not a field"
             else:
-                yield from _lost(value, known[key], f"{path}.{key}")
+                yield from _ignored_fields(value, known[key], f"{path}.{key}")
     elif isinstance(given, list):
         for index, (value, other) in enumerate(zip(given, known, strict=True)):
-            yield from _lost(value, other, f"{path}[{index}]")
+            yield from _ignored_fields(value, other, f"{path}[{index}]")
     elif given != known:
         yield f"{path} is {given!r}, read as {known!r}"
 
 
 def _inside(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Jobs and pods within a custom resource, as manifests of their own."""
+    """Yield the Jobs and pods in a custom resource as separate manifests."""
     spec = manifest["spec"]
     metadata = {"name": "inside"}
     job_set = spec["template"]["spec"] if manifest["kind"] == "TrainingRuntime" else spec
@@ -148,7 +150,7 @@ def _inside(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def set_at(tree: Any, path: str, value: Any) -> None:
-    """Set `a/0/b` of mappings and lists, ~1 for a slash within a key; None takes it away."""
+    """Set the value at a JSON pointer such as `a/0/b` (~1: a slash in a key). None deletes it."""
     keys = [key.replace("~1", "/") for key in path.split("/")]
     *above, last = (int(key) if key.isdecimal() else key for key in keys)
     for key in above:

@@ -1,5 +1,7 @@
-"""What an API server does with a custom resource beyond its schema: it fills in the defaults, then
-asks the rules in CEL (`x-kubernetes-validations`), each about the value where it stands."""
+"""Defaults and CEL rules (`x-kubernetes-validations`) of custom resources.
+
+Like an API server, sets the defaults of the schema, then evaluates each rule on its value.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ _RULES = "x-kubernetes-validations"
 
 
 def defaulted(schema: Schema, value: Any) -> Any:
-    """`value` as the server keeps it: fields left out have their schema's default.
+    """Return `value` as the server stores it: missing fields have the default of their schema.
 
-    A default within a field that is left out whole does not bring that field about.
+    A default inside a missing field does not create that field.
     """
     if isinstance(value, dict):
         filled = dict(value)
@@ -30,7 +32,7 @@ def defaulted(schema: Schema, value: Any) -> Any:
 
 
 def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
-    """What the rules say against a value that the schema takes and that has its defaults."""
+    """Yield the violated rules of a value that matches the schema and has its defaults."""
     for rule in schema.get(_RULES, ()):
         if cel.evaluate(rule["rule"], {"self": value}) is not True:
             yield f"{path}: {rule['message']}"
@@ -44,5 +46,5 @@ def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
 
 
 def rules(*rules: tuple[str, str]) -> Schema:
-    """A part of a schema: each rule is the expression and what is said where it is not true."""
+    """Return a part of a schema. Each rule is a CEL expression and the message if it is false."""
     return {_RULES: [{"rule": rule, "message": message} for rule, message in rules]}

@@ -1,4 +1,4 @@
-"""A namespace of a cluster, on this machine: manifests, claims, names, addresses and pods."""
+"""Emulates a namespace of a cluster on this machine: manifests, claims, DNS, addresses and pods."""
 
 import subprocess
 from collections import deque
@@ -17,30 +17,30 @@ from tests.system.hosts import Host, hosts
 
 @dataclass
 class Cluster:
-    """A namespace: its manifests and claims, addresses for pods, and the pods that were started."""
+    """A namespace: manifests and claims, free addresses for pods, and the pods started so far."""
 
     storage: Storage
     free: deque[Host]
     pods: list[Pod] = field(default_factory=list)
-    # Names that stand for a pod's address, as those of a Service do.
+    # DNS name -> address of a pod, as for a Service.
     names: dict[str, str] = field(default_factory=dict)
 
     def start(self, name: str, template: Mapping[str, Any], **more: Any) -> Pod:
-        """A pod of this template; `more` are the fields `host_name`, `annotations`, `variables`."""
-        assert self.free, "no address is free: give the cluster more hosts"
+        """Start a pod. `more`: the fields `host_name`, `annotations` and `variables` of `Pod`."""
+        assert self.free, "no address is free: pass a larger number of addresses"
         pod = Pod(self, name, template, self.free.popleft(), **more)
         self.pods.append(pod)
         pod.start()
-        self.tell_names()
+        self.update_hosts()
         return pod
 
-    def give_back(self, host: Host) -> None:
-        """The oldest is used next: a new pod seldom has the address of the one it replaces."""
+    def release(self, host: Host) -> None:
+        """Release an address. A new pod seldom gets the address of the pod it replaces."""
         self.free.append(host)
-        self.tell_names()
+        self.update_hosts()
 
-    def tell_names(self) -> None:
-        """Every pod's /etc/hosts, in the same file: it is mounted."""
+    def update_hosts(self) -> None:
+        """Rewrite the /etc/hosts of every pod in place, because the file is mounted."""
         known = [line for pod in self.pods if pod.exit_code is None for line in pod.service_names()]
         known += [f"{address} {name}" for name, address in self.names.items()]
         for pod in self.pods:
@@ -48,7 +48,7 @@ class Cluster:
 
     @property
     def logs(self) -> str:
-        """What every pod said, for a message."""
+        """The logs of all pods, for an assertion message."""
         return "\n".join(f"===== {pod.describe()}\n{pod.log}" for pod in self.pods)
 
     def end(self) -> None:
@@ -60,9 +60,10 @@ class Cluster:
 def cluster(
     folder: Path, manifests: Sequence[dict[str, Any]], *, addresses: int
 ) -> Iterator[Cluster]:
-    """An empty namespace with these manifests applied; skips the test where none is permitted.
+    """Yield a namespace without pods, with these manifests applied.
 
-    On leaving, all pods end with their processes, mounts and networks.
+    Skips the test if namespaces are not permitted. On exit, all pods are removed with their
+    processes, mounts and networks.
     """
     with hosts(addresses) as machines:
         _skip_without_mounts()
@@ -93,4 +94,4 @@ def _skip_without_mounts() -> None:
         check=False,
     )
     if tried.returncode:
-        pytest.skip(f"namespaces of mounts and processes are not permitted: {tried.stderr.strip()}")
+        pytest.skip(f"mount and process namespaces are not permitted: {tried.stderr.strip()}")

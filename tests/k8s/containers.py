@@ -1,8 +1,7 @@
-"""Containers of pods on this machine: a root, a user and processes of their own, as shell lines.
+"""Emulates containers with shell commands: separate root, user and process namespace.
 
-The image is this machine's /usr, its Python and this checkout, read-only. Not emulated: limits of
-CPU and memory, seccomp profiles, what a runtime hides of /proc, what an image would set, and what
-a kubelet waits for before SIGTERM (`lifecycle`).
+The image is this machine's /usr, its Python and this checkout, read-only. Not emulated: CPU and
+memory limits, seccomp profiles, masked paths in /proc, settings of an image, and `lifecycle` hooks.
 """
 
 import os
@@ -18,15 +17,15 @@ from tests.k8s.volumes import Command, Volume
 from tests.system.processes import ROOT
 
 _PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-# This machine's Python, and kway as it is here.
+# This machine's Python and this checkout of kway.
 _PYTHON = (sys.base_prefix, str(ROOT), sys.prefix)
 PATH = ":".join((f"{sys.prefix}/bin", *_PATHS))
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-# Copied, for there has to be room beside them for what is mounted below /etc.
+# Copied instead of mounted, because volumes are mounted below /etc.
 _ETC = ("alternatives", "group", "ld.so.cache", "nsswitch.conf", "passwd", "services", "ssl")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# The shell's first child is number 1 of the new processes, and its end becomes an exit code, which
-# it does not by `unshare --fork`: util-linux 2.38 says 1 for a child that SIGKILL has ended.
+# The shell's first child is PID 1 of the new namespace, and the shell reports how it exited.
+# `unshare --fork` does not: in util-linux 2.38 it exits with 1 if SIGKILL ends its child.
 _FIRST = 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
 _APART = ("unshare", "--pid", "sh", "-c", '"$@"; exit $?', "sh", "sh", "-c", _FIRST)
 _FIELDS = {
@@ -49,7 +48,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a manifest with its variables; `security` is what its pod says of it."""
+    """A container of a manifest with its variables. security: securityContext of its pod."""
 
     manifest: Mapping[str, Any]
     security: Mapping[str, Any]
@@ -59,21 +58,21 @@ class Container:
         assert not (unknown := self.manifest.keys() - _FIELDS), f"not emulated: {unknown}"
 
     @property
-    def _place(self) -> str:
+    def _working_dir(self) -> str:
         return str(self.manifest.get("workingDir", "/"))
 
     def lines(self, root: Path, hosts: Path, volumes: Mapping[str, Volume]) -> list[str]:
-        """Run it as number 1 of its processes; `root` and `hosts` become / and /etc/hosts."""
+        """Return shell lines that run it as PID 1; `root` and `hosts` become / and /etc/hosts."""
         root.mkdir(parents=True)
-        user = (*self.as_user(), "env", f"--chdir={self._place}")
+        user = (*self.as_user(), "env", f"--chdir={self._working_dir}")
         words = (*_APART, str(root), *user, *command(self.manifest, self.variables))
         exports = [f"export {name}={shlex.quote(v)}" for name, v in self.variables.items()]
         mounts = [shlex.join(line) for line in self._root(root, hosts, volumes)]
-        # In a shell of its own, so that another container does not have its variables.
+        # In a subshell, so that another container does not inherit its variables.
         return [*mounts, "(", *exports, f"exec {shlex.join(words)}", ")"]
 
     def as_user(self) -> list[str]:
-        """What runs a command with the user, the groups and the capabilities of its pod."""
+        """Return a command prefix that sets the user, groups and capabilities of the pod."""
         about = {**self.security, **self.manifest.get("securityContext", {})}
         user, group = about.get("runAsUser", 0), about.get("runAsGroup", 0)
         if about.get("runAsNonRoot") and user == 0:
@@ -93,16 +92,16 @@ class Container:
         yield from _devices(root)
         yield ("touch", f"{root}/etc/hosts")
         yield ("mount", "--bind", str(hosts), f"{root}/etc/hosts")
-        yield ("mkdir", "-p", f"{root}{self._place}")
+        yield ("mkdir", "-p", f"{root}{self._working_dir}")
         mounts = self.manifest.get("volumeMounts", ())
         for mount in sorted(mounts, key=lambda mount: str(mount["mountPath"])):
             assert mount.keys() <= {"name", "mountPath", "readOnly"}, f"not emulated: {mount}"
             volume, target = volumes[mount["name"]], f"{root}{mount['mountPath']}"
             read_only = volume.read_only or mount.get("readOnly", False)
             yield from _bound(str(volume.folder), target, read_only=read_only)
-        places = [Path(mount["mountPath"]) for mount in mounts]
+        targets = {Path(mount["mountPath"]) for mount in mounts}
         for name in _PYTHON:  # a volume may hide it, such as one on /tmp
-            if not set(places).isdisjoint(Path(name).parents):
+            if not targets.isdisjoint(Path(name).parents):
                 yield from _bound(name, f"{root}{name}", read_only=True)
         if self.manifest.get("securityContext", {}).get("readOnlyRootFilesystem", False):
             yield ("mount", "-o", "remount,bind,ro", str(root))
@@ -123,8 +122,8 @@ def _image(root: Path) -> Iterator[Command]:
             yield ("ln", "-s", os.readlink(name), f"{root}{name}")
         elif Path(name).exists():
             yield from _bound(name, f"{root}{name}", read_only=True)
-    here = (f"/etc/{name}" for name in _ETC if Path("/etc", name).exists())
-    yield ("cp", "-a", *here, f"{root}/etc")
+    existing = (f"/etc/{name}" for name in _ETC if Path("/etc", name).exists())
+    yield ("cp", "-a", *existing, f"{root}/etc")
 
 
 def _devices(root: Path) -> Iterator[Command]:
@@ -133,5 +132,5 @@ def _devices(root: Path) -> Iterator[Command]:
         yield ("touch", f"{root}/dev/{name}")
         yield ("mount", "--bind", f"/dev/{name}", f"{root}/dev/{name}")
     yield ("ln", "-s", "/proc/self/fd", f"{root}/dev/fd")
-    # What a container has without a volume there.
+    # The default of a container without a volume at /dev/shm.
     yield ("mount", "-t", "tmpfs", "-o", "mode=1777,size=64m", "tmpfs", f"{root}/dev/shm")

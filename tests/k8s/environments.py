@@ -1,4 +1,4 @@
-"""The variables of a container, and its command with them put in, as the kubelet does it."""
+"""Environment variables of a container and their expansion in its command, like the kubelet."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` becomes its value, and stays where there is none; `$$` becomes `$`."""
+    """Expand `$(NAME)` if the variable is defined, and `$$` to `$`."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else variables.get(found[1], found[0])
@@ -19,8 +19,11 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 def environment(
     container: Mapping[str, Any], given: Mapping[str, str], fields: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the container's `env` comes to: `given` is there before it, `fields` are those of the
-    pod by path. ValueError for a source that is not emulated, KeyError for an unknown field."""
+    """Return `given` and the container's `env`, with field references resolved.
+
+    fields: field path -> value for the pod. Raises ValueError for a source that is not emulated,
+    and KeyError for an unknown field.
+    """
     if "envFrom" in container:
         raise ValueError(f"container {container['name']}: envFrom is not emulated")
     variables = dict(given)

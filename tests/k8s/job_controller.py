@@ -1,7 +1,7 @@
-"""Kubernetes' Job controller in little: which pods a Job has, and what becomes of those that end.
+"""Emulates the Job controller of Kubernetes: starts pods, and handles their success and failure.
 
-After https://kubernetes.io/docs/concepts/workloads/controllers/job/, for restartPolicy Never; the
-manifest's fields decide. Not emulated: suspending, deadlines, success policies.
+Follows https://kubernetes.io/docs/concepts/workloads/controllers/job/ for restartPolicy Never. Not
+emulated: suspend, deadlines, success policies.
 """
 
 import math
@@ -31,9 +31,9 @@ _LONGEST_DELAY_SECONDS = 360
 
 @dataclass
 class Job:
-    """A Job that is applied: `step` does what is due. `condition` is Complete or Failed at its end.
+    """A Job. `step` does what is due. `condition` is Complete or Failed at the end.
 
-    first_delay_seconds: before the pod that follows the first failure; twice that after each other.
+    first_delay_seconds: backoff after the first failure; it doubles with each further failure.
     """
 
     cluster: Cluster
@@ -41,23 +41,23 @@ class Job:
     first_delay_seconds: float = 10
     condition: str = ""
     reason: str = ""
-    # Every pod of each index, in the order they were started.
+    # All pods of each index, in the order in which they were started.
     pods: dict[int, list[Pod]] = field(default_factory=dict)
-    # What the policy said of each failed pod: its name and the action.
+    # (name, action of the policy) of each failed pod.
     verdicts: list[tuple[str, str]] = field(default_factory=list)
     failures: Counter[int] = field(default_factory=Counter)
     _judged: set[str] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
-    _in_a_row: int = 0
+    _consecutive_failures: int = 0
     _last_failure: float = -math.inf
 
     def __post_init__(self) -> None:
         assert not (unknown := self.spec.keys() - _FIELDS), f"not emulated: {unknown}"
         policy = self.spec["template"]["spec"].get("restartPolicy")
         if policy != "Never":
-            raise ValueError(f"restartPolicy {policy} is not emulated: Never is")
+            raise ValueError(f"restartPolicy {policy} is not emulated: use Never")
 
-    # ------------------------------------------------------------------ what the manifest says
+    # ------------------------------------------------------------------ the manifest
     @property
     def name(self) -> str:
         return str(self.manifest["metadata"]["name"])
@@ -79,7 +79,7 @@ class Job:
 
     # ------------------------------------------------------------------ the loop
     def step(self) -> None:
-        """Judge the pods that have ended, then start those that are missing."""
+        """Handle the pods that have exited, then start missing pods."""
         everything = [pod for several in self.pods.values() for pod in several]
         for index, several in list(self.pods.items()):
             for pod in several:
@@ -93,7 +93,10 @@ class Job:
         self._start_missing()
 
     def until(self, holds: Callable[[], bool], what: str, *, seconds: float) -> None:
-        """Run the Job until this holds; AssertionError with all logs if it ends or lasts."""
+        """Run the Job until `holds` returns True.
+
+        Raises AssertionError with all logs if the Job ends first or `seconds` pass.
+        """
         deadline = time.monotonic() + seconds
         while not holds():
             late = time.monotonic() > deadline
@@ -102,8 +105,8 @@ class Job:
             self.step()
             time.sleep(0.05)
 
-    def until_it_ends(self, *, seconds: float = 600) -> None:
-        """Until its condition stands and no pod of it runs."""
+    def run_to_end(self, *, seconds: float = 600) -> None:
+        """Run the Job until it has a condition and none of its pods runs."""
         deadline = time.monotonic() + seconds
         while not self._over:
             late = time.monotonic() > deadline
@@ -120,12 +123,12 @@ class Job:
         state = " ".join(word for word in (self.condition, self.reason) if word) or "active"
         return f"Job {self.name} {state}, {sum(self.failures.values())} failures, {self.verdicts}"
 
-    # ------------------------------------------------------------------ pods that have ended
+    # ------------------------------------------------------------------ pods that have exited
     def _judge(self, index: int, pod: Pod) -> None:
         if self.condition:
             return
         if pod.exit_code == 0:
-            self._in_a_row = 0
+            self._consecutive_failures = 0
             self._decide()
             return
         action = _action(self.spec.get("podFailurePolicy", {}), pod)
@@ -140,7 +143,7 @@ class Job:
 
     def _count(self, index: int) -> None:
         self.failures[index] += 1
-        self._in_a_row += 1
+        self._consecutive_failures += 1
         self._last_failure = time.monotonic()
         per_index = self.spec.get("backoffLimitPerIndex")
         limit = self.spec.get("backoffLimit", 6 if per_index is None else math.inf)
@@ -167,7 +170,7 @@ class Job:
     # ------------------------------------------------------------------ pods that are missing
     def _start_missing(self) -> None:
         active = sum(pod.exit_code is None for several in self.pods.values() for pod in several)
-        delay = self.first_delay_seconds * 2 ** max(0, self._in_a_row - 1)
+        delay = self.first_delay_seconds * 2 ** max(0, self._consecutive_failures - 1)
         if time.monotonic() < self._last_failure + min(delay, _LONGEST_DELAY_SECONDS):
             return
         for index in range(self.spec.get("completions", 1)):
@@ -177,12 +180,12 @@ class Job:
                 active += 1
 
     def _missing(self, index: int, several: list[Pod]) -> bool:
-        def in_the_way(pod: Pod) -> bool:
+        def blocks(pod: Pod) -> bool:
             if pod.exit_code is None:
                 return not (pod.terminating and self._replaces_while_terminating)
             return pod.exit_code == 0
 
-        return index not in self._failed and not any(map(in_the_way, several))
+        return index not in self._failed and not any(map(blocks, several))
 
     def _start(self, index: int) -> Pod:
         mark, template = uuid.uuid4().hex[:5], self.spec["template"]
@@ -198,7 +201,7 @@ class Job:
 
 
 def _action(policy: Mapping[str, Any], pod: Pod) -> str:
-    """Of the first rule that fits a failed pod; without one it is counted."""
+    """Return the action of the first rule that matches a failed pod, or Count."""
     for rule in policy.get("rules", ()):
         if "onExitCodes" in rule:
             about = rule["onExitCodes"]

@@ -1,4 +1,4 @@
-"""What k8s/overlays/monitoring renders to, and the names of the metrics that the code has."""
+"""The rendered objects of k8s/overlays/monitoring, and the names of the metrics in the code."""
 
 import json
 import re
@@ -30,15 +30,15 @@ needs_promtool = pytest.mark.skipif(
 
 @cache
 def rendered() -> list[dict[str, Any]]:
-    """Every object of the overlay, as `kubectl apply` would get it."""
-    made = subprocess.run(
+    """Return every object of the overlay, as `kubectl apply` would receive it."""
+    done = subprocess.run(
         ["kubectl", "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
     )
-    return load_all(made.stdout)
+    return load_all(done.stdout)
 
 
 def of_kind(kind: str) -> list[dict[str, Any]]:
-    return [one for one in rendered() if one["kind"] == kind]
+    return [manifest for manifest in rendered() if manifest["kind"] == kind]
 
 
 def groups() -> list[dict[str, Any]]:
@@ -50,23 +50,24 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """File name -> dashboard."""
-    files = {name: text for one in of_kind("ConfigMap") for name, text in one["data"].items()}
+    """Return the dashboards by file name."""
+    maps = of_kind("ConfigMap")
+    files = {name: text for manifest in maps for name, text in manifest["data"].items()}
     return {name: json.loads(text) for name, text in files.items()}
 
 
 def expressions(dashboard: dict[str, Any]) -> dict[str, list[str]]:
-    """Panel's title and id -> its expressions, with values in the places of Grafana's variables."""
+    """Return the expressions of each panel by title and id, with values for Grafana's variables."""
     return {
         f"{panel['title']} ({panel['id']})": [
-            filled_in(target["expr"]) for target in panel["targets"]
+            with_values(target["expr"]) for target in panel["targets"]
         ]
         for panel in dashboard["panels"]
         if panel["type"] != "row"
     }
 
 
-def filled_in(expression: str) -> str:
+def with_values(expression: str) -> str:
     filled = expression.replace("$__rate_interval", "20s")
     return re.sub(r"\$(namespace|job|instance)\b", ".*", filled)
 
@@ -80,30 +81,30 @@ def names_in(expression: str) -> set[str]:
 
 
 @cache
-def names_of_the_code() -> frozenset[str]:
-    """All that the trainer's and the server's metrics, told everything, would show."""
-    # In a process of its own: importing Ray warns.
-    asked = subprocess.run(
-        [sys.executable, "-c", _OF_SERVING], capture_output=True, text=True, check=True, cwd=ROOT
+def metric_names() -> frozenset[str]:
+    """Return the names of all metrics that the trainer and the server can export."""
+    # In a separate process, because importing Ray prints warnings.
+    done = subprocess.run(
+        [sys.executable, "-c", _SERVING_NAMES], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    return frozenset(_names_of_training()) | frozenset(asked.stdout.split())
+    return frozenset(_training_names()) | frozenset(done.stdout.split())
 
 
-_OF_SERVING = """
+_SERVING_NAMES = """
 from ray.serve.metrics import Histogram
 from ray.util.metrics import Metric
 from serving.deploy.metrics import HttpErrorMetrics, QueryMetrics, ReplicaMetrics, WatchMetrics
 from trainer.bundle.spec import LossSpec
 replica = ReplicaMetrics(LossSpec(kind="ce", aligned=False), lambda: (0, 0))
-for told in QueryMetrics(), replica, WatchMetrics(), HttpErrorMetrics():
-    for metric in filter(lambda one: isinstance(one, Metric), vars(told).values()):
+for group in QueryMetrics(), replica, WatchMetrics(), HttpErrorMetrics():
+    for metric in filter(lambda each: isinstance(each, Metric), vars(group).values()):
         ends = "_bucket", "_sum", "_count"
         for end in ends if isinstance(metric, Histogram) else ("",):
             print(metric.info["name"] + end)
 """
 
 
-def _names_of_training() -> set[str]:
+def _training_names() -> set[str]:
     cpu = torch.device("cpu")
     metrics = Metrics(
         World(0, 2, 0, 2, cpu, None),

@@ -1,8 +1,8 @@
-"""Pods of rendered manifests on this machine: the kernel's namespaces stand in for a cluster's.
+"""Emulates pods of rendered manifests on this machine with namespaces of the kernel.
 
 A pod has a network with an address, a host name and volumes; its containers run one after another.
-Not emulated: NetworkPolicies, service accounts, containers side by side, what a probe leads to
-(`Pod.execute` runs one), and names that wait for readiness. Fields that are unknown are refused.
+Not emulated: NetworkPolicies, service accounts, several containers in parallel, the effects of
+probes (`Pod.execute` runs one), and DNS names that depend on readiness. Unknown fields are errors.
 """
 
 import os
@@ -41,7 +41,7 @@ _FIELDS = {
 
 @dataclass
 class Pod:
-    """One pod, started once. `variables` are what a controller adds to each container's own."""
+    """One pod, started once. variables: those that a controller adds to each container."""
 
     cluster: "Cluster"
     name: str
@@ -50,13 +50,13 @@ class Pod:
     host_name: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    # Drained or evicted: the condition DisruptionTarget.
+    # Drained or evicted: has the condition DisruptionTarget.
     disrupted: bool = False
     exit_code: int | None = None
     _process: "subprocess.Popen[bytes] | None" = None
     _kill_at: float | None = None
 
-    # ------------------------------------------------------------------ what the manifest says
+    # ------------------------------------------------------------------ the manifest
     @property
     def spec(self) -> Mapping[str, Any]:
         return self.template["spec"]
@@ -94,7 +94,7 @@ class Pod:
         return Container(container, security, self.environment(container))
 
     def _script(self) -> str:
-        """What runs as the pod's first process: volumes, then one container after the other."""
+        """Return the script of the pod's first process: volumes, then one container at a time."""
         group = self.spec.get("securityContext", {}).get("fsGroup")
         volumes = {
             volume["name"]: self.cluster.storage.volume(volume, self.folder, group)
@@ -120,13 +120,13 @@ class Pod:
         )
 
     def _names(self) -> list[str]:
-        """Of a name, what a search through the cluster's domains finds it by."""
+        """Return the DNS names of the pod, including those found through search domains."""
         short = f"{self.host_name}.{self.spec.get('subdomain')}"
         long = f"{short}.{NAMESPACE}"
         return [f"{long}.svc.cluster.local", short, long, f"{long}.svc"]
 
     def service_names(self) -> list[str]:
-        """What a headless Service that selects the pod tells of it; nothing without one."""
+        """Return the DNS entry from a headless Service that selects the pod, if there is one."""
         found = self.host_name and self._in_service
         return [f"{self.host.address} {' '.join(self._names())}"] if found else []
 
@@ -135,7 +135,7 @@ class Pod:
         full = self._names()[0] if self.host_name and "subdomain" in self.spec else host
         return ["127.0.0.1 localhost", f"{self.host.address} {full} {host}"]
 
-    # ------------------------------------------------------------------ its life
+    # ------------------------------------------------------------------ life cycle
     @cached_property
     def folder(self) -> Path:
         folder = self.cluster.storage.folder / "pods" / self.name
@@ -155,7 +155,7 @@ class Pod:
         for path in (self.hosts_file, self.folder / "log"):
             path.touch()
         script = self.folder / "script"
-        script.touch(mode=0o600)  # it holds variables, some of them secret
+        script.touch(mode=0o600)  # it contains variables, some of them secret
         script.write_text(self._script())
         inside = ["ip", "netns", "exec", self.host.name]
         own = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
@@ -170,7 +170,7 @@ class Pod:
             )
 
     def first_process(self) -> int:
-        """Id of the process that is number 1 in the container that runs; 0 where none does."""
+        """Return the id of the process that is PID 1 of the running container, or 0."""
         below = [self._process.pid] if self._process else []
         # unshare, the pod's shell, the container's shell, the container
         for _ in range(3):
@@ -178,11 +178,11 @@ class Pod:
         return below[0] if below else 0
 
     def kill(self) -> None:
-        """SIGKILL for all of the container: when number 1 goes, the kernel ends the rest."""
+        """Kill the container: the kernel kills all of its processes when PID 1 exits."""
         self._send(signal.SIGKILL)
 
     def delete(self) -> None:
-        """Ask it to end: SIGTERM, and SIGKILL when its grace period is over."""
+        """Delete the pod: SIGTERM, and SIGKILL after its grace period."""
         if self.exit_code is None and not self.terminating:
             grace = self.spec.get("terminationGracePeriodSeconds", 30)
             self._kill_at = time.monotonic() + grace
@@ -193,12 +193,12 @@ class Pod:
             send(pid, number)
 
     def evict(self) -> None:
-        """Delete it as a drained node does."""
+        """Delete the pod as draining its node would."""
         self.disrupted = True
         self.delete()
 
     def look(self) -> int | None:
-        """Its exit code, once it has one."""
+        """Return the exit code, or None while the pod runs."""
         if self.exit_code is None and self._process is not None:
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self.kill()
@@ -207,24 +207,24 @@ class Pod:
         return self.exit_code
 
     def end(self) -> None:
-        """End it at once; nothing of it is left."""
+        """Kill the pod immediately, with all of its processes."""
         if self.exit_code is not None or self._process is None:
             return
-        # Number 1 of the pod: its unshare then waits until the kernel has ended all others.
+        # PID 1 of the pod: unshare then waits until the kernel has killed all others.
         for pid in children(self._process.pid) or [self._process.pid]:
             send(pid, signal.SIGKILL)
         self._ended(self._process.wait(_SECONDS))
 
     def _ended(self, code: int) -> None:
         self.exit_code = code if code >= 0 else 128 - code
-        self.cluster.give_back(self.host)
+        self.cluster.release(self.host)
 
     def describe(self) -> str:
-        state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
+        state = "runs" if self.exit_code is None else f"exited with {self.exit_code}"
         return f"pod {self.name} ({self.host.address}) {state}"
 
     def execute(self, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command in the container, as `kubectl exec` and probes do; `given` is its input."""
+        """Run a command in the container, like `kubectl exec` and probes. given: its input."""
         names = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         enter = ["nsenter", "--target", str(self.first_process()), *names]
         return subprocess.run(

@@ -1,7 +1,7 @@
-"""KubeRay in little: the pods of a RayService, and its Serve configuration handed to the head.
+"""Emulates KubeRay: starts the pods of a RayService and sends its Serve configuration to the head.
 
-After what KubeRay's pod.go adds to a pod. Not emulated: Redis behind the head, the autoscaler
-beside it, pods that are restarted, and a new cluster beside the old one.
+Adds to pods what KubeRay's pod.go adds. Not emulated: Redis, the autoscaler, restarts of pods, and
+a new cluster that replaces the old one.
 """
 
 import copy
@@ -37,7 +37,7 @@ print(urllib.request.urlopen(request, timeout=60).status)
 
 @dataclass(frozen=True)
 class RayService:
-    """The pods of a RayService; `token` is what Ray's processes ask one another for."""
+    """The pods of a RayService. token: authenticates Ray's processes to each other."""
 
     cluster: Cluster
     manifest: Mapping[str, Any]
@@ -46,17 +46,17 @@ class RayService:
     workers: tuple[Pod, ...]
 
     def wait_until_ready(self, pod: Pod, *, seconds: float = 300) -> None:
-        """Until its readinessProbe answers; AssertionError with all logs if it does not."""
+        """Wait until the readinessProbe succeeds. Raises AssertionError with all logs otherwise."""
         command = pod.container["readinessProbe"]["exec"]["command"]
         deadline = time.monotonic() + seconds
         while not pod.first_process() or (tried := pod.execute(*command)).returncode:
-            assert pod.look() is None, f"it ended: {self.cluster.logs}"
+            assert pod.look() is None, f"{pod.name} exited: {self.cluster.logs}"
             late = time.monotonic() > deadline
             assert not late, f"{pod.name} is not ready: {tried.stderr}\n{self.cluster.logs}"
             time.sleep(1)
 
     def deploy(self) -> None:
-        """Hand the Serve configuration to the head, when it is ready."""
+        """Send the Serve configuration to the head as soon as it is ready."""
         self.wait_until_ready(self.head)
         config = json.dumps(yaml.safe_load(self.manifest["spec"]["serveConfigV2"]))
         done = self.head.execute("python", "-c", _PUT, given=config)
@@ -64,7 +64,7 @@ class RayService:
 
 
 def start(cluster: Cluster, manifest: Mapping[str, Any]) -> RayService:
-    """Start the head and the groups' workers; they run until the cluster ends."""
+    """Start the head and the workers of all groups. They run until the cluster ends."""
     spec, name = manifest["spec"]["rayClusterConfig"], manifest["metadata"]["name"]
     service = f"{name}-head-svc.{NAMESPACE}.svc.cluster.local"
     token = secrets.token_hex(16)
@@ -78,20 +78,20 @@ def start(cluster: Cluster, manifest: Mapping[str, Any]) -> RayService:
         "RAY_SERVE_KV_TIMEOUT_S": "5",
     }
     group = spec["headGroupSpec"]
-    head = cluster.start(f"{name}-head", _head(group), variables=_of_the_head(own, name))
+    head = cluster.start(f"{name}-head", _head(group), variables=_head_variables(own, name))
     cluster.names |= {service: head.host.address}
     workers = []
     for group in spec["workerGroupSpecs"]:
         for number in range(group["replicas"]):
-            called = f"{name}-{group['groupName']}-worker-{number}"
-            variables = _of_a_worker(own, called, group, service)
-            workers.append(cluster.start(called, _worker(group, service), variables=variables))
+            pod = f"{name}-{group['groupName']}-worker-{number}"
+            variables = _worker_variables(own, pod, group, service)
+            workers.append(cluster.start(pod, _worker(group, service), variables=variables))
     return RayService(cluster, manifest, token, head, tuple(workers))
 
 
 def _head(group: Mapping[str, Any]) -> dict[str, Any]:
     template = _with_command(group, "ray start --head", {"no-monitor": "true"})
-    # The autoscaler, beside it, writes its logs there.
+    # The autoscaler container writes its logs to this volume.
     template["spec"]["volumes"].append({"name": "ray-logs", "emptyDir": {}})
     (container,) = template["spec"]["containers"]
     container["volumeMounts"].append({"name": "ray-logs", "mountPath": "/tmp/ray"})
@@ -101,13 +101,13 @@ def _head(group: Mapping[str, Any]) -> dict[str, Any]:
 def _worker(group: Mapping[str, Any], service: str) -> dict[str, Any]:
     template = _with_command(group, "ray start", {"address": f"{service}:{_PORT}"})
     (container,) = template["spec"]["containers"]
-    asks = f"ray health-check --address {service}:{_PORT} > /dev/null 2>&1"
-    kept = ("env", "image", "securityContext", "volumeMounts")
-    first = {key: container[key] for key in kept if key in container}
+    check = f"ray health-check --address {service}:{_PORT} > /dev/null 2>&1"
+    copied = ("env", "image", "securityContext", "volumeMounts")
+    first = {key: container[key] for key in copied if key in container}
     first |= {
         "name": "wait-gcs-ready",
         "command": list(_BASH),
-        "args": [f"until {asks}; do sleep 5; done"],
+        "args": [f"until {check}; do sleep 5; done"],
     }
     template["spec"]["initContainers"] = [first]
     return template
@@ -131,16 +131,16 @@ def _with_command(
     return template
 
 
-def _of_the_head(own: Mapping[str, str], name: str) -> dict[str, str]:
+def _head_variables(own: Mapping[str, str], name: str) -> dict[str, str]:
     address = f"127.0.0.1:{_PORT}"
     named = {"RAY_CLOUD_INSTANCE_ID": f"{name}-head", "RAY_NODE_TYPE_NAME": "headgroup"}
     return {**own, **named, "RAY_ADDRESS": address, "RAY_enable_autoscaler_v2": "true"}
 
 
-def _of_a_worker(
+def _worker_variables(
     own: Mapping[str, str], name: str, group: Mapping[str, Any], service: str
 ) -> dict[str, str]:
     named = {"RAY_CLOUD_INSTANCE_ID": name, "RAY_NODE_TYPE_NAME": group["groupName"]}
     addresses = {"FQ_RAY_IP": service, "RAY_ADDRESS": f"{service}:{_PORT}"}
-    # With a head that may come back.
+    # With GCS fault tolerance, workers wait for a restarted head.
     return {**own, **named, **addresses, "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}

@@ -1,15 +1,15 @@
-"""What an API server takes of custom resources: their fields, defaults, and rules in CEL.
+"""Schemas of custom resources: their fields, defaults, and rules in CEL.
 
-All fields, types and needs are those published, except RayService's (crds/rayservices.py):
+All fields, types and required fields are as published, except RayService (crds/rayservices.py):
 
 - JobSet, TrainJob, TrainingRuntime: from the models of the installed kubeflow-trainer-api
-  (Apache-2.0), of Kubeflow Trainer's version and of the JobSet inside of that.
-- PodMonitor, PrometheusRule: from the files in crds/, which name their origin.
+  (Apache-2.0), for its versions of Kubeflow Trainer and JobSet.
+- PodMonitor, PrometheusRule: from the files in crds/, which state their origin.
 
-What these models lack, the CRDs' enumerations, defaults and rules, is added below by hand and in
-words of our own, after reading JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df, and of
-Trainer's manifests/base/crds trainjobs at 0f13bb7a0197 and trainingruntimes at 029b90c3d546. Other
-limits are narrower than those published, on purpose: manifests of ours never need more.
+These models do not contain the enumerations, defaults and rules of the CRDs. They are added below
+by hand and in our own words, based on JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df,
+and Trainer's manifests/base/crds: trainjobs at 0f13bb7a0197 and trainingruntimes at 029b90c3d546.
+Some limits are stricter than the published ones on purpose, because our manifests do not need more.
 """
 
 import copy
@@ -20,22 +20,22 @@ import yaml
 
 from tests.k8s.cel_rules import Schema, rules
 from tests.k8s.crds.of_models import spec_of
-from tests.k8s.crds.parts import COUNT, NAME, NAME_OF_A_SERVICE, TEXT, resource
+from tests.k8s.crds.parts import COUNT, NAME, SERVICE_NAME, TEXT, resource
 from tests.k8s.crds.rayservices import RAY_SERVICE
 
 _DURATION: Schema = {"pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$", "minLength": 2}
 
 
 def limited(published: Schema, limits: dict[str, Schema]) -> Schema:
-    """The schema with more said at paths such as `a.b[].c`; KeyError for one that it lacks."""
-    whole = copy.deepcopy(published)
+    """Add limits at paths such as `a.b[].c`. Raises KeyError for a path that does not exist."""
+    schema = copy.deepcopy(published)
     for path, limit in limits.items():
-        field = whole
+        field = schema
         for name in path.replace("[]", ".[]").split(".") if path else ():
             field = field["items"] if name == "[]" else field["properties"][name]
         needed = {*field.get("required", ()), *limit.get("required", ())}
         field |= limit | ({"required": sorted(needed)} if needed else {})
-    return whole
+    return schema
 
 
 def _below(path: str, limits: dict[str, Schema]) -> dict[str, Schema]:
@@ -49,7 +49,7 @@ _JOB_SET: dict[str, Schema] = {
             (
                 "!has(self.startupPolicy) || self.startupPolicy.startupPolicyOrder != 'InOrder' || "
                 "!self.replicatedJobs.exists(job, has(job.dependsOn))",
-                "jobs start in order or by what they depend on, not by both",
+                "startupPolicyOrder InOrder and dependsOn are mutually exclusive",
             )
         ),
     },
@@ -87,9 +87,9 @@ _JOB_SET: dict[str, Schema] = {
         **rules(
             (
                 "self.all(a, self.exists_one(b, b.name == a.name))",
-                "two replicated jobs of one name",
+                "names of replicated jobs must be unique",
             ),
-            ("!has(self[0].dependsOn)", "the first replicated job depends on none"),
+            ("!has(self[0].dependsOn)", "the first replicated job must not have dependsOn"),
         ),
     },
     "replicatedJobs[].name": NAME,
@@ -123,12 +123,12 @@ _TRAINING_RUNTIME: dict[str, Schema] = {
     "mlPolicy": rules(
         (
             "(has(self.torch) ? 1 : 0) + (has(self.mpi) ? 1 : 0) + (has(self.jax) ? 1 : 0) <= 1",
-            "torch or mpi or jax, not two of them",
+            "only one of torch, mpi and jax may be set",
         )
     ),
     "mlPolicy.numNodes": {"minimum": 1},
     "template": {"required": ["spec"]},
-    # The runtime names no size of its own: Trainer sets completions and parallelism.
+    # The runtime does not set its size: Trainer sets completions and parallelism.
     **_below("template.spec", _JOB_SET),
 }
 
@@ -157,7 +157,7 @@ _PROMETHEUS_RULE: dict[str, Schema] = {
     "groups[]": {"required": ["rules"]},
     "groups[].interval": _DURATION,
     "groups[].rules": {"minItems": 1},
-    # All of ours are alerts that say what is wrong.
+    # All of our rules are alerts with annotations.
     _RULE: {"required": ["alert", "labels", "annotations"]},
     f"{_RULE}.alert": TEXT,
     f"{_RULE}.expr": TEXT,
@@ -170,8 +170,8 @@ def _file(name: str) -> Schema:
     return spec
 
 
-def _trainer(kind: str, spec: Schema, *whole: tuple[str, str]) -> Schema:
-    return resource("trainer.kubeflow.org/v1alpha1", kind, spec, *whole)
+def _trainer(kind: str, spec: Schema, *own_rules: tuple[str, str]) -> Schema:
+    return resource("trainer.kubeflow.org/v1alpha1", kind, spec, *own_rules)
 
 
 def _prometheus(kind: str, spec: Schema) -> Schema:
@@ -187,7 +187,7 @@ SCHEMAS = {
     "TrainJob": _trainer(
         "TrainJob",
         limited(spec_of(models.TrainerV1alpha1TrainJob), _TRAIN_JOB),
-        NAME_OF_A_SERVICE,
+        SERVICE_NAME,
     ),
     "TrainingRuntime": _trainer(
         "TrainingRuntime",

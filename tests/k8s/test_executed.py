@@ -1,8 +1,8 @@
-"""From shards to an answer by the manifests, executed: their pods run on this machine.
+"""Executes the manifests from shards to a query: their pods run on this machine.
 
-Commands, variables, mounts and names are those that kustomize renders; the Jobs' fields decide what
-a lost pod leads to. What of a cluster is missing: the docstrings of pods, containers, volumes,
-job_controller and ray_service, beside this file.
+Commands, variables, mounts and names are those that kustomize renders. The fields of a Job
+determine how it handles a lost pod. The docstrings of pods, containers, volumes, job_controller and
+ray_service in this folder state what is not emulated.
 """
 
 import json
@@ -31,15 +31,15 @@ from trainer.bundle.bundle import Bundle
 pytestmark = [needs_kustomize, pytest.mark.slow]
 
 SMOKE = "overlays/cpu-smoke"
-# Of the overlay's arguments and its recipe; so many samples are an epoch.
+# From the arguments of the overlay and its recipe. SAMPLES is the number of samples per epoch.
 STEPS, BATCH, SAMPLES, CLASSES = 40, 128, 5004, 100
 SHARDS, RUN, BUNDLE = (f"claims/{name}/glyphs" for name in ("shards", "runs", "bundles"))
-# Two pods, those that replace them, and a few.
+# Two pods, their replacements, and two more.
 ADDRESSES = 6
 
 
 def executed(folder: Path, overlay: str, disturb: Callable[[Job], None] | None = None) -> Job:
-    """The overlay's Job, run until it is complete; its claims are under `folder`."""
+    """Run the Job of an overlay until it is complete. Its claims are in `folder`."""
     manifests = built(overlay)
     job_manifest = one(manifests, "Job")
     if overlay == SMOKE:  # so that the samples of each step can be counted
@@ -49,7 +49,7 @@ def executed(folder: Path, overlay: str, disturb: Callable[[Job], None] | None =
         job = Job(made, job_manifest)
         if disturb:
             disturb(job)
-        job.until_it_ends()
+        job.run_to_end()
         assert job.condition == "Complete", f"{job}\n{made.logs}"
     return job
 
@@ -66,12 +66,12 @@ def after_a_checkpoint(folder: Path, act: Callable[[Job], None]) -> Callable[[Jo
 
 
 def codes(job: Job) -> list[list[int | None]]:
-    """Of each index, the exit codes of its pods in their order."""
+    """Return the exit codes of the pods of each index, in order."""
     return [[pod.exit_code for pod in job.pods[index]] for index in sorted(job.pods)]
 
 
 def check_the_run(run: Path, job: Job) -> None:
-    """It has all its steps once, each sample once an epoch, and says in which step it went on."""
+    """Check that each step ran once, each sample once per epoch, and that the run was resumed."""
     logs = job.cluster.logs
     assert max(path.name for path in run.glob("checkpoints/*")) == f"step-{STEPS:08d}", logs
     assert list(losses(run)) == [1, *range(10, STEPS + 1, 10)], logs
@@ -86,7 +86,7 @@ def check_the_run(run: Path, job: Job) -> None:
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory) -> Path:
-    """A folder whose claim `shards` holds the glyphs."""
+    """A folder whose claim `shards` contains the glyphs."""
     folder = tmp_path_factory.mktemp("smoke")
     executed(folder, f"{SMOKE}/shards")
     return folder
@@ -110,7 +110,7 @@ def exported(trained) -> Trained:
     return Trained(trained.folder, executed(trained.folder, f"{SMOKE}/export"))
 
 
-def test_a_run_outlives_a_killed_pod(trained):
+def test_a_run_survives_a_killed_pod(trained):
     job = trained.job
     assert codes(job) == [[0], [137, 0]], job.cluster.logs
     assert [action for _, action in job.verdicts] == ["Count"]
@@ -120,14 +120,14 @@ def test_a_run_outlives_a_killed_pod(trained):
 @pytest.mark.parametrize(
     ("act", "expected", "actions"),
     [
-        # All of them are made anew: the others have nobody to meet at.
+        # All pods are replaced, because pod 0 hosts the rendezvous.
         (lambda job: job.pods[0][0].kill(), [[137, 0], [1, 0]], {"Count"}),
-        # The drained pod tells the other, both save, and neither is counted.
+        # The drained pod notifies the other, both save, and neither counts as a failure.
         (lambda job: job.pods[1][0].evict(), [[75, 0], [75, 0]], {"Ignore"}),
     ],
     ids=["the first pod is killed", "a pod is drained"],
 )
-def test_a_run_goes_on_in_new_pods(act, expected, actions, sharded, tmp_path):
+def test_a_run_resumes_in_new_pods(act, expected, actions, sharded, tmp_path):
     shutil.copytree(sharded / SHARDS, tmp_path / SHARDS)
     job = executed(tmp_path, SMOKE, after_a_checkpoint(tmp_path, act))
     assert codes(job) == expected, job.cluster.logs
@@ -143,7 +143,7 @@ def test_the_export_evaluates_the_run_and_writes_a_bundle(exported):
     assert Bundle.open(exported.folder / BUNDLE).spec.num_classes == CLASSES
 
 
-def test_the_serving_overlay_answers_from_the_bundle(exported, tmp_path):
+def test_the_serving_overlay_serves_the_bundle(exported, tmp_path):
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{secrets.token_hex(32)}\n")
     tokens_secret = {"kind": "Secret", "metadata": {"name": "kway-tokens"}}
@@ -155,13 +155,13 @@ def test_the_serving_overlay_answers_from_the_bundle(exported, tmp_path):
         service.wait_until_ready(service.workers[0])
         check_the_model(service, tmp_path)
         check_an_answer(service, exported.folder, tmp_path)
-        # Beside Ray's shared memory, and not on the disk of the pod.
+        # Ray uses shared memory and not the disk of the pod.
         assert "will harm performance" not in made.logs
         assert tokens.read_text().strip() not in made.logs
 
 
 def forwarded(service: RayService, *words: str, folder: Path) -> str:
-    """What a command prints in the network of a worker, as through `kubectl port-forward`."""
+    """Run a command in the network of a worker, like `kubectl port-forward`; return its output."""
     inside = ["ip", "netns", "exec", service.workers[0].host.name]
     command = [*inside, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
@@ -170,18 +170,18 @@ def forwarded(service: RayService, *words: str, folder: Path) -> str:
 
 
 def check_the_model(service: RayService, folder: Path) -> None:
-    """By the command of docs/kubernetes.md; without the token nothing is told."""
+    """Check the curl command of docs/kubernetes.md, and that the API requires a token."""
     (line,) = re.findall(r"^ +\$ (curl .*)$", (ROOT / "docs/kubernetes.md").read_text(), re.M)
-    asked = f"{line} --silent --fail-with-body"
-    model = json.loads(forwarded(service, "sh", "-c", asked, folder=folder))
+    command = f"{line} --silent --fail-with-body"
+    model = json.loads(forwarded(service, "sh", "-c", command, folder=folder))
     assert (model["bundle"], model["num_classes"]) == ("glyphs", CLASSES)
     url = line.split()[-1]
-    stranger = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}", url]
-    assert forwarded(service, *stranger, folder=folder) == "401"
+    no_token = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}", url]
+    assert forwarded(service, *no_token, folder=folder) == "401"
 
 
 def check_an_answer(service: RayService, made: Path, folder: Path) -> None:
-    """The server says of images what the bundle says without a server."""
+    """Check that the server returns the same answer as the bundle without a server."""
     for question in make_questions(made / SHARDS, folder):
         about = ["--class", question.asked, str(question.image), "--recall", "0.9", "--json"]
         url, token = "http://127.0.0.1:8000", ["--token-file", str(folder / "tokens")]

@@ -1,4 +1,4 @@
-"""Every base and overlay: it builds, its schemas take it, and it says what the code says."""
+"""Every base and overlay builds, matches its schemas, and is consistent with the code."""
 
 import re
 import shutil
@@ -18,32 +18,32 @@ from launch.kubernetes.render import FOLDER, build
 from launch.main import app
 from launch.ranks.placement import Placement
 from serving.deploy.environment import SERVING
-from tests.k8s.built import FOLDERS, ROOT, built, needs_kustomize, one, refusals
+from tests.k8s.built import FOLDERS, ROOT, built, needs_kustomize, one, schema_errors
 from trainer.recipe import load_recipe
 
 pytestmark = needs_kustomize
 TRAINING = ("cpu-smoke", "h100-8x", "job", "jobset", "kueue", "trainjob")
 RECIPE = FOLDER / "base/training/recipe.yaml"
-# Kinds of the Prometheus operator are another test's.
+# test_monitoring_schema.py checks the kinds of the Prometheus operator.
 ELSEWHERE = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
 
 
-def test_there_are_bases_and_overlays():
+def test_all_bases_and_overlays_exist():
     assert {f"overlays/{name}" for name in (*TRAINING, "serving")} < set(FOLDERS)
     assert {f"base/{name}" for name in ("claims", "training", "shards", "export")} < set(FOLDERS)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_schema_takes_it_and_nothing_is_wrong(folder):
+def test_manifests_match_their_schemas_and_rules(folder):
     manifests = built(folder)
     assert manifests
     known = [manifest for manifest in manifests if manifest["kind"] not in ELSEWHERE]
-    assert [line for manifest in known for line in refusals(manifest)] == []
+    assert [line for manifest in known for line in schema_errors(manifest)] == []
     assert problems(manifests) == []
 
 
-def test_the_shipped_recipe_is_that_of_the_glyphs():
-    """Files outside of its folder are nothing that kustomize takes."""
+def test_the_shipped_recipe_is_the_glyphs_recipe():
+    """It is a copy, because kustomize does not accept files outside of its folder."""
     assert RECIPE.read_text() == (ROOT / "launch/recipes/glyphs.yaml").read_text()
 
 
@@ -68,7 +68,7 @@ def test_the_recipe_is_mounted_under_the_name_of_its_content(overlay):
 
 
 def parameters(line: list[str]) -> dict[str, Any]:
-    """How `kway` understands the words after its name."""
+    """Return how `kway` parses its arguments."""
     command, rest = get_command(app), list(line)
     while hasattr(command, "commands"):
         command = command.get_command(None, rest.pop(0))
@@ -76,7 +76,7 @@ def parameters(line: list[str]) -> dict[str, Any]:
 
 
 def kway_lines(folder: str) -> list[list[str]]:
-    """The words after `kway` of every container that runs it, variables filled in."""
+    """Return the arguments of `kway` in every container that runs it, with variables expanded."""
     given = {
         "POD_IP": "10.0.0.7",
         "JOB_COMPLETION_INDEX": "1",
@@ -95,7 +95,7 @@ def kway_lines(folder: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("overlay", TRAINING)
-def test_kway_train_takes_the_arguments(overlay):
+def test_kway_train_accepts_the_arguments(overlay):
     (line,) = kway_lines(f"overlays/{overlay}")
     assert not any("$" in word for word in line)
     given = parameters(line[:])
@@ -124,7 +124,7 @@ def test_kway_train_takes_the_arguments(overlay):
         for name in ("shards", "export")
     ],
 )
-def test_shards_and_export_are_commands_of_kway_that_chain(folder):
+def test_shards_training_and_export_use_the_same_folders(folder):
     recipe = load_recipe(RECIPE)
     lines = kway_lines(folder)
     if folder.endswith("shards"):
@@ -136,13 +136,13 @@ def test_shards_and_export_are_commands_of_kway_that_chain(folder):
 
 
 def served() -> str:
-    """The bundle's folder in the service."""
+    """Return the bundle's folder in the service."""
     service = one(built("overlays/serving"), "RayService")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     return str(application["args"]["bundle"])
 
 
-# Ray warns when it is imported.
+# In a separate process, because importing Ray prints warnings.
 _PRINT = """
 import sys, yaml
 from pathlib import Path
@@ -157,7 +157,7 @@ print(text, end="")
 """
 
 
-def test_the_service_is_what_kway_serve_prints_and_ray_reads():
+def test_the_service_config_is_the_output_of_kway_serve():
     printed = subprocess.run(
         [sys.executable, "-c", _PRINT], capture_output=True, text=True, cwd=ROOT, check=True
     )
@@ -169,7 +169,7 @@ def test_the_service_is_what_kway_serve_prints_and_ray_reads():
     assert group["maxReplicas"] == config["max_replicas"]
 
 
-def test_ray_pods_have_the_environment():
+def test_ray_pods_set_the_serving_environment():
     ray = [p for p in pods(built("overlays/serving")) if p.where.startswith("RayService")]
     assert len(ray) == 2
     for pod in ray:
@@ -177,7 +177,7 @@ def test_ray_pods_have_the_environment():
         assert SERVING.items() <= environment(container).items(), pod.where
 
 
-def test_ray_is_of_the_version_that_is_tested():
+def test_the_ray_version_is_the_tested_one():
     cluster = one(built("overlays/serving"), "RayService")["spec"]["rayClusterConfig"]
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
 
@@ -194,8 +194,8 @@ def test_only_the_api_and_metrics_are_open_to_all():
     assert open_ports == ["serve", "metrics"]
 
 
-def test_the_operator_is_let_in_however_it_was_installed():
-    """Helm's chart and KubeRay's kustomize files name its pods differently."""
+def test_the_operator_is_admitted_however_it_was_installed():
+    """The Helm chart and the kustomize files of KubeRay use different pod labels."""
     (policy,) = [m for m in built("overlays/serving") if m["metadata"]["name"] == "serving"]
     dashboard = {"port": "dashboard"}
     (rule,) = [r for r in policy["spec"]["ingress"] if dashboard in r.get("ports", ())]
@@ -204,7 +204,7 @@ def test_the_operator_is_let_in_however_it_was_installed():
     assert all(peer["namespaceSelector"] == {} for peer in rule["from"])
 
 
-def test_machines_with_gpus_have_the_image_that_uses_them():
+def test_gpu_pods_use_the_cuda_image():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (job,) = jobs(built("overlays/h100-8x"))
     (container,) = job.pod.containers
@@ -212,8 +212,8 @@ def test_machines_with_gpus_have_the_image_that_uses_them():
     assert load_recipe(RECIPE, [words(container)[-1]]).train.device == "cuda"
 
 
-def test_one_machine_can_hold_what_the_small_overlays_ask_for():
-    """They follow each other: the claims of one are those of the next."""
+def test_the_small_overlays_fit_one_machine():
+    """They are applied one after another and share their claims."""
     folders = ["shards", "", "export", "serving"]
     claims = [
         {m["metadata"]["name"]: m["spec"] for m in made if m["kind"] == "PersistentVolumeClaim"}
@@ -226,13 +226,13 @@ def test_one_machine_can_hold_what_the_small_overlays_ask_for():
         assert all(quantity(c["resources"]["limits"]["cpu"]) <= 1 for c in pod.containers)
 
 
-def test_a_queue_holds_the_run_back():
+def test_a_queued_run_is_suspended():
     job = one(built("overlays/kueue"), "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "kway"
     assert job["spec"]["suspend"] is True
 
 
-def test_secrets_are_files_and_none_is_in_the_tree():
+def test_secrets_are_files_and_not_in_the_repository():
     for folder in FOLDERS:
         manifests = built(folder)
         assert "Secret" not in {manifest["kind"] for manifest in manifests}
@@ -242,7 +242,7 @@ def test_secrets_are_files_and_none_is_in_the_tree():
                     assert "secretKeyRef" not in entry.get("valueFrom", {}), pod.where
 
 
-def test_what_restarts_inside_and_what_from_outside():
+def test_overlays_restart_ranks_either_inside_or_outside_the_pods():
     for overlay in TRAINING:
         (job,) = jobs(built(f"overlays/{overlay}"))
         (container,) = job.pod.containers
@@ -252,7 +252,7 @@ def test_what_restarts_inside_and_what_from_outside():
         assert (option(line, "--master-addr") is not None) == outside, overlay
 
 
-def test_an_installed_kway_has_every_file():
+def test_an_installed_kway_contains_every_manifest():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "k8s" in settings["packages"]["find"]["include"]
     patterns = [pattern.rpartition("/")[2] for pattern in settings["package-data"]["k8s"]]
@@ -261,14 +261,14 @@ def test_an_installed_kway_has_every_file():
 
 
 @pytest.mark.parametrize("runs_it", ["jobset", "trainjob"])
-def test_components_join(runs_it, tmp_path):
-    """A machine, what runs it, and a queue, as docs/kubernetes.md shows it."""
+def test_components_can_be_combined(runs_it, tmp_path):
+    """A machine type, a controller and a queue, as in docs/kubernetes.md."""
     shutil.copytree(FOLDER, tmp_path / "k8s")
     joined = [f"k8s/components/{name}" for name in ("h100-8x", runs_it, "kueue")]
     tree = {"resources": ["k8s/base/training"], "components": joined}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(tree))
     manifests = list(yaml.safe_load_all(build(tmp_path)))
-    assert [line for manifest in manifests for line in refusals(manifest)] == []
+    assert [line for manifest in manifests for line in schema_errors(manifest)] == []
     assert problems(manifests) == []
     (job,) = jobs(manifests)
     assert job.pod.spec["hostNetwork"]
@@ -279,8 +279,8 @@ def test_components_join(runs_it, tmp_path):
 
 
 @pytest.mark.parametrize("index", ["0", "1"])
-def test_only_pod_0_hosts_the_meeting(index, tmp_path):
-    """The shell's line as the pod runs it, up to `kway`, which shows what it was given."""
+def test_only_pod_0_hosts_the_rendezvous(index, tmp_path):
+    """Runs the shell script of the pod with a `kway` that prints its arguments."""
     shown = tmp_path / "kway"
     shown.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     shown.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Each alert of k8s/overlays/monitoring, by promtool: it fires when it should and only then."""
+"""Each alert of k8s/overlays/monitoring, tested with promtool: it fires exactly when it should."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.k8s.monitoring_files import (
     ROOT,
     alerts,
     groups,
+    metric_names,
     names_in,
-    names_of_the_code,
     needs_kubectl,
     needs_promtool,
     promtool,
@@ -25,7 +25,7 @@ CASES = {
     for case in yaml.safe_load(path.read_text())["tests"]
 }
 RUNBOOKS = ROOT / "docs/runbooks.md"
-# What the issue asks for, and that something has gone altogether.
+# The expected alerts.
 WANTED = {
     "KwayTrainingStalled",
     "KwayTrainingGone",
@@ -48,7 +48,7 @@ def write_rules(folder: Path, rules: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_the_alerts_are_those_that_were_asked_for() -> None:
+def test_all_expected_alerts_exist() -> None:
     assert {alert["alert"] for alert in alerts()} == WANTED
 
 
@@ -61,10 +61,10 @@ def test_the_rules_pass_promtool(tmp_path: Path) -> None:
 
 @needs_promtool
 @pytest.mark.parametrize("name", CASES)
-def test_the_alerts_are_right(name: str, tmp_path: Path) -> None:
+def test_alerts_fire_as_expected(name: str, tmp_path: Path) -> None:
     file, case = CASES[name]
     checked = {check["alertname"] for check in case["alert_rule_test"]}
-    told = [
+    selected = [
         {
             **group,
             "rules": [
@@ -75,7 +75,7 @@ def test_the_alerts_are_right(name: str, tmp_path: Path) -> None:
         }
         for group in groups()
     ]
-    write_rules(tmp_path, told)
+    write_rules(tmp_path, selected)
     head = {"rule_files": ["rules.yaml"], "evaluation_interval": "30s"}
     (tmp_path / file).write_text(yaml.safe_dump({**head, "tests": [case]}))
     tested = promtool("test", "rules", tmp_path / file)
@@ -95,12 +95,12 @@ def test_an_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> Non
 
 def test_every_metric_of_an_alert_is_in_the_code() -> None:
     for alert in alerts():
-        said = alert["expr"] + alert["annotations"]["description"]
-        assert names_in(said), alert["alert"]
-        assert names_in(said) <= names_of_the_code(), alert["alert"]
+        text = alert["expr"] + alert["annotations"]["description"]
+        assert names_in(text), alert["alert"]
+        assert names_in(text) <= metric_names(), alert["alert"]
 
 
-def test_the_outcomes_that_alerts_go_by_are_codes_of_that_status() -> None:
+def test_the_outcomes_in_alerts_are_codes_of_that_status() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "serving").rglob("*.py"))
     by_status: dict[str, set[str]] = {}
     for status, code in re.findall(r'ApiError\(\s*(\d{3}), f?"([\w{}.]+)"', sources):
@@ -108,13 +108,13 @@ def test_the_outcomes_that_alerts_go_by_are_codes_of_that_status() -> None:
     for what in re.findall(r'ClientLimit\([^"]+"([\w ]+)"', sources):
         by_status["429"].add(f"too_many_{what}".replace(" ", "_"))
     for alert, status in {"KwayServingTooBusy": "429", "KwayServingErrors": "503"}.items():
-        (expression,) = (one["expr"] for one in alerts() if one["alert"] == alert)
+        (expression,) = (rule["expr"] for rule in alerts() if rule["alert"] == alert)
         outcomes = set(re.findall(r'outcome=~"([\w|]+)"', expression)[0].split("|"))
-        # `internal` is what a fault of ours is counted as.
+        # `internal` counts unexpected exceptions of the server.
         assert outcomes - {"internal"} <= by_status[status], alert
 
 
-def test_an_alert_says_how_grave_it_is_what_of_and_where_to_read_on() -> None:
+def test_an_alert_has_severity_summary_description_and_runbook() -> None:
     for alert in alerts():
         assert alert["labels"]["severity"] in {"critical", "warning"}
         assert "{{ $labels.job }}" in alert["annotations"]["summary"]
@@ -123,16 +123,16 @@ def test_an_alert_says_how_grave_it_is_what_of_and_where_to_read_on() -> None:
         assert alert["annotations"]["runbook_url"].endswith(f"docs/runbooks.md{anchor}")
 
 
-def test_there_is_one_runbook_an_alert() -> None:
+def test_every_alert_has_one_runbook() -> None:
     titles = re.findall(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
     assert len(titles) == len(set(titles))
     assert {title for title in titles if title.startswith("Kway")} == WANTED
 
 
 @pytest.mark.parametrize("alert", sorted(WANTED))
-def test_a_runbook_has_its_meaning_diagnosis_and_mitigation(alert: str) -> None:
+def test_a_runbook_has_meaning_diagnosis_and_mitigation(alert: str) -> None:
     section = re.split(rf"^## {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
     section = section.split("\n## ")[0]
     for part in ("**Meaning.**", "**Diagnosis.**", "**Mitigation.**"):
         assert section.count(part) == 1
-    assert names_in(section) <= names_of_the_code()
+    assert names_in(section) <= metric_names()

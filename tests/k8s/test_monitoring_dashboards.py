@@ -1,4 +1,4 @@
-"""The dashboards of k8s/overlays/monitoring as far as they can be seen without a Grafana."""
+"""The dashboards of k8s/overlays/monitoring, checked without Grafana."""
 
 import itertools
 import re
@@ -11,8 +11,8 @@ import yaml
 from tests.k8s.monitoring_files import (
     dashboards,
     expressions,
+    metric_names,
     names_in,
-    names_of_the_code,
     needs_kubectl,
     needs_promtool,
     of_kind,
@@ -27,23 +27,23 @@ def panels(name: str) -> list[dict[str, Any]]:
     return dashboards()[name]["panels"]
 
 
-def of_data(name: str) -> list[dict[str, Any]]:
+def data_panels(name: str) -> list[dict[str, Any]]:
     return [panel for panel in panels(name) if panel["type"] != "row"]
 
 
-def test_each_dashboard_is_a_config_map_that_grafana_looks_for() -> None:
+def test_each_dashboard_is_a_config_map_with_the_label_of_grafana() -> None:
     maps = of_kind("ConfigMap")
-    assert sorted(name for one in maps for name in one["data"]) == NAMES
-    for one in maps:
-        assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert sorted(name for manifest in maps for name in manifest["data"]) == NAMES
+    for manifest in maps:
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert len({board["uid"] for board in dashboards().values()}) == len(NAMES)
 
 
 @needs_promtool
 @pytest.mark.parametrize("name", NAMES)
 def test_every_expression_is_promql(name: str, tmp_path: Path) -> None:
-    found = [one for of_panel in expressions(dashboards()[name]).values() for one in of_panel]
-    rules = [{"record": f"panel:{place}", "expr": one} for place, one in enumerate(found)]
+    found = list(itertools.chain.from_iterable(expressions(dashboards()[name]).values()))
+    rules = [{"record": f"panel:{i}", "expr": expression} for i, expression in enumerate(found)]
     path = tmp_path / "panels.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     checked = promtool("check", "rules", "--lint=none", path)
@@ -55,12 +55,12 @@ def test_every_expression_is_promql(name: str, tmp_path: Path) -> None:
 def test_every_metric_of_a_panel_is_in_the_code(name: str) -> None:
     board = dashboards()[name]
     for panel, found in expressions(board).items():
-        for one in found:
-            assert names_in(one), panel
-            assert names_in(one) <= names_of_the_code(), panel
-    asked = [one["definition"] for one in board["templating"]["list"] if one["type"] == "query"]
-    for one in asked:
-        assert names_in(one) <= names_of_the_code()
+        for expression in found:
+            assert names_in(expression), panel
+            assert names_in(expression) <= metric_names(), panel
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            assert names_in(variable["definition"]) <= metric_names()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,42 +68,42 @@ def test_every_metric_of_the_code_has_a_panel(name: str) -> None:
     shown = {
         metric
         for found in expressions(dashboards()[name]).values()
-        for one in found
-        for metric in names_in(one)
+        for expression in found
+        for metric in names_in(expression)
     }
     of_training = name == "kway-training.json"
     known = {
         metric
-        for metric in names_of_the_code()
+        for metric in metric_names()
         if metric.startswith("kway_train_") == of_training and not metric.endswith("_created")
     }
-    # Where the run is in a step is for the alerts, steps and samples are there as rates; the exact
-    # sum stands as kway_query_seconds_sum on the page.
-    apart = {
+    # The phase of a step is for alerts, and panels show steps and samples as rates. Prometheus has
+    # kway_query_exact_seconds as kway_query_seconds_sum.
+    not_shown = {
         "kway_train_phase",
         "kway_train_steps_total",
         "kway_train_samples_total",
         "kway_query_exact_seconds",
     }
-    assert known - shown <= apart
+    assert known - shown <= not_shown
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_panel_goes_by_the_variables(name: str) -> None:
-    variables = [one["name"] for one in dashboards()[name]["templating"]["list"]]
+def test_every_panel_uses_the_variables(name: str) -> None:
+    variables = [variable["name"] for variable in dashboards()[name]["templating"]["list"]]
     assert variables == ["datasource", "namespace", "job", "instance"]
     wanted = {'namespace=~"$namespace"', 'job=~"$job"', 'instance=~"$instance"'}
-    for panel in of_data(name):
-        for one in [panel, *panel["targets"]]:
-            assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    for panel in data_panels(name):
+        for item in [panel, *panel["targets"]]:
+            assert item["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
             selectors = re.findall(r"kway_\w+(?:\{([^}]*)\})?", target["expr"])
-            assert all(wanted <= set(one.split(", ")) for one in selectors), panel["title"]
+            assert all(wanted <= set(each.split(", ")) for each in selectors), panel["title"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_panel_has_a_unit_a_legend_and_words_about_it(name: str) -> None:
-    for panel in of_data(name):
+def test_every_panel_has_a_unit_a_legend_and_a_description(name: str) -> None:
+    for panel in data_panels(name):
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["title"]
         assert panel["description"]
@@ -114,18 +114,18 @@ def test_every_panel_has_a_unit_a_legend_and_words_about_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_have_their_own_ids_and_places(name: str) -> None:
+def test_panels_have_unique_ids_and_do_not_overlap(name: str) -> None:
     ids = [panel["id"] for panel in panels(name)]
     assert len(ids) == len(set(ids))
-    places = [panel["gridPos"] for panel in panels(name)]
-    for place in places:
-        assert place["x"] >= 0
-        assert place["x"] + place["w"] <= 24
-    for one, other in itertools.combinations(places, 2):
-        apart = (
-            one["x"] + one["w"] <= other["x"]
-            or other["x"] + other["w"] <= one["x"]
-            or one["y"] + one["h"] <= other["y"]
-            or other["y"] + other["h"] <= one["y"]
+    positions = [panel["gridPos"] for panel in panels(name)]
+    for position in positions:
+        assert position["x"] >= 0
+        assert position["x"] + position["w"] <= 24
+    for a, b in itertools.combinations(positions, 2):
+        is_disjoint = (
+            a["x"] + a["w"] <= b["x"]
+            or b["x"] + b["w"] <= a["x"]
+            or a["y"] + a["h"] <= b["y"]
+            or b["y"] + b["h"] <= a["y"]
         )
-        assert apart, (one, other)
+        assert is_disjoint, (a, b)

@@ -1,4 +1,4 @@
-"""The dashboards over Debian's Prometheus, which scrapes a real run and a real server."""
+"""The dashboards and alerts with a Prometheus that scrapes a real run and a real server."""
 
 import itertools
 import re
@@ -33,11 +33,11 @@ __all__ = ["bundle", "images"]  # fixtures
 
 pytestmark = [pytest.mark.slow, needs_kubectl, needs_prometheus]
 TOKEN = "a-token-of-this-test-0123456789"
-PATIENCE_SECONDS = 240
+TIMEOUT_SECONDS = 240
 
 
 def free_pair() -> int:
-    """A port that is free, and the next one too."""
+    """Return the first of two consecutive free ports."""
     while True:
         port = free_port("127.0.0.1", 0)
         try:
@@ -49,7 +49,7 @@ def free_pair() -> int:
 
 @contextmanager
 def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
-    """The shipped recipe on two ranks, over few characters, that never comes to its end."""
+    """Train the shipped recipe on two ranks, with few characters and no end."""
     settings = {
         "data.shards": shards,
         "data.workers": 1,
@@ -70,10 +70,10 @@ def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
 
 
 def scrapes(training_port: int, agent: str, rules: Path) -> str:
-    """As the PodMonitors say, for hosts and ports instead of pods."""
+    """Return a Prometheus config with the settings of the PodMonitors for local hosts and ports."""
     ranks = [f"127.0.0.1:{training_port + rank}" for rank in (0, 1)]
     (spec,) = (
-        one["spec"] for one in of_kind("PodMonitor") if one["metadata"]["name"] == "kway-serving"
+        each["spec"] for each in of_kind("PodMonitor") if each["metadata"]["name"] == "kway-serving"
     )
     (component,) = spec["podTargetLabels"]
     (endpoint,) = spec["podMetricsEndpoints"]
@@ -94,8 +94,8 @@ def scrapes(training_port: int, agent: str, rules: Path) -> str:
                     }
                 ],
                 "metric_relabel_configs": [
-                    {snake_case(key): value for key, value in one.items()}
-                    for one in endpoint["metricRelabelings"]
+                    {snake_case(key): value for key, value in relabeling.items()}
+                    for relabeling in endpoint["metricRelabelings"]
                 ],
             },
         ],
@@ -108,7 +108,7 @@ def snake_case(key: str) -> str:
 
 
 def agent_of(server: Server) -> str:
-    """Where Ray's agent shows metrics: on a pod of a cluster, its port `metrics`."""
+    """Return the address of Ray's agent with metrics; in a cluster, the port `metrics` of a pod."""
     ports = of_each(
         server,
         lambda process: [
@@ -121,7 +121,7 @@ def agent_of(server: Server) -> str:
         with suppress(httpx.HTTPError):
             if "ray_" in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text:
                 return f"127.0.0.1:{port}"
-    pytest.fail("no agent shows metrics")
+    pytest.fail("no agent exports metrics")
 
 
 def series(api: httpx.Client, expression: str) -> list[dict]:
@@ -135,7 +135,7 @@ def empty_panels(api: httpx.Client) -> set[str]:
         f"{board['title']}: {panel}"
         for board in dashboards().values()
         for panel, found in expressions(board).items()
-        if not any(series(api, one) for one in found)
+        if not any(series(api, expression) for expression in found)
     }
 
 
@@ -143,8 +143,7 @@ def empty_panels(api: httpx.Client) -> set[str]:
 def watched(
     glyphs: Path, bundle: Path, images: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[httpx.Client, str]]:
-    """Prometheus, with the alerts, once every panel has something to show; the server's own page
-    of metrics at that time."""
+    """Prometheus with the alerts, once every panel has data, and the server's metrics page."""
     folder = tmp_path_factory.mktemp("watched")
     credentials, rules, port = folder / "tokens", folder / "rules.yaml", free_pair()
     credentials.write_text(TOKEN)
@@ -164,7 +163,7 @@ def watched(
         config = scrapes(port, agent_of(server), rules)
         prom = opened.enter_context(prometheus(folder, config))
         watch(client, ttl_seconds=600)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while empty := empty_panels(prom):
             assert time.monotonic() < deadline, empty
             body = as_json(images[:2], classes=["husky"])
@@ -180,15 +179,15 @@ def api(watched: tuple[httpx.Client, str]) -> httpx.Client:
     return watched[0]
 
 
-def test_every_panel_shows_something_of_a_real_run_and_a_real_server(api: httpx.Client) -> None:
+def test_every_panel_shows_data_of_a_real_run_and_server(api: httpx.Client) -> None:
     found = {panel for board in dashboards().values() for panel in expressions(board)}
     assert len(found) > 25
 
 
-def test_the_numbers_of_panels_are_those_of_the_run_and_the_server(api: httpx.Client) -> None:
+def test_panels_show_the_values_of_the_run_and_the_server(api: httpx.Client) -> None:
     def value(expression: str) -> float:
-        (one,) = series(api, expression)
-        return float(one["value"][1])
+        (result,) = series(api, expression)
+        return float(result["value"][1])
 
     boards = dashboards()
     of_training = expressions(boards["kway-training.json"])
@@ -197,13 +196,13 @@ def test_the_numbers_of_panels_are_those_of_the_run_and_the_server(api: httpx.Cl
     def first(found: dict[str, list[str]], title: str) -> str:
         return next(of_panel[0] for name, of_panel in found.items() if name.startswith(title))
 
-    assert 0 < value(first(of_training, "Done")) < 1
+    assert 0 < value(first(of_training, "Progress")) < 1
     assert 0 <= value(first(of_training, "Last step")) < 60
     assert value(first(of_training, "Slow ranks")) in (0, 1)
     assert value(first(of_serving, "Replicas")) == 1
     assert value(first(of_serving, "Loss")) == 1
     assert value(first(of_serving, "Errors")) == 0
-    assert len(series(api, first(of_training, "Work a step by rank"))) == 2
+    assert len(series(api, first(of_training, "Work per step by rank"))) == 2
     assert len(series(api, first(of_training, "Waiting for data"))) == 2
 
 
@@ -212,7 +211,7 @@ def test_pods_report_the_series_of_the_servers_metrics_page(
 ) -> None:
     api, page = watched
     found = series(api, '{__name__=~"kway_.+", job="web"}')
-    by_name = {one["metric"]["__name__"]: one["metric"] for one in found}
+    by_name = {each["metric"]["__name__"]: each["metric"] for each in found}
     assert by_name.keys() == set(re.findall(r"^kway_\w+", page, re.MULTILINE))
     assert by_name["kway_http_errors_total"]["status"] == "404"
     for metric in by_name.values():
@@ -224,4 +223,4 @@ def test_no_alert_fires_over_a_healthy_run_and_server(api: httpx.Client) -> None
     health = {rule["name"]: rule["health"] for group in found for rule in group["rules"]}
     assert health == {alert["alert"]: "ok" for alert in alerts()}
     firing = series(api, 'ALERTS{alertstate="firing"}')
-    assert [one["metric"]["alertname"] for one in firing] == []
+    assert [alert["metric"]["alertname"] for alert in firing] == []

@@ -13,49 +13,48 @@ pytestmark = needs_kubectl
 
 
 def templates(tree: Any) -> list[dict[str, Any]]:
-    """All pod templates below an object."""
+    """Return all pod templates inside an object."""
     if isinstance(tree, list):
-        return [found for one in tree for found in templates(one)]
+        return [found for item in tree for found in templates(item)]
     if not isinstance(tree, dict):
         return []
     if "containers" in tree.get("spec", {}):
         return [tree]
-    return [found for one in tree.values() for found in templates(one)]
+    return [found for value in tree.values() for found in templates(value)]
 
 
 def pods(folder: str) -> list[dict[str, Any]]:
-    made = subprocess.run(
+    done = subprocess.run(
         ["kubectl", "kustomize", str(ROOT / "k8s" / folder)],
         capture_output=True,
         text=True,
         check=True,
     )
-    return templates(list(yaml.safe_load_all(made.stdout)))
+    return templates(list(yaml.safe_load_all(done.stdout)))
 
 
 def monitor(name: str) -> dict[str, Any]:
-    (found,) = (one for one in of_kind("PodMonitor") if one["metadata"]["name"] == name)
+    (found,) = (each for each in of_kind("PodMonitor") if each["metadata"]["name"] == name)
     return found["spec"]
 
 
-def is_chosen(pod: dict[str, Any], selector: dict[str, Any]) -> bool:
+def is_selected(pod: dict[str, Any], selector: dict[str, Any]) -> bool:
     labels = pod["metadata"].get("labels", {})
     return selector["matchLabels"].items() <= labels.items()
 
 
 def port_names(pod: dict[str, Any]) -> set[str]:
-    return {port["name"] for one in pod["spec"]["containers"] for port in one.get("ports", [])}
+    containers = pod["spec"]["containers"]
+    return {port["name"] for container in containers for port in container.get("ports", [])}
 
 
 @pytest.mark.parametrize(
     ("name", "folder", "num"),
     [("kway-training", "base/training", 1), ("kway-serving", "overlays/serving", 2)],
 )
-def test_the_pods_of_every_template_are_scraped_at_a_port_that_they_have(
-    name: str, folder: str, num: int
-) -> None:
-    """Workers of a Ray cluster, too: they answer, and can be scraped, while the head is down."""
+def test_pod_monitors_select_a_port_of_every_pod(name: str, folder: str, num: int) -> None:
+    """This includes the workers of a Ray cluster, which serve while the head is down."""
     spec = monitor(name)
-    chosen = [one for one in pods(folder) if is_chosen(one, spec["selector"])]
+    selected = [pod for pod in pods(folder) if is_selected(pod, spec["selector"])]
     (endpoint,) = spec["podMetricsEndpoints"]
-    assert [endpoint["port"] in port_names(pod) for pod in chosen] == [True] * num
+    assert [endpoint["port"] in port_names(pod) for pod in selected] == [True] * num

@@ -1,25 +1,25 @@
-"""The objects of the Prometheus operator, against the fields that its API has, and no others."""
+"""The objects for the Prometheus operator match its API and use no unknown fields."""
 
 import copy
 from typing import Any
 
 import pytest
 
-from tests.k8s.built import refusals
+from tests.k8s.built import schema_errors
 from tests.k8s.monitoring_files import needs_kubectl, of_kind
 
 pytestmark = needs_kubectl
 
 
 @pytest.mark.parametrize("kind", ["PrometheusRule", "PodMonitor"])
-def test_the_operator_takes_it(kind: str) -> None:
+def test_the_objects_match_the_schema_of_the_operator(kind: str) -> None:
     found = of_kind(kind)
     assert len(found) == 2
-    assert [line for one in found for line in refusals(one)] == []
+    assert [line for manifest in found for line in schema_errors(manifest)] == []
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"expression": "up"}, "'expression' was unexpected"),
         ({"for": 5}, "5 is not of type"),
@@ -29,14 +29,14 @@ def test_the_operator_takes_it(kind: str) -> None:
         ({"alert": None}, "None is not of type"),
     ],
 )
-def test_a_wrong_alert_is_seen(wrong: dict[str, Any], said: str) -> None:
+def test_an_invalid_alert_is_found(wrong: dict[str, Any], message: str) -> None:
     changed = copy.deepcopy(of_kind("PrometheusRule")[0])
     changed["spec"]["groups"][0]["rules"][0].update(wrong)
-    assert any(said in line for line in refusals(changed)), list(refusals(changed))
+    assert any(message in line for line in schema_errors(changed)), list(schema_errors(changed))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"port": 9400}, "9400 is not of type"),
         ({"bearer": "x"}, "'bearer' was unexpected"),
@@ -46,20 +46,20 @@ def test_a_wrong_alert_is_seen(wrong: dict[str, Any], said: str) -> None:
         ({"authorization": {"credentials": {"name": "a"}}}, "'key' is a required"),
     ],
 )
-def test_a_wrong_endpoint_is_seen(wrong: dict[str, Any], said: str) -> None:
+def test_an_invalid_endpoint_is_found(wrong: dict[str, Any], message: str) -> None:
     changed = copy.deepcopy(of_kind("PodMonitor")[0])
     changed["spec"]["podMetricsEndpoints"][0].update(wrong)
-    assert any(said in line for line in refusals(changed)), list(refusals(changed))
+    assert any(message in line for line in schema_errors(changed)), list(schema_errors(changed))
 
 
 @pytest.mark.parametrize("needed", ["alert", "expr", "labels", "annotations"])
-def test_an_alert_says_all_of_it(needed: str) -> None:
+def test_a_missing_field_of_an_alert_is_found(needed: str) -> None:
     changed = copy.deepcopy(of_kind("PrometheusRule")[0])
     del changed["spec"]["groups"][0]["rules"][0][needed]
-    assert any(f"'{needed}' is a required" in line for line in refusals(changed))
+    assert any(f"'{needed}' is a required" in line for line in schema_errors(changed))
 
 
-def test_fields_that_we_do_not_use_are_taken() -> None:
+def test_valid_fields_that_we_do_not_use_are_accepted() -> None:
     changed = copy.deepcopy(of_kind("PodMonitor")[0])
     changed["spec"]["podMetricsEndpoints"][0] |= {"scrapeTimeout": "10s", "scheme": "https"}
-    assert list(refusals(changed)) == []
+    assert list(schema_errors(changed)) == []

@@ -1,4 +1,4 @@
-"""Pods and Jobs as slow tests run them without a cluster: what a manifest says is what happens."""
+"""The emulated pods and Jobs, which slow tests use instead of a cluster."""
 
 import textwrap
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from tests.k8s.cluster import Cluster, cluster
 from tests.k8s.environments import expanded
 from tests.k8s.job_controller import Job
 
-pytestmark = pytest.mark.slow  # so is every test that uses this emulator
+pytestmark = pytest.mark.slow  # like every test that uses this emulator
 OBJECTS = [
     {
         "kind": "ConfigMap",
@@ -29,11 +29,11 @@ OBJECTS = [
 
 
 def job(script: str, **spec: Any) -> dict[str, Any]:
-    """A Job of one container that runs this shell script with its arguments, on all volumes."""
+    """Return a Job whose container runs this shell script and mounts all volumes."""
     container = {
         "name": "main",
         "command": ["sh", "-c", textwrap.dedent(script), "name"],
-        "args": ["$(GREETING)", "$$(GREETING)", "$(NOBODY)"],
+        "args": ["$(GREETING)", "$$(GREETING)", "$(UNKNOWN)"],
         "env": [
             {"name": "WHO", "value": "$$you"},
             {"name": "GREETING", "value": "hello $(WHO)"},
@@ -93,7 +93,7 @@ def started(made: Cluster, manifest: dict[str, Any]) -> Job:
 
 def ended(made: Cluster, manifest: dict[str, Any]) -> Job:
     running = started(made, manifest)
-    running.until_it_ends(seconds=30)
+    running.run_to_end(seconds=30)
     return running
 
 
@@ -103,24 +103,24 @@ def made_up(folder: Path):
         yield made
 
 
-def said(made: Cluster) -> list[str]:
+def last_log(made: Cluster) -> list[str]:
     return made.pods[-1].log.splitlines()
 
 
-def test_references_to_variables_become_their_values():
+def test_variable_references_are_expanded():
     known = {"A": "1", "B.C": "2"}
     given = "$(A) $(B.C) $(D) $$(A) $$$(A) $A ${A} $(A"
     assert expanded(given, known) == "1 2 $(D) $(A) $1 $A ${A} $(A"
 
 
-def test_a_container_has_what_its_manifest_says(tmp_path):
+def test_a_container_runs_as_its_manifest_specifies(tmp_path):
     script = """
         printf '%s\\n' "$1" "$2" "$3" "$(id -u):$(id -g):$(id -G)" "$(pwd)" "$(hostname)"
         cat /etc/words/one.txt /etc/words/two /var/run/secrets/key/password; echo
         ls -A /var/run/secrets/none
         [ "$(hostname -i)" = "$ADDRESS" ] && ip -o -4 addr show eth0 | grep -c "$ADDRESS"
-        for place in / /etc /work /usr /etc/words /work/shared-to-read; do
-            touch $place/new 2>/dev/null && echo "$place can be written"
+        for folder in / /etc /work /usr /etc/words /work/shared-to-read; do
+            touch $folder/new 2>/dev/null && echo "$folder is writable"
         done
         echo from the pod > shared/file && touch /tmp/new && cat shared-to-read/file
         head -c 900000 /dev/zero > /dev/shm/less && echo fits
@@ -132,27 +132,27 @@ def test_a_container_has_what_its_manifest_says(tmp_path):
         assert ended(made, job(script)).condition == "Complete", made.logs
         name = made.pods[0].name
         assert (tmp_path / "claims/shared/file").read_text() == "from the pod\n"
-        lines = said(made)
-    assert lines[:6] == ["hello $you", "$(GREETING)", "$(NOBODY)", "1000:1000:1000", "/work", name]
+        lines = last_log(made)
+    assert lines[:6] == ["hello $you", "$(GREETING)", "$(UNKNOWN)", "1000:1000:1000", "/work", name]
     assert lines[6:12] == ["firstsecondhush", "1", "from the pod", "fits", "full", lines[11]]
     assert [line.split()[1] for line in lines[11:14]] == ["0" * 16, "0" * 16, "1"]
-    # The shell, ls and grep: nothing of this machine.
+    # The shell, ls and grep, but no processes of this machine.
     assert lines[14] == "3"
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_read_only_root_is_so_for_root_too(read_only, tmp_path):
+def test_a_read_only_root_is_read_only_for_root(read_only, tmp_path):
     manifest = job("touch /new && echo written; touch /usr/new /etc/words/new || true")
     pod = manifest["spec"]["template"]["spec"]
     del pod["securityContext"]
     pod["containers"][0]["securityContext"] = {"readOnlyRootFilesystem": read_only}
     with made_up(tmp_path) as made:
         assert ended(made, manifest).condition == "Complete", made.logs
-        assert ("written" in said(made)) != read_only
+        assert ("written" in last_log(made)) != read_only
         assert made.logs.count("Read-only file system") == (3 if read_only else 2)
 
 
-def test_nothing_is_left_of_pods_that_still_ran(tmp_path):
+def test_running_pods_are_removed_at_the_end(tmp_path):
     with made_up(tmp_path) as made:
         running = started(made, job("sleep 1000 & sleep 1001", **indexed(2)))
 
@@ -165,8 +165,8 @@ def test_nothing_is_left_of_pods_that_still_ran(tmp_path):
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_pods_of_an_index_meet_by_name(tmp_path):
-    """The first answers by its name in the headless Service, whoever has its number."""
+def test_pods_resolve_each_other_by_index(tmp_path):
+    """The pod with index 0 is reachable by its name in the headless Service."""
     script = """
         cd /tmp
         [ $JOB_COMPLETION_INDEX = 0 ] && exec python -c "
@@ -178,8 +178,8 @@ def test_pods_of_an_index_meet_by_name(tmp_path):
         import os, socket, time
         while True:
             try:
-                meeting = socket.create_connection(('made-0.team', 4000))
-                meeting.sendall(os.uname().nodename.encode())
+                connection = socket.create_connection(('made-0.team', 4000))
+                connection.sendall(os.uname().nodename.encode())
                 break
             except OSError:
                 time.sleep(0.1)
@@ -191,17 +191,17 @@ def test_pods_of_an_index_meet_by_name(tmp_path):
         assert done.pods[0][0].log == "made-1\n"
 
 
-def test_without_a_service_that_selects_them_pods_have_no_names(tmp_path):
+def test_pods_without_a_service_have_no_dns_names(tmp_path):
     script = "getent hosts made-1.team; getent hosts made-0 > /dev/null || exit 3"
     manifest = job(script, **indexed(2))
     manifest["spec"]["template"]["metadata"]["labels"] = {"app": "another"}
     with made_up(tmp_path) as made:
         done = ended(made, manifest | {"spec": manifest["spec"] | {"backoffLimit": 0}})
         assert [pod.log for pod in done.pods[0]] == [""], made.logs
-        assert done.reason == "BackoffLimitExceeded"  # the second is not made-0 for itself
+        assert done.reason == "BackoffLimitExceeded"  # made-1 cannot resolve made-0 either
 
 
-def test_the_first_container_that_fails_is_the_last(tmp_path):
+def test_a_failed_init_container_ends_the_pod(tmp_path):
     manifest = job("echo main")
     pod = manifest["spec"]["template"]["spec"]
     (main,) = pod["containers"]
@@ -212,7 +212,7 @@ def test_the_first_container_that_fails_is_the_last(tmp_path):
     with made_up(tmp_path) as made:
         done = ended(made, manifest)
         assert (done.condition, done.reason) == ("Failed", "PodFailurePolicy"), made.logs
-        assert said(made) == ["first"]
+        assert last_log(made) == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_first_container_that_fails_is_the_last(tmp_path):
         ({"backoffLimit": 2}, "exit 1", "Failed BackoffLimitExceeded", 3),
         (
             {"backoffLimit": 0, "podFailurePolicy": {"rules": [rule("Ignore", 75)]}},
-            "[ -e shared/came ] || { touch shared/came; exit 75; }",
+            "[ -e shared/ran ] || { touch shared/ran; exit 75; }",
             "Complete",
             2,
         ),
@@ -246,55 +246,57 @@ def test_the_first_container_that_fails_is_the_last(tmp_path):
         ),
     ],
 )
-def test_codes_and_limits_decide_how_a_job_ends(more, script, condition, pods, tmp_path):
+def test_exit_codes_and_limits_determine_the_result_of_a_job(
+    more, script, condition, pods, tmp_path
+):
     with made_up(tmp_path) as made:
         done = ended(made, job(script, **more))
         assert " ".join((done.condition, done.reason)).strip() == condition, made.logs
         assert len(made.pods) == pods
 
 
-def test_a_failed_job_takes_its_other_pods_down(tmp_path):
+def test_a_failed_job_stops_its_other_pods(tmp_path):
     script = """
-        trap 'echo asked; exit 75' TERM
-        [ $JOB_COMPLETION_INDEX = 1 ] && { until [ -e shared/there ]; do sleep 0.1; done; exit 2; }
-        touch shared/there; while :; do sleep 0.1; done
+        trap 'echo stopping; exit 75' TERM
+        [ $JOB_COMPLETION_INDEX = 1 ] && { until [ -e shared/ready ]; do sleep 0.1; done; exit 2; }
+        touch shared/ready; while :; do sleep 0.1; done
     """
     policy = {"rules": [rule("FailJob", 2)]}
     with made_up(tmp_path) as made:
         done = ended(made, job(script, **indexed(2, podFailurePolicy=policy)))
         assert done.reason == "PodFailurePolicy", made.logs
         assert [pod.exit_code for pod in made.pods] == [75, 2]
-        assert made.pods[0].log == "asked\n"
+        assert made.pods[0].log == "stopping\n"
 
 
-def test_a_killed_pod_counts_and_is_replaced_under_its_name_and_another_address(tmp_path):
+def test_a_killed_pod_counts_and_its_replacement_has_a_new_address(tmp_path):
     script = (
         "echo $ADDRESS; [ -e shared/again ] || { touch shared/again; sleep 1000 & sleep 1001; }"
     )
     with made_up(tmp_path) as made:
         running = started(made, job(script, **indexed(1)))
-        there = tmp_path / "claims/shared/again"
-        running.until(there.exists, "first pod", seconds=30)
+        marker = tmp_path / "claims/shared/again"
+        running.until(marker.exists, "first pod", seconds=30)
         (pod,) = made.pods
         pod.kill()
-        running.until_it_ends(seconds=30)
+        running.run_to_end(seconds=30)
         assert running.condition == "Complete", made.logs
         assert running.verdicts == [(pod.name, "Count")]
-        assert [one.exit_code for one in running.pods[0]] == [137, 0]
-        first, second = (one.log.splitlines()[0] for one in running.pods[0])
+        assert [each.exit_code for each in running.pods[0]] == [137, 0]
+        first, second = (each.log.splitlines()[0] for each in running.pods[0])
         assert first != second
-        assert {one.host_name for one in running.pods[0]} == {"made-0"}
+        assert {each.host_name for each in running.pods[0]} == {"made-0"}
 
 
 DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 
 
 @pytest.mark.parametrize("policy", ["Failed", "TerminatingOrFailed"])
-def test_an_evicted_pod_has_its_grace_and_does_not_count(policy, tmp_path):
-    """It ignores the signal, so it is killed; a new one waits for that where the policy says so."""
+def test_an_evicted_pod_gets_its_grace_period_and_does_not_count(policy, tmp_path):
+    """The pod ignores the signal and is killed. With policy Failed, its replacement waits."""
     script = """
         [ -e shared/again ] && exit
-        trap 'touch shared/asked' TERM; touch shared/again; while :; do sleep 0.1; done
+        trap 'touch shared/signaled' TERM; touch shared/again; while :; do sleep 0.1; done
     """
     more = {"podReplacementPolicy": policy, "podFailurePolicy": {"rules": [DISRUPTED]}}
     manifest = job(script, **indexed(1, parallelism=2, backoffLimit=0, **more))
@@ -304,12 +306,12 @@ def test_an_evicted_pod_has_its_grace_and_does_not_count(policy, tmp_path):
         made.pods[0].evict()
         running.until(lambda: len(made.pods) == 2, "new pod", seconds=30)
         assert (made.pods[0].exit_code is None) == (policy == "TerminatingOrFailed")
-        running.until_it_ends(seconds=30)
+        running.run_to_end(seconds=30)
         assert running.condition == "Complete", made.logs
-        assert (tmp_path / "claims/shared/asked").exists()
+        assert (tmp_path / "claims/shared/signaled").exists()
 
 
-def test_what_is_not_emulated_is_refused(tmp_path):
+def test_unsupported_fields_are_rejected(tmp_path):
     with made_up(tmp_path) as made:
         manifest = job("exit 0")
         manifest["spec"]["template"]["spec"]["hostNetwork"] = True

@@ -1,4 +1,4 @@
-"""`kway k8s render`: a recipe and a size become manifests that agree, or one line says why not."""
+"""`kway k8s render`: consistent manifests for a recipe and a size, or a one-line error."""
 
 import copy
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from launch.kubernetes import problems
 from launch.kubernetes.agreement import on_devices
 from launch.kubernetes.objects import jobs, load, load_all, option, words
 from launch.kubernetes.render import FOLDER, Claims, Size, overlays, render
-from tests.k8s.built import ROOT, needs_kustomize, one, refusals
+from tests.k8s.built import ROOT, needs_kustomize, one, schema_errors
 from trainer.recipe import build_recipe, load_recipe
 
 pytestmark = needs_kustomize
@@ -32,9 +32,9 @@ def _rendered(nodes: int, gpus: int, overlay: str, *overrides: str, **more: Any)
 
 @pytest.mark.parametrize("overlay", ["job", "jobset", "trainjob", "kueue"])
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 0), (3, 0), (4, 8)])
-def test_pods_and_ranks_are_those_asked_for(overlay, nodes, gpus):
+def test_manifests_have_the_requested_pods_and_ranks(overlay, nodes, gpus):
     manifests = rendered(nodes, gpus, overlay)
-    assert [line for manifest in manifests for line in refusals(manifest)] == []
+    assert [line for manifest in manifests for line in schema_errors(manifest)] == []
     assert problems(manifests) == []
     (job,) = jobs(manifests)
     (container,) = job.pod.containers
@@ -49,7 +49,7 @@ def test_pods_and_ranks_are_those_asked_for(overlay, nodes, gpus):
     assert job.pod.volumes["shared-memory"]["emptyDir"] == memory
 
 
-def test_the_config_map_holds_the_recipe_with_its_overrides():
+def test_the_config_map_contains_the_recipe_with_its_overrides():
     manifests = rendered(2, 0, "job", "optimizer.lr=0.4", "head.loss={kind: batch_ce}")
     expected = load_recipe(RECIPE, ["optimizer.lr=0.4", "head.loss={kind: batch_ce}"])
     assert recipe_of(manifests) == expected
@@ -61,7 +61,7 @@ def recipe_of(manifests: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("overlay", ["job", "jobset", "h100-8x"])
-def test_pods_with_gpus_train_on_them_by_an_image_that_can(overlay):
+def test_gpu_pods_train_on_cuda_with_a_cuda_image(overlay):
     manifests = rendered(2, 8, overlay)
     assert recipe_of(manifests).train.device == "cuda"
     (job,) = jobs(manifests)
@@ -70,14 +70,14 @@ def test_pods_with_gpus_train_on_them_by_an_image_that_can(overlay):
     assert {each["image"] for each in job.pod.containers} == {"kway:1.2"}
 
 
-def test_pods_without_gpus_train_as_the_recipe_says():
+def test_pods_without_gpus_use_the_device_of_the_recipe():
     assert recipe_of(rendered(2, 0, "job")).train.device == "auto"
     recipe = load_recipe(RECIPE, ["train.device=cpu"])
     assert on_devices(recipe, gpus=0) == recipe
 
 
 @pytest.mark.parametrize("overlay", ["job", "trainjob"])
-def test_claims_have_the_storage_class_or_are_left_out(overlay):
+def test_claims_have_the_storage_class_or_are_omitted(overlay):
     kinds = [each["kind"] for each in rendered(2, 0, overlay)]
     named = rendered(2, 0, overlay, claims=Claims("fast.ssd"))
     claims = [each["spec"] for each in named if each["kind"] == "PersistentVolumeClaim"]
@@ -86,12 +86,12 @@ def test_claims_have_the_storage_class_or_are_left_out(overlay):
     assert left == [kind for kind in kinds if kind != "PersistentVolumeClaim"]
 
 
-def test_a_cache_of_fetched_shards_may_be_scratch_or_a_claim():
+def test_the_cache_of_remote_shards_may_be_a_scratch_volume_or_a_claim():
     for folder in ("~/.cache/kway", "/tmp/cache", "runs/cache"):
         rendered(2, 0, "job", FETCHED, f"data.cache.folder={folder}")
 
 
-def test_another_recipe_has_another_config_map():
+def test_different_recipes_have_different_config_maps():
     names = {
         one(rendered(2, 1, "jobset", f"seed={seed}"), "ConfigMap")["metadata"]["name"]
         for seed in (1, 2, 1)
@@ -101,32 +101,32 @@ def test_another_recipe_has_another_config_map():
 
 @pytest.mark.parametrize("overlay", ["job", "jobset", "trainjob"])
 @pytest.mark.parametrize("image", ["registry:5000/a/kway:1.2", f"kway@sha256:{'0' * 64}"])
-def test_image_and_namespace_are_put_in(overlay, image):
+def test_image_and_namespace_are_set(overlay, image):
     manifests = rendered(2, 1, overlay, image=image, namespace="ml")
     assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"ml"}
     (job,) = jobs(manifests)
     assert [container["image"] for container in job.pod.containers] == [image]
 
 
-def test_an_image_of_any_registry_is_put_in():
+def test_an_image_of_any_registry_is_accepted():
     digest = "sha256:" + "a" * 64
     for image in ("ghcr.io/a/kway:1", "localhost:5000/a_b/kway:V1.2", f"k:1@{digest}"):
         (job,) = jobs(rendered(2, 0, "job", image=image))
         assert job.pod.containers[0]["image"] == image.replace(":1@", "@")
 
 
-def test_every_overlay_trains_or_says_that_it_does_not():
+def test_overlays_without_training_are_rejected():
     sizes = {"h100-8x": (2, 8), "cpu-smoke": (2, 0)}
     for overlay in overlays():
         nodes, gpus = sizes.get(overlay, (2, 1))
         if overlay in ("serving", "monitoring"):
-            with pytest.raises(ValueError, match=f"overlay {overlay} trains nothing"):
+            with pytest.raises(ValueError, match=f"overlay {overlay} has no training job"):
                 rendered(nodes, gpus, overlay)
         else:
             assert len(list(jobs(rendered(nodes, gpus, overlay)))) == 1
 
 
-def test_the_files_of_kway_stay_as_they_are():
+def test_rendering_does_not_change_the_shipped_files():
     before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
     rendered(4, 8, "jobset")
     assert {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()} == before
@@ -134,66 +134,69 @@ def test_the_files_of_kway_stay_as_they_are():
 
 @pytest.fixture
 def kway_render(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Any:
-    """`kway k8s render` with these words; its exit code, standard output and error."""
+    """Run `kway k8s render` and return its exit code, standard output and standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = kway("k8s", "render", *arguments)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return run
 
 
-def test_the_command_prints_what_render_gives(kway_render):
-    code, printed, said = kway_render(str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2")
-    assert (code, said) == (0, "")
+def test_the_command_prints_the_output_of_render(kway_render):
+    code, printed, errors = kway_render(str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2")
+    assert (code, errors) == (0, "")
     assert load_all(printed) == rendered(3, 2, "job", "seed=3")
 
 
-def test_without_kustomize_one_line_says_what_to_install(kway_render, monkeypatch, tmp_path: Path):
+def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, printed, said = kway_render(str(RECIPE))
-    assert (code, printed, said.count("\n")) == (2, "", 1)
-    assert said.startswith("error: neither kubectl nor kustomize is on PATH: install")
+    code, printed, error = kway_render(str(RECIPE))
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert error.startswith("error: neither kubectl nor kustomize is on PATH: install")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        (["--overlay", "h100"], "--overlay h100 is not known: choose one of cpu-smoke, "),
+        (["--overlay", "h100"], "--overlay h100 is unknown: choose one of cpu-smoke, "),
         (
             ["train.class_group=4", "--gpus", "3"],
-            "train.class_group is 4, 4 ranks, and there are 6",
+            "train.class_group is 4",
         ),
-        (["--nodes", "16", "--gpus", "16"], "train.global_batch is 128 and there are 256 ranks"),
-        (["--overlay", "h100-8x", "--gpus", "4"], "--gpus (ranks a pod) is 4 and overlay h100-8x"),
-        (["--overlay", "cpu-smoke", "--nodes", "3"], "--nodes is 3 and overlay cpu-smoke is made"),
-        (["train.device=cpu", "--gpus", "2"], "train.device is cpu and --gpus 2"),
-        (["train.device=cuda", "--gpus", "0"], "train.device is cuda and --gpus 0"),
-        (["--overlay", "cpu-smoke"], "--gpus is 1 and overlay cpu-smoke is made for 0"),
-        (["--gpus", "17"], "metrics are at ports 9400 to 9416"),
-        (["run=runs/../../etc/x"], "run is runs/../../etc/x, which is /work/runs/../../etc/x"),
+        (["--nodes", "16", "--gpus", "16"], "train.global_batch is 128"),
+        (
+            ["--overlay", "h100-8x", "--gpus", "4"],
+            "--gpus (ranks per pod) is 4, but overlay h100-8x",
+        ),
+        (["--overlay", "cpu-smoke", "--nodes", "3"], "--nodes is 3, but overlay cpu-smoke"),
+        (["train.device=cpu", "--gpus", "2"], "train.device is cpu and --gpus is 2"),
+        (["train.device=cuda", "--gpus", "0"], "train.device is cuda and --gpus is 0"),
+        (["--overlay", "cpu-smoke"], "--gpus is 1, but overlay cpu-smoke is written for 0"),
+        (["--gpus", "17"], "metrics on ports 9400 to 9416"),
+        (["run=runs/../../etc/x"], "run is runs/../../etc/x, or /work/runs/../../etc/x"),
         (["data.shards=shards/../x"], "data.shards is shards/../x"),
         (["data.shards=/var/run/secrets/kway/x"], "data.shards is /var/run/secrets/kway/x"),
         (["data.shards=/tmp/x"], "no claim is mounted there"),
-        ([FETCHED, "data.cache.folder=shards/c"], "no volume to write to is mounted there"),
+        ([FETCHED, "data.cache.folder=shards/c"], "no writable volume is mounted there"),
         ([FETCHED, "data.cache.folder=/data/c"], "data.cache.folder is /data/c"),
         (["data.stream={shards: '/a/{0..9}.tar', samples: 9}"], "data.stream.shards is /a"),
-        (["run=/var/run/x"], "run is /var/run/x, which is /var/run/x in the pods of overlay job"),
-        (["run=shards/x"], "no claim to write to is mounted there"),
+        (["run=/var/run/x"], "run is /var/run/x, or /var/run/x in the pods of overlay job"),
+        (["run=shards/x"], "no writable claim is mounted there"),
         (["data.shards=/data/x"], "data.shards is /data/x"),
         (["--image", "kway"], "--image kway has no fixed tag"),
-        (["--image", "http://reg/kway:1"], "--image http://reg/kway:1 names no image"),
-        (["--image", "reg.example/KWAY:1"], "--image reg.example/KWAY:1 names no image"),
-        (["--image", "reg/kway:-x"], "--image reg/kway:-x names no image"),
-        (["--storage-class", "A_b"], "--storage-class A_b is no name"),
-        (["--namespace", "A_b"], "--namespace A_b is no name"),
+        (["--image", "http://reg/kway:1"], "--image http://reg/kway:1 is not a valid"),
+        (["--image", "reg.example/KWAY:1"], "--image reg.example/KWAY:1 is not a"),
+        (["--image", "reg/kway:-x"], "--image reg/kway:-x is not a valid image"),
+        (["--storage-class", "A_b"], "--storage-class A_b is not a valid name"),
+        (["--namespace", "A_b"], "--namespace A_b is not a valid name"),
         (["optimizer.lrr=1"], "optimizer"),
         (["--nodes", "0"], "--nodes"),
     ],
 )
-def test_what_does_not_fit_is_one_line_and_code_2(kway_render, given, said):
+def test_inconsistent_input_exits_with_2_and_one_line(kway_render, given, message):
     code, printed, line = kway_render(str(RECIPE), *given)
     assert (code, printed, line.count("\n")) == (2, "", 1)
     assert line.startswith("error: ")
-    assert said in line
+    assert message in line

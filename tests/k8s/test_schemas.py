@@ -1,4 +1,4 @@
-"""The schemas of custom resources: what is published, and what we and the operators add to it."""
+"""The schemas of custom resources: the published fields, and the limits added to them."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import kubeflow_trainer_api.models as models
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.k8s.built import built, needs_kustomize, one, refusals, set_at
+from tests.k8s.built import built, needs_kustomize, one, schema_errors, set_at
 from tests.k8s.cel_rules import defaulted
 from tests.k8s.crds.of_models import spec_of
 from tests.k8s.schemas import SCHEMAS, limited
@@ -19,7 +19,7 @@ TARGETS = [{"jobName": "node", "containerNames": ["exporter"]}]
 
 
 class Inner(BaseModel):
-    """Told of to nobody."""
+    """A description, which is omitted from the schema."""
 
     size: int = Field(ge=1)
 
@@ -36,7 +36,7 @@ class Model(BaseModel):
     status: Inner
 
 
-def test_a_model_becomes_a_closed_schema_without_null_and_descriptions():
+def test_spec_of_returns_a_closed_schema_without_null_and_descriptions():
     size = {"type": "integer", "minimum": 1}
     inner = {"type": "object", "properties": {"size": size}, "required": ["size"]}
     assert spec_of(Model) == {
@@ -73,13 +73,13 @@ def changed(folder: str, kind: str, path: str, value: Any) -> dict[str, Any]:
         ("overlays/serving", "RayService", f"{HEAD}/restartPolicy", "Never"),
     ],
 )
-def test_what_is_published_is_taken_though_we_do_not_use_it(folder, kind, path, value):
-    assert list(refusals(changed(folder, kind, path, value))) == []
+def test_published_fields_that_we_do_not_use_are_accepted(folder, kind, path, value):
+    assert list(schema_errors(changed(folder, kind, path, value))) == []
 
 
 @needs_kustomize
 @pytest.mark.parametrize(
-    ("folder", "kind", "path", "value", "said"),
+    ("folder", "kind", "path", "value", "message"),
     [
         ("overlays/jobset", "JobSet", "spec/successPolicy", {"operator": "Some"}, "not one of"),
         ("overlays/jobset", "JobSet", "spec/successPolicy", {}, "'operator' is a required"),
@@ -88,7 +88,7 @@ def test_what_is_published_is_taken_though_we_do_not_use_it(folder, kind, path, 
         ("overlays/trainjob", "TrainJob", "spec/activeDeadlineSeconds", 0, "less than the minimum"),
         ("overlays/trainjob", "TrainJob", "spec/managedBy", "kueue", "not one of"),
         ("overlays/trainjob", "TrainJob", "spec/trainer/numProcPerNode", "auto", "not of type"),
-        ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/jax", {}, "torch or mpi or jax"),
+        ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/jax", {}, "only one of torch"),
         (
             "overlays/trainjob",
             "TrainingRuntime",
@@ -96,36 +96,36 @@ def test_what_is_published_is_taken_though_we_do_not_use_it(folder, kind, path, 
             {"startupPolicyOrder": "Any"},
             "not one of",
         ),
-        # By KubeRay: the API server would take these.
+        # Found by KubeRay; the API server would accept these.
         ("overlays/serving", "RayService", "metadata/name", "1st", "RFC 1035"),
         ("overlays/serving", "RayService", "metadata/name", "k" * 48, "longer than 47"),
         ("overlays/serving", "RayService", f"{RAY}/rayVersion", "2.51.1", "2.52 or later"),
         ("overlays/serving", "RayService", f"{RAY}/rayVersion", None, "2.52 or later"),
-        ("overlays/serving", "RayService", f"{HEAD}/restartPolicy", "Always", "is Never"),
-        ("overlays/serving", "RayService", f"{WORKER}/restartPolicy", "OnFailure", "is Never"),
+        ("overlays/serving", "RayService", f"{HEAD}/restartPolicy", "Always", "must be Never"),
+        ("overlays/serving", "RayService", f"{WORKER}/restartPolicy", "OnFailure", "must be Never"),
         (
             "overlays/serving",
             "RayService",
             f"{HEAD}/containers/0/env",
             [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}],
-            "where Redis is",
+            "gcsFaultToleranceOptions",
         ),
     ],
 )
-def test_a_limit_refuses(folder, kind, path, value, said):
-    lines = list(refusals(changed(folder, kind, path, value)))
-    assert any(said in line for line in lines), lines
+def test_a_limit_finds_an_invalid_value(folder, kind, path, value, message):
+    lines = list(schema_errors(changed(folder, kind, path, value)))
+    assert any(message in line for line in lines), lines
 
 
 @needs_kustomize
-def test_null_is_no_value():
+def test_null_is_not_a_valid_value():
     job_set = one(built("overlays/jobset"), "JobSet")
     job_set["spec"]["suspend"] = None
-    assert any("None is not of type 'boolean'" in line for line in refusals(job_set))
+    assert any("None is not of type 'boolean'" in line for line in schema_errors(job_set))
 
 
 @needs_kustomize
-def test_defaults_of_the_crds_are_filled_in():
+def test_the_defaults_of_the_crds_are_set():
     train_job = defaulted(SCHEMAS["TrainJob"], one(built("overlays/trainjob"), "TrainJob"))
     assert train_job["spec"]["suspend"] is False
     assert train_job["spec"]["managedBy"] == "trainer.kubeflow.org/trainjob-controller"
@@ -134,22 +134,22 @@ def test_defaults_of_the_crds_are_filled_in():
     assert job_set["spec"]["replicatedJobs"][0]["groupName"] == "default"
 
 
-def test_a_limit_on_a_field_that_is_not_published_is_an_error():
+def test_a_limit_on_an_unknown_field_raises():
     published = spec_of(models.TrainerV1alpha1TrainingRuntime)
     with pytest.raises(KeyError, match="elasticPolicy"):
         limited(published, {"mlPolicy.torch.elasticPolicy": {"type": "object"}})
 
 
-def test_limits_add_to_what_is_needed_and_change_nothing_published():
+def test_limits_extend_required_fields_and_do_not_change_the_input():
     published = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}
     assert limited(published, {"": {"required": ["b"]}})["required"] == ["a", "b"]
     assert published["required"] == ["a"]
 
 
-def test_every_file_says_where_it_is_from():
+def test_every_schema_file_states_its_origin():
     files = sorted((Path(__file__).parent / "crds").glob("*.yaml"))
     assert [path.stem for path in files] == ["podmonitors", "prometheusrules"]
     for path in files:
         text = path.read_text()
-        for word in ("# Origin: ", "# Version: ", "# Licence: Apache-2.0", "# Pruned: "):
+        for word in ("# Origin: ", "# Version: ", "# License: Apache-2.0", "# Pruned: "):
             assert word in text, (path.name, word)

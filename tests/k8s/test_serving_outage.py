@@ -1,6 +1,6 @@
-"""The serving overlay, executed, while the head of its Ray cluster is down.
+"""Executes the serving overlay while the head of its Ray cluster is down.
 
-Slow: to start Ray in two pods and to deploy the application takes over 20 s, the outage 30 s.
+Slow: starting Ray in two pods and deploying the application takes over 20 s, the outage 30 s.
 """
 
 import re
@@ -37,18 +37,18 @@ def service(tmp_path: Path) -> Iterator[RayService]:
         yield found
 
 
-def said(service: RayService, url: str, *options: str) -> str:
-    """The output of curl in the worker."""
+def curl(service: RayService, url: str, *options: str) -> str:
+    """Return the output of curl in the worker."""
     done = service.workers[0].execute("curl", "--silent", *options, url)
     assert done.returncode == 0, f"{done.stderr}\n{service.cluster.logs}"
     return done.stdout
 
 
 def metrics(service: RayService) -> dict[str, float]:
-    """The sums of the series of the worker's agent, by name and status."""
+    """Return the sums of the series of the worker's agent, by name and status."""
     found: dict[str, float] = {}
     for name, labels, value in re.findall(
-        r"^ray_(\w+)\{(.*)\} (\S+)$", said(service, "http://localhost:8080/metrics"), re.MULTILINE
+        r"^ray_(\w+)\{(.*)\} (\S+)$", curl(service, "http://localhost:8080/metrics"), re.MULTILINE
     ):
         status = re.search(r'error_code="(\d+)"', labels)
         key = f"{name}:{status[1]}" if status else name
@@ -58,19 +58,19 @@ def metrics(service: RayService) -> dict[str, float]:
 
 def status(service: RayService) -> str:
     options = ("--output", "/dev/null", "--write-out", "%{http_code}")
-    return said(service, "http://localhost:8000/v1/model", *options)
+    return curl(service, "http://localhost:8000/v1/model", *options)
 
 
-def test_without_the_head_a_worker_answers_and_reports_metrics(service: RayService) -> None:
+def test_a_worker_serves_and_reports_metrics_without_the_head(service: RayService) -> None:
     assert status(service) == "401"
     service.head.kill()
-    num_asked, until = 1, time.monotonic() + OUTAGE_SECONDS
+    num_requests, until = 1, time.monotonic() + OUTAGE_SECONDS
     while time.monotonic() < until:
         assert status(service) == "401", service.cluster.logs
-        num_asked += 1
+        num_requests += 1
         time.sleep(1)
     until = time.monotonic() + METRICS_SECONDS
-    while metrics(service).get("serve_num_http_error_requests_total:401", 0) < num_asked:
-        assert time.monotonic() < until, (num_asked, metrics(service))
+    while metrics(service).get("serve_num_http_error_requests_total:401", 0) < num_requests:
+        assert time.monotonic() < until, (num_requests, metrics(service))
         time.sleep(1)
     assert metrics(service).get("kway_model_aligned") == 1

@@ -1,6 +1,6 @@
-"""What pods on this machine mount: claims, ConfigMaps and Secrets as folders, emptyDirs anew a pod.
+"""Emulates the volumes of pods as folders: claims, ConfigMaps, Secrets and emptyDirs.
 
-Not emulated: sizes of volumes on disk, classes of storage, ConfigMaps that change under a pod.
+Not emulated: sizes of volumes on disk, storage classes, updates of mounted ConfigMaps.
 """
 
 import base64
@@ -18,7 +18,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder of this machine; `prepared` runs first, where only the pod sees what it mounts."""
+    """A folder of this machine. prepared: commands to run first, in the pod's mount namespace."""
 
     folder: Path
     read_only: bool = False
@@ -27,13 +27,13 @@ class Volume:
 
 @dataclass(frozen=True)
 class Storage:
-    """The manifests of a namespace, and the folder under which its claims are kept."""
+    """The manifests of a namespace, and the folder of its claims."""
 
     folder: Path
     manifests: Sequence[dict[str, Any]]
 
     def claim(self, name: str) -> Path:
-        """The claim's folder, made when it is first asked for; KeyError for one nobody made."""
+        """Return the claim's folder, created on first use. Raises KeyError for an unknown claim."""
         self.found("PersistentVolumeClaim", name)
         folder = self.folder / "claims" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class Storage:
         raise KeyError(f"there is no {kind} {name}: apply it first")
 
     def volume(self, given: dict[str, Any], pod: Path, group: int | None) -> Volume:
-        """A volume of a pod whose own folder is `pod`; `group` is its fsGroup."""
+        """Return a volume of a pod. pod: folder of the pod. group: its fsGroup."""
         (source,) = given.keys() - {"name"}
         about, folder = given[source], pod / "volumes" / given["name"]
         match source:
@@ -54,7 +54,7 @@ class Storage:
                 read_only = about.get("readOnly", False)
                 folder = self.claim(about["claimName"])
                 if not read_only:
-                    hand_over(folder, group)
+                    set_group(folder, group)
                 return Volume(folder, read_only)
             case "emptyDir":
                 return _empty(about, folder, group)
@@ -80,8 +80,8 @@ class Storage:
             os.chown(folder / name, 0, group or 0)
 
 
-def hand_over(folder: Path, group: int | None) -> None:
-    """What the kubelet does for fsGroup: all of it is the group's, unless its root is already."""
+def set_group(folder: Path, group: int | None) -> None:
+    """Change the group of all files as the kubelet does for fsGroup, unless the root has it."""
     if group is None or (folder.stat().st_gid == group and folder.stat().st_mode & stat.S_ISGID):
         return
     for path in (folder, *folder.rglob("*")):
@@ -94,7 +94,7 @@ def _empty(about: dict[str, Any], folder: Path, group: int | None) -> Volume:
     folder.mkdir(parents=True)
     if about.get("medium") != "Memory":
         folder.chmod(0o777)
-        hand_over(folder, group)
+        set_group(folder, group)
         return Volume(folder)
     size = int(quantity(about.get("sizeLimit", "64Mi")))
     options = f"mode=2777,gid={group or 0},size={size},nosuid,nodev"
@@ -102,7 +102,7 @@ def _empty(about: dict[str, Any], folder: Path, group: int | None) -> Volume:
 
 
 def _files(manifest: dict[str, Any]) -> dict[str, bytes]:
-    """Content by key; `data` of a Secret is base64."""
+    """Return the content by key. The `data` of a Secret is base64."""
     plain = {k: v.encode() for k, v in manifest.get("stringData", {}).items()}
     data = manifest.get("data", {})
     if manifest["kind"] == "Secret":

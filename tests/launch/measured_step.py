@@ -1,4 +1,4 @@
-"""One real training step on this rank: its collectives, what it holds, and what it reaches."""
+"""Measures a real training step on this rank: its collectives, persistent memory and peak."""
 
 from collections import defaultdict
 from typing import Any
@@ -30,8 +30,8 @@ _KINDS = {
 }
 
 
-class Listener(TorchDispatchMode):
-    """Bytes of each (kind, number of ranks in the group): what c10d is asked for, by C++ too."""
+class CollectiveRecorder(TorchDispatchMode):
+    """Records the bytes of c10d collectives, including those from C++, by (kind, group)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class Listener(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self._heard(func._schema.name.removeprefix("c10d::"), args)
+            self._record(func._schema.name.removeprefix("c10d::"), args)
         return func(*args, **(kwargs or {}))
 
-    def _heard(self, name: str, args: Any) -> None:
+    def _record(self, name: str, args: Any) -> None:
         if name in ("barrier", "monitored_barrier_"):
             return
         kind = _KINDS[name]
@@ -61,14 +61,14 @@ def _is_group(value: torch.ScriptObject) -> bool:
 
 
 def measure_steps(work: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """`measure_step` of each, in one start of the ranks."""
+    """Call `measure_step` with each item, so that the ranks start only once."""
     return [measure_step(*each) for each in work]
 
 
 def measure_step(
     recipe: Recipe, class_ranks: int, num_classes: int, label_vectors: np.ndarray
 ) -> dict[str, Any]:
-    """Two steps to settle, one whose collectives are heard, one whose memory is watched."""
+    """Run two warm-up steps, one step that records collectives and one that records memory."""
     world = rank_world(class_ranks)
     task = build_task(
         recipe,
@@ -81,18 +81,18 @@ def measure_step(
     batch = _batch(recipe, num_classes, recipe.train.global_batch // world.size)
     for step in (1, 2):
         _step(task, batch, step)
-    listener = Listener()
+    recorder = CollectiveRecorder()
     if world.mesh is not None:
         for axis in ("data", "class"):
-            listener.names[world.mesh.get_group(axis).group_name] = axis
-    with listener:
+            recorder.names[world.mesh.get_group(axis).group_name] = axis
+    with recorder:
         _step(task, batch, 3)
-    held = _held(task)
+    persistent = _persistent_bytes(task)
     with profile(profile_memory=True) as profiler:
         _step(task, batch, 4)
     return {
-        "collectives": [(*key, size) for key, size in listener.bytes.items()],
-        "held": held,
+        "collectives": [(*key, size) for key, size in recorder.bytes.items()],
+        "persistent": persistent,
         "peak": _peak(profiler),
     }
 
@@ -119,8 +119,8 @@ def _batch(recipe: Recipe, num_classes: int, rows: int) -> Batch:
     return Batch(inputs, labels, torch.arange(rows), mixed)
 
 
-def _held(task: Task) -> dict[str, int]:
-    """Bytes of this rank's tensors that last from step to step."""
+def _persistent_bytes(task: Task) -> dict[str, int]:
+    """Return the bytes of this rank's tensors that persist between steps."""
     optimizers = [task.strategy.optimizer, task.head_optimizer]
     moments = [
         value
@@ -143,7 +143,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def _peak(profiler: Any) -> int:
-    """The most that was allocated at one time beyond what was when the step began."""
+    """Return the peak of allocated bytes, relative to the start of the step."""
     now = peak = 0
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -1,4 +1,4 @@
-"""The `kway` command as a person meets it: what it prints, its exit codes, its one-line errors."""
+"""The `kway` command: its output, exit codes and one-line errors."""
 
 import json
 import os
@@ -34,7 +34,7 @@ GLYPHS = ROOT / "launch" / "recipes" / "glyphs.yaml"
 
 @pytest.fixture(scope="module")
 def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run: copy it before changing it."""
+    """A finished run. Copy it before changing it."""
     recipe = glyph_recipe(glyphs, tmp_path_factory.mktemp("trained") / "run")
     train(recipe, rank_world())
     return recipe.run
@@ -56,14 +56,14 @@ def test_help_lists_every_command(kway, capsys):
     assert "--traceback" in shown
 
 
-def test_every_command_explains_itself(kway, capsys):
+def test_every_command_has_help(kway, capsys):
     for command in app.registered_commands:
         assert kway(command.name, "--help") == 0
         assert "Usage:" in capsys.readouterr().out
 
 
-def test_losses_lists_every_loss_and_whether_it_is_aligned(kway, capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)  # off a terminal each loss is one line
+def test_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # without a terminal each loss is one line
     assert kway("losses") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines[1:-1]}
@@ -91,7 +91,7 @@ def test_print_config_shows_the_resolved_recipe_and_starts_nothing(kway, glyphs,
     assert not (tmp_path / "run").exists()
 
 
-def test_eval_measures_the_newest_checkpoint_as_training_did(kway, run, capsys):
+def test_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
     folder = RunFolder(run).evaluations
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     shutil.rmtree(folder)
@@ -100,10 +100,10 @@ def test_eval_measures_the_newest_checkpoint_as_training_did(kway, run, capsys):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert shown.startswith(f"{run} at step 4: 57 samples of test\n")
     assert {"top1", "top5", "sa", "auprc"} <= set(shown.split())
-    assert error == ""  # no bar off a terminal
+    assert error == ""  # no progress bar without a terminal
 
 
-def test_export_writes_a_bundle_that_query_asks(kway, run, tmp_path, capsys):
+def test_export_writes_a_bundle_that_query_reads(kway, run, tmp_path, capsys):
     out = tmp_path / "bundle"
     assert kway("export", run, "-o", out) == 0
     assert capsys.readouterr().out == f"{out} is ready: kway serve {out}\n"
@@ -116,7 +116,7 @@ def test_export_writes_a_bundle_that_query_asks(kway, run, tmp_path, capsys):
 
 
 def no_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
-    return kway("train", "nothing.yaml"), "recipe nothing.yaml does not exist: give the path"
+    return kway("train", "nothing.yaml"), "recipe nothing.yaml does not exist"
 
 
 def unknown_key(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
@@ -124,27 +124,27 @@ def unknown_key(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
     return code, "optimizer.lrr is not a known key: did you mean lr?"
 
 
-def eval_of_no_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
-    return kway("eval", tmp_path), f"{tmp_path} is not a run (no recipe.yaml in it): give"
+def eval_without_a_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", tmp_path), f"{tmp_path} is not a run"
 
 
-def export_of_no_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def export_without_a_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return kway("export", tmp_path, "-o", tmp_path / "bundle"), f"{tmp_path} is not a run"
 
 
 def no_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
     shutil.rmtree(run / "checkpoints")
-    return kway("eval", run), f"run {run} has no checkpoint to load: train it first"
+    return kway("eval", run), f"{run} has no checkpoint"
 
 
 def damaged_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
     (path,) = run.glob("checkpoints/*/*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
-    return kway("eval", run), f"{path.name} is not what was written"
+    return kway("eval", run), path.name
 
 
 def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
-    """A run whose recipe names a copy of its shards, to be damaged."""
+    """Copy the shards of a run to a folder where they can be damaged, and update its recipe."""
     copy = shutil.copytree(glyphs, tmp_path / "copy")
     recipe = run / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace(str(glyphs), str(copy)))
@@ -154,7 +154,7 @@ def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
 def no_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:
     copy = moved_shards(run, glyphs, tmp_path)
     (copy / "manifest.json").unlink()
-    return kway("eval", run), f"{copy} holds no manifest.json"
+    return kway("eval", run), "manifest.json"
 
 
 def damaged_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:
@@ -165,49 +165,53 @@ def damaged_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tup
 
 def no_evaluation(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
     shutil.rmtree(run / "evaluations")
-    return kway("export", run, "-o", tmp_path / "bundle"), "does not exist: run `kway eval` on"
+    return kway("export", run, "-o", tmp_path / "bundle"), "run `kway eval`"
 
 
-def export_at_no_recall(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def export_with_an_invalid_recall(
+    kway: Kway, run: Path, tmp_path: Path, **_: Any
+) -> tuple[int, str]:
     code = kway("export", run, "-o", tmp_path / "bundle", "--recall", "1.5")
-    return code, "--recall 1.5: give one above 0 and at most 1"
+    return code, "--recall 1.5: pass a number above 0"
 
 
-def export_at_a_recall_not_evaluated(
+def export_with_a_recall_that_was_not_evaluated(
     kway: Kway, run: Path, tmp_path: Path, **_: Any
 ) -> tuple[int, str]:
     code = kway("export", run, "-o", tmp_path / "bundle", "--recall", "0.5")
     return code, f"kway eval {run} --checkpoint 4 --set 'evaluation.recalls=[0.5, 0.9, 0.99]'`"
 
 
-def export_onto_something(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def export_to_an_existing_folder(
+    kway: Kway, run: Path, tmp_path: Path, **_: Any
+) -> tuple[int, str]:
     (tmp_path / "mine").mkdir()
-    return kway("export", run, "-o", tmp_path / "mine"), "or replace it with --force"
+    return kway("export", run, "-o", tmp_path / "mine"), "with --force"
 
 
-def query_of_no_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def query_without_a_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
     code = kway("query", tmp_path, run / "recipe.yaml", "--class", "x")
-    return code, f"{tmp_path} is no bundle: it has no bundle.json; make one by kway export"
+    return code, "bundle.json"
 
 
-def query_of_no_image(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
-    return kway("query", tmp_path, "none.png", "--class", "x"), "none.png is no file: name images"
+def query_without_an_image(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("query", tmp_path, "none.png", "--class", "x"), "none.png is not a file"
 
 
-def shard_of_no_folder(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def shard_without_a_folder(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     code = kway("shard", "imagefolder", tmp_path / "none", "-o", tmp_path / "out")
     return code, str(tmp_path / "none")
 
 
-def endless_body(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def infinite_body(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return kway("serve", tmp_path, "--max-body-mib", "inf"), "--max-body-mib"
 
 
-def no_number(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def timeout_nan(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return kway("serve", tmp_path, "--timeout", "nan"), "--timeout"
 
 
-def endless_wait(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def infinite_wait(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return kway("serve", tmp_path, "--batch-wait", "inf"), "--batch-wait"
 
 
@@ -219,29 +223,29 @@ def unknown_command(kway: Kway, **_: Any) -> tuple[int, str]:
     return kway("trian"), "No such command 'trian'"
 
 
-def name_of_two_lines(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+def name_with_a_newline(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return kway("eval", tmp_path / "a\n  b"), f"{tmp_path}/a b is not a run"
 
 
-def no_such_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
-    return kway("eval", run, "--checkpoint", 7), f"{run} has no checkpoint of step 7: there are 4"
+def missing_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", run, "--checkpoint", 7), "step 7"
 
 
-def table_nowhere(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
-    place = tmp_path / "none" / "a.csv"
-    return kway("eval", run, "--classes", place), f"{place} cannot be written (No such file"
+def table_in_a_missing_folder(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    path = tmp_path / "none" / "a.csv"
+    return kway("eval", run, "--classes", path), f"{path} cannot be written (No such file"
 
 
-def table_in_the_place_of_a_folder(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
-    return kway("eval", run, "--classes", "."), ". is a folder: name a file in it with --classes"
+def table_onto_a_folder(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", run, "--classes", "."), ". is a folder: pass"
 
 
-def report_nowhere(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
-    place = tmp_path / "none" / "a.html"
-    return kway("report", run, "-o", place), f"{place} cannot be written (No such file"
+def report_in_a_missing_folder(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    path = tmp_path / "none" / "a.html"
+    return kway("report", run, "-o", path), f"{path} cannot be written (No such file"
 
 
-def no_process(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+def zero_processes(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
     return kway("eval", run, "--nproc", "0"), "'--nproc': Input should be greater than or equal"
 
 
@@ -249,65 +253,65 @@ def one_class(kway: Kway, **_: Any) -> tuple[int, str]:
     return kway("plan", GLYPHS, "--classes=1"), "equal to 2, got 1"
 
 
-def endless_link(kway: Kway, **_: Any) -> tuple[int, str]:
+def infinite_link(kway: Kway, **_: Any) -> tuple[int, str]:
     arguments = ("plan", GLYPHS, "--link-gbps", "inf")
-    return kway(*arguments), "--link-gbps is inf: give a number"
+    return kway(*arguments), "--link-gbps is inf: pass a number"
 
 
-def folder_for_a_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
-    return kway("train", "."), "recipe . is a folder: give the path of a YAML file"
+def folder_instead_of_a_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
+    return kway("train", "."), "recipe . is a folder"
 
 
-MISTAKES = [
-    no_such_checkpoint,
-    table_nowhere,
-    table_in_the_place_of_a_folder,
-    report_nowhere,
-    no_process,
+INVALID = [
+    missing_checkpoint,
+    table_in_a_missing_folder,
+    table_onto_a_folder,
+    report_in_a_missing_folder,
+    zero_processes,
     one_class,
-    endless_link,
-    folder_for_a_recipe,
+    infinite_link,
+    folder_instead_of_a_recipe,
     no_recipe,
     unknown_key,
-    eval_of_no_run,
-    export_of_no_run,
+    eval_without_a_run,
+    export_without_a_run,
     no_checkpoint,
     damaged_checkpoint,
     no_manifest,
     damaged_manifest,
     no_evaluation,
-    export_at_no_recall,
-    export_at_a_recall_not_evaluated,
-    export_onto_something,
-    query_of_no_bundle,
-    query_of_no_image,
-    shard_of_no_folder,
-    endless_body,
-    no_number,
-    endless_wait,
+    export_with_an_invalid_recall,
+    export_with_a_recall_that_was_not_evaluated,
+    export_to_an_existing_folder,
+    query_without_a_bundle,
+    query_without_an_image,
+    shard_without_a_folder,
+    infinite_body,
+    timeout_nan,
+    infinite_wait,
     unknown_option,
     unknown_command,
-    name_of_two_lines,
+    name_with_a_newline,
 ]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_thing_and_exit_code_2(
-    mistake, kway, run, glyphs, tmp_path, capsys
+@pytest.mark.parametrize("run_invalid", INVALID)
+def test_invalid_input_exits_with_2_and_a_one_line_error(
+    run_invalid, kway, run, glyphs, tmp_path, capsys
 ):
     before = {path.name for path in tmp_path.iterdir()}
-    code, message = mistake(kway=kway, run=run, glyphs=glyphs, tmp_path=tmp_path)
+    code, message = run_invalid(kway=kway, run=run, glyphs=glyphs, tmp_path=tmp_path)
     out, error = capsys.readouterr()
     assert code == 2
     assert out == ""
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1, error
-    # Nothing is left behind but what the mistake needed.
+    # The command leaves no files behind; these folders belong to the invalid input.
     assert {path.name for path in tmp_path.iterdir()} - before <= {"copy", "mine"}
 
 
-def test_without_a_command_there_is_help_and_exit_code_2(kway, capsys):
+def test_kway_without_a_command_prints_help_and_exits_with_2(kway, capsys):
     assert kway() == 2
     out, error = capsys.readouterr()
     assert "Usage:" in out
@@ -321,28 +325,27 @@ def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
     assert caught.traceback[-1].path == ROOT / "trainer/run/folder.py"
 
 
-def test_the_installed_command_ends_with_the_code_and_one_line():
+def test_the_installed_command_exits_with_2_and_one_line():
     command = [Path(sys.executable).with_name("kway"), "train", "nothing.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: recipe nothing.yaml does not exist: give the path of a YAML file\n"
-    )
+    assert done.stderr.startswith("error: recipe nothing.yaml does not exist")
+    assert done.stderr.count("\n") == 1
 
 
 def processes_with(mark: str) -> list[psutil.Process]:
-    """Living processes that inherited the environment variable KWAY_TEST_MARK=mark."""
+    """Return running processes that inherited the environment variable KWAY_TEST_MARK=mark."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("KWAY_TEST_MARK") == mark:
                 found.append(process)
-        except psutil.Error:  # ended meanwhile, or somebody else's
+        except psutil.Error:  # exited meanwhile, or belongs to another user
             continue
     return found
 
 
-def test_the_signal_handlers_are_ours_again_after_a_run():
+def test_run_ranks_restores_the_signal_handlers():
     code = (
         "import signal; from launch.ranks.placement import Placement\n"
         "from launch.ranks.run import run_ranks\n"
@@ -357,7 +360,7 @@ def test_the_signal_handlers_are_ours_again_after_a_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_to_the_demo_ends_its_server_too(number, tmp_path):
+def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
     mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")
     code = (
         "import sys, time; from pathlib import Path\n"
@@ -379,13 +382,13 @@ def test_a_signal_to_the_demo_ends_its_server_too(number, tmp_path):
         assert len(processes_with(mark)) > 2
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
-    # Python ends itself by SIGINT where nobody catches it; `kway` makes 130 of it.
+    # Python kills itself with SIGINT if nothing handles it; `kway` exits with 130 instead.
     assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
     assert ("Traceback" in error) is (number == signal.SIGINT)
     assert processes_with(mark) == []
 
 
-def test_the_demo_compares_the_last_checkpoints_and_not_an_older_runs_leftovers(run, tmp_path):
+def test_the_demo_ignores_evaluations_of_an_older_run(run, tmp_path):
     shutil.move(run, runs.DENSE_CE.folder(tmp_path))
     folder = RunFolder(runs.DENSE_CE.folder(tmp_path)).evaluations
     expected = json.loads((folder / "step-00000004.json").read_text())
@@ -393,7 +396,7 @@ def test_the_demo_compares_the_last_checkpoints_and_not_an_older_runs_leftovers(
     assert runs.DENSE_CE.measures(tmp_path) == expected
 
 
-def test_the_recipe_that_the_demo_names_is_there_wherever_one_stands(tmp_path, monkeypatch):
+def test_the_demo_finds_its_recipe_from_any_directory(tmp_path, monkeypatch):
     for folder in (ROOT, tmp_path):
         monkeypatch.chdir(folder)
         named, *_ = runs.DENSE_CE.arguments(tmp_path, tmp_path / "shards", 1.0)
@@ -402,8 +405,8 @@ def test_the_recipe_that_the_demo_names_is_there_wherever_one_stands(tmp_path, m
 
 
 @pytest.mark.slow
-def test_the_demo_goes_the_whole_way_twice_and_leaves_no_process(tmp_path):
-    """The second time it finds its runs finished: no step is trained again."""
+def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
+    """The second time, the runs are already finished and no step is trained again."""
     out, mark = tmp_path / "demo", uuid.uuid4().hex
     command = [*KWAY, "demo", "--classes", "40", "--epochs", "0.5", "-o", str(out)]
     for time in ("first", "second"):
@@ -418,11 +421,11 @@ def test_the_demo_goes_the_whole_way_twice_and_leaves_no_process(tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert processes_with(mark) == []
-        assert ("is complete already" in done.stdout) is (time == "second")
+        assert ("is already complete" in done.stdout) is (time == "second")
         assert "Three questions about held-out images" in done.stdout
         runs = sorted(path.name for path in (out / "runs").iterdir())
         assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
-        # Lines of steps: a finished run prints none.
+        # A finished run prints no lines of steps.
         assert ("  loss " in done.stdout) is (time == "first")
         assert (out / "comparison.png").stat().st_size > 10_000
         assert (out / "comparison.md").read_text().count("\n") == 5
@@ -430,7 +433,7 @@ def test_the_demo_goes_the_whole_way_twice_and_leaves_no_process(tmp_path):
             bundle.verify()
 
 
-def test_the_mark_of_the_demo_test_finds_grandchildren():
+def test_processes_with_finds_grandchildren():
     mark = uuid.uuid4().hex
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`kway doctor` finds what is wrong: each test makes it so, many in a process of their own."""
+"""`kway doctor`: each test creates a problem and checks the finding, often in a new process."""
 
 import http.server
 import json
@@ -34,7 +34,7 @@ def found(check: str, workload: Workload) -> list[Finding]:
 
 
 def found_elsewhere(check: str, workload: Workload, *, before: str = "", **variables: str) -> Any:
-    """The first finding of a process of its own, `before` which the shell does something."""
+    """Run a check in a new process after the shell command `before`; return its first finding."""
     code = (
         "import json, sys; from dataclasses import asdict; from pathlib import Path; "
         "from launch.doctor import CHECKS, Workload; "
@@ -59,14 +59,14 @@ def workload(tmp_path: Path) -> Workload:
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """A port that this process listens on."""
+    """Yield a port on which this process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @contextmanager
 def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
-    """A web server whose answers are dated by another clock; its address."""
+    """Yield the address of a web server whose `Date` header is `seconds_ahead` of this machine."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def date_time_string(self, timestamp: float | None = None) -> str:
@@ -87,19 +87,19 @@ def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("limit", "level"), [(300, "error"), (1024, "warning"), (8192, "ok")])
-def test_few_open_files_are_found(workload, limit, level):
+def test_doctor_finds_a_low_open_file_limit(workload, limit, level):
     finding = found_elsewhere("open files", workload, before=f"ulimit -n {limit};")
     assert finding["level"] == level
     assert f"{limit:,}".replace(",", "") in finding["found"].replace(",", "")
 
 
-def test_few_processes_are_found(workload):
+def test_doctor_finds_a_low_process_limit(workload):
     finding = found_elsewhere("processes", workload, before="ulimit -u 900;")
     assert finding["level"] == "warning"
     assert finding["found"].startswith("900")
 
 
-def test_shared_memory_too_small_for_the_loaders_is_found(workload, tmp_path):
+def test_doctor_finds_shared_memory_too_small_for_the_loaders(workload, tmp_path):
     huge, tight = (replace(workload, shared_bytes=size) for size in (1 << 60, 1))
     (finding,) = shared_memory(huge)
     assert finding.level == "error"
@@ -113,13 +113,13 @@ def test_shared_memory_too_small_for_the_loaders_is_found(workload, tmp_path):
 @pytest.mark.parametrize(
     ("value", "level"), [("1000000", "warning"), ("many", "error"), ("0", "error")]
 )
-def test_a_wrong_number_of_threads_is_found(workload, monkeypatch, value, level):
+def test_doctor_finds_an_invalid_number_of_threads(workload, monkeypatch, value, level):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     (finding,) = found("threads", workload)
     assert (finding.level, value in finding.found) == (level, True)
 
 
-def test_fewer_cpus_than_the_machine_has_are_found(workload):
+def test_doctor_finds_a_cpu_limit(workload):
     if (os.cpu_count() or 1) < 2:
         pytest.skip("one CPU cannot be fewer")
     finding = found_elsewhere("CPUs", workload, before="taskset -p -c 0 $$ > /dev/null;")
@@ -127,7 +127,7 @@ def test_fewer_cpus_than_the_machine_has_are_found(workload):
     assert finding["found"].startswith("1 of the machine's")
 
 
-def test_limits_of_containers_are_read_in_both_versions(tmp_path):
+def test_container_limits_are_read_for_both_cgroup_versions(tmp_path):
     membership = tmp_path / "cgroup"
     new = tmp_path / "new" / "pod" / "box"
     new.mkdir(parents=True)
@@ -155,8 +155,8 @@ def test_limits_of_containers_are_read_in_both_versions(tmp_path):
     assert (memory_limit(**tree), cpu_quota(**tree), process_limit(**tree)) == (1 << 20, 0.5, None)
 
 
-def test_a_group_outside_the_container_is_passed_over(tmp_path):
-    """As where the host's path of the group stands in /proc but is not mounted."""
+def test_a_cgroup_outside_the_container_is_ignored(tmp_path):
+    """/proc may contain the host's path of the cgroup although it is not mounted."""
     (tmp_path / "memory.max").write_text("4096\n")
     (tmp_path / "membership").write_text("0::/../../host/box\n")
     assert memory_limit(tmp_path, tmp_path / "membership") == 4096
@@ -165,27 +165,27 @@ def test_a_group_outside_the_container_is_passed_over(tmp_path):
 # ------------------------------------------------------------------ storage
 
 
-def test_a_folder_that_cannot_hold_a_checkpoint_is_found(workload):
+def test_doctor_finds_a_folder_that_cannot_store_a_checkpoint(workload):
     finding = found_elsewhere("run folder", workload, before="ulimit -f 1000;")
     assert (finding["level"], "ulimit -f" in finding["remedy"]) == ("error", True)
     (finding,) = found("run folder", Workload(Path("/proc/runs")))
     assert (finding.level, "/proc (proc)" in finding.found) == ("error", True)
 
 
-def test_a_sound_folder_is_left_as_it_was_and_a_missing_one_is_not_made(workload, tmp_path):
+def test_the_folder_check_leaves_no_files_and_creates_no_folder(workload, tmp_path):
     (finding,) = found("run folder", Workload(tmp_path / "runs" / "one"))
-    assert finding.level in ("ok", "warning")  # a warning where tests run in memory
+    assert finding.level in ("ok", "warning")  # a warning if the tests run on tmpfs
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_folder_in_memory_is_found():
+def test_doctor_finds_a_run_folder_in_memory():
     if not any(mount.mountpoint == "/dev/shm" for mount in psutil.disk_partitions(all=True)):
         pytest.skip("no tmpfs here")
     (finding,) = found("run folder", Workload(Path("/dev/shm/runs")))
     assert (finding.level, "tmpfs" in finding.found) == ("warning", True)
 
 
-def test_a_full_disk_is_found():
+def test_doctor_finds_a_full_disk():
     (finding, *_) = found("disk space", Workload(Path("/proc")))
     assert finding.level == "error"
 
@@ -193,7 +193,7 @@ def test_a_full_disk_is_found():
 # ------------------------------------------------------------------ network
 
 
-def test_a_rendezvous_port_in_use_is_found_with_who_uses_it(workload):
+def test_doctor_reports_the_process_that_uses_the_rendezvous_port(workload):
     with listening() as port:
         (finding,) = found("ports", replace(workload, port=port))
         assert finding.level == "error"
@@ -203,7 +203,7 @@ def test_a_rendezvous_port_in_use_is_found_with_who_uses_it(workload):
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(-40, " s behind"), (40, " s ahead of")])
-def test_a_peer_whose_clock_is_off_is_found(workload, ahead, words):
+def test_doctor_finds_a_peer_with_a_wrong_clock(workload, ahead, words):
     with machine_with_clock(ahead) as peer:
         (finding,) = found("peers", replace(workload, peers=(peer,)))
     assert finding.level == "error"
@@ -212,7 +212,7 @@ def test_a_peer_whose_clock_is_off_is_found(workload, ahead, words):
     assert 38 <= int(seconds.split()[-1]) <= 42  # a Date has whole seconds
 
 
-def test_a_peer_in_time_is_well_and_one_that_is_silent_is_told_apart(workload):
+def test_a_peer_with_the_right_clock_is_ok_and_an_unreachable_one_is_not(workload):
     with machine_with_clock(0) as peer:
         (finding,) = found("peers", replace(workload, peers=(peer,)))
     assert (finding.level, "within" in finding.found) == ("ok", True)
@@ -222,10 +222,10 @@ def test_a_peer_in_time_is_well_and_one_that_is_silent_is_told_apart(workload):
     assert (finding.level, "refused" in finding.found) == ("error", True)
 
 
-def test_interfaces_that_are_not_there_are_found(workload, monkeypatch):
+def test_doctor_finds_missing_interfaces(workload, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nope0")
     (finding,) = found("gloo's interface", workload)
-    assert (finding.level, "no nope0" in finding.found) == ("error", True)
+    assert (finding.level, "nope0 does not exist" in finding.found) == ("error", True)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     (finding,) = found("gloo's interface", workload)
     assert finding.level == "ok"
@@ -235,17 +235,17 @@ def test_interfaces_that_are_not_there_are_found(workload, monkeypatch):
     ("value", "level"),
     [("lo", "ok"), ("l", "ok"), ("=l", "error"), ("=lo", "ok"), ("nope", "error"), ("^nope", "ok")],
 )
-def test_nccl_s_own_way_of_naming_interfaces_is_known(workload, monkeypatch, value, level):
+def test_interfaces_are_matched_by_the_rules_of_nccl(workload, monkeypatch, value, level):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
     (finding,) = found("NCCL's interface", workload)
     assert finding.level == level
 
 
-def test_variables_that_slow_training_down_are_found(workload, monkeypatch):
+def test_doctor_finds_variables_that_slow_training_down(workload, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "info")
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
-    hurtful, harmless = found("variables", workload)
-    assert (hurtful.level, hurtful.remedy) == ("warning", "unset NCCL_DEBUG")
+    slow, harmless = found("variables", workload)
+    assert (slow.level, slow.remedy) == ("warning", "unset NCCL_DEBUG")
     assert (harmless.level, "NCCL_IB_HCA=mlx5_0" in harmless.found) == ("ok", True)
 
 
@@ -260,15 +260,15 @@ def fake_package(folder: Path, name: str, version: str, code: str = "") -> None:
     (folder / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
 
 
-def test_an_old_package_is_found(workload, tmp_path):
+def test_doctor_finds_an_old_package(workload, tmp_path):
     fake_package(tmp_path, "webdataset", "0.1")
     finding = found_elsewhere("packages", workload, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert finding["level"] == "error"
-    assert "webdataset is 0.1 and kway needs >=" in finding["found"]
+    assert "webdataset 0.1 is installed" in finding["found"]
     assert finding["remedy"].startswith("pip install 'webdataset>=")
 
 
-def test_a_package_that_breaks_imports_is_found(workload, tmp_path):
+def test_doctor_finds_a_package_that_breaks_imports(workload, tmp_path):
     name = "torch" + "vision"
     fake_package(tmp_path, name, "0.9", "raise RuntimeError('operator nms does not exist')")
     finding = found_elsewhere(name, workload, PYTHONPATH=f"{tmp_path}:{ROOT}")
@@ -276,7 +276,7 @@ def test_a_package_that_breaks_imports_is_found(workload, tmp_path):
     assert finding["remedy"].startswith(f"pip uninstall {name}")
 
 
-def test_a_torch_that_does_not_load_is_found(workload, tmp_path):
+def test_doctor_finds_a_torch_that_cannot_be_imported(workload, tmp_path):
     fake_package(tmp_path, "torch", "2.13", "raise ImportError('libcudart.so.13: no such file')")
     finding = found_elsewhere("torch", workload, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (finding["level"], "libcudart" in finding["found"]) == ("error", True)
@@ -289,31 +289,31 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_three_ranks_do_every_collective():
+def test_three_ranks_run_every_collective():
     finding = smoke_test("gloo", 3)
     assert finding.level == "ok", finding
-    assert f"3 ranks: all {len(list(names()))} collectives right" in finding.found
+    assert f"3 ranks: all {len(list(names()))} collectives passed" in finding.found
 
 
-def test_ranks_that_hang_are_named_and_none_is_left():
+def test_a_hanging_rank_is_reported_and_no_process_is_left():
     before = children()
     finding = smoke_test("gloo", 2, timeout_seconds=0)
-    assert (finding.level, finding.found) == ("error", "rank 0, the start: hangs")
+    assert (finding.level, finding.found) == ("error", "rank 0, startup: hangs")
     assert children() <= before
 
 
 # ------------------------------------------------------------------ the command
 
 
-def test_a_recipe_says_what_its_loaders_need(glyphs, texts, tmp_path):
+def test_the_workload_of_a_recipe_includes_its_loaders(glyphs, texts, tmp_path):
     with_workers = glyph_recipe(glyphs, tmp_path, data__workers=3)
     needs = workload_of(with_workers, ranks=2, port=None, peers=())
-    assert needs.shared_bytes == 4 * 3 * 12 * 16 * 16  # held x workers x batch x pixels
+    assert needs.shared_bytes == 4 * 3 * 12 * 16 * 16  # batches x workers x batch size x pixels
     needs = workload_of(text_recipe(texts, tmp_path), ranks=2, port=None, peers=())
     assert (needs.shared_bytes, needs.run) == (0, tmp_path)
 
 
-def test_off_a_terminal_each_finding_is_a_line_and_errors_are_the_exit_code(tmp_path):
+def test_without_a_terminal_each_finding_is_one_line_and_errors_set_the_exit_code(tmp_path):
     with listening() as port:
         command = [*KWAY, "doctor", "--run", str(tmp_path), "--port", str(port)]
         done = run(command)
@@ -324,7 +324,7 @@ def test_off_a_terminal_each_finding_is_a_line_and_errors_are_the_exit_code(tmp_
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_json_has_every_finding_and_ranks_that_cannot_connect_are_named(
+def test_json_contains_every_finding_and_ranks_that_cannot_connect(
     tmp_path, monkeypatch, kway, capsys
 ):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
@@ -340,6 +340,6 @@ def test_json_has_every_finding_and_ranks_that_cannot_connect_are_named(
     assert "nope0" in gloo["found"]
 
 
-def test_a_peer_without_a_port_is_bad_input(kway, capsys):
+def test_a_peer_without_a_port_is_rejected(kway, capsys):
     assert kway("doctor", "--peer", "node2") == 2
     assert "HOST:PORT" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Components of users: the files and commands of docs/extending.md, and what is imported when."""
+"""Custom components: the files and commands of docs/extending.md, and what is imported when."""
 
 import json
 import re
@@ -43,10 +43,10 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with the files of the page, from which ranks import, too."""
+    """A current directory with the files of the page, from which ranks also import."""
     for block in blocks("python") + blocks("yaml"):
         if not block.startswith(("# my_package/", "# mine.yaml")):
-            continue  # a training loop, of tests/heads/test_other_loops.py
+            continue  # a training loop, tested by tests/heads/test_other_loops.py
         file = tmp_path / block.partition("\n")[0].removeprefix("# ")
         file.parent.mkdir(exist_ok=True)
         file.write_text(block, encoding="utf-8")
@@ -59,7 +59,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget() -> None:
-    """Unload the package, so that the next import of it is seen."""
+    """Unload the package, so that the tests notice its next import."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]
 
@@ -69,7 +69,7 @@ def is_loaded() -> bool:
 
 
 def trained(glyphs: Path, *overrides: str) -> Path:
-    """The run of the page's recipe on the tests' shards, in this process; then unloaded."""
+    """Train the recipe of the page in this process, unload the package and return the run."""
     recipe = load_recipe(Path("mine.yaml"), [f"data.shards={glyphs}", *overrides])
     train(recipe, rank_world())
     forget()
@@ -81,7 +81,7 @@ def run(here: Path, glyphs: Path) -> Path:
     return trained(glyphs, "train.duration.steps=2")
 
 
-def test_the_commands_of_the_page_train_evaluate_export_and_answer(here, kway, capsys):
+def test_the_commands_of_the_page_work(here, kway, capsys):
     image = np.zeros((16, 16), np.uint8)
     assert cv2.imwrite(str(here / "image.png"), image)
     (block,) = blocks("sh")
@@ -98,7 +98,7 @@ def test_the_commands_of_the_page_train_evaluate_export_and_answer(here, kway, c
     assert spec["backbone"]["options"] == {"width": 32, "channels": 1}
 
 
-def test_without_allow_import_no_command_imports_what_a_run_names(run, kway, capsys):
+def test_without_allow_import_no_command_imports_components_of_a_run(run, kway, capsys):
     for command in (
         ["eval", run],
         ["eval", run, *ALLOWED[:-1]],
@@ -144,7 +144,7 @@ def test_a_server_imports_the_backbone_of_a_bundle_only_if_that_is_allowed(run, 
         _, png = cv2.imencode(".png", np.zeros((16, 16), np.uint8))
         url = f"{server.url}/v1/query?classes=%233"
         answer = httpx.post(url, content=png.tobytes(), headers={"Content-Type": "image/png"})
-        ((verdict,),) = [one["verdicts"] for one in answer.json()["results"]]
+        ((verdict,),) = [result["verdicts"] for result in answer.json()["results"]]
         with Bundle.open(here / "bundle") as bundle:
             backbone = bundle.load_backbone(allow_imports=[COMPONENTS[0]])
             with torch.inference_mode():
@@ -156,7 +156,7 @@ def test_a_server_imports_the_backbone_of_a_bundle_only_if_that_is_allowed(run, 
     assert verdict["score"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_loss_of_the_users_is_served_without_its_code(here, glyphs, kway, capsys):
+def test_a_custom_loss_is_served_without_its_code(here, glyphs, kway, capsys):
     network = json.dumps({"kind": "transformers", "config": {**TINY_RESNET, "num_channels": 1}})
     run = trained(glyphs, "train.duration.steps=2", f"backbone={network}")
     assert kway("export", run, "-o", "bundle", *ALLOWED[1:]) == 0
@@ -182,7 +182,7 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
     assert "my_package.schedules" not in sys.modules
 
 
-def test_resuming_rejects_other_augmentations(run, glyphs):
+def test_resuming_rejects_changed_augmentations(run, glyphs):
     path = COMPONENTS[-1]
     stored = open_checkpoint(run / "checkpoints" / "step-00000002").state
     assert stored["versions"][path].startswith("sha256:")
@@ -235,21 +235,21 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_key_and_the_fix(override, message, here):
+def test_an_invalid_component_raises_one_line_with_the_key_and_the_fix(override, message, here):
     Path("my_package/broken.py").write_text("import (\n")
     with pytest.raises(ValueError, match=message) as caught:
         load_recipe(Path("mine.yaml"), [override])
     assert "\n" not in str(caught.value)
 
 
-def test_mappings_made_in_code_import_nothing_by_themselves(here):
+def test_build_recipe_imports_no_component_without_permission(here):
     tree = {"run": "x", "data": {"shards": "x"}, "backbone": {"kind": COMPONENTS[0]}}
     with pytest.raises(ValueError, match=r"backbone\.kind would import code"):
         build_recipe(tree, origin="test")
     assert not is_loaded()
 
 
-def test_a_bundle_written_with_other_source_is_loaded_with_a_warning(run, kway, caplog):
+def test_loading_a_bundle_of_a_changed_component_logs_a_warning(run, kway, caplog):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
     source = Path("my_package/backbones.py")
     source.write_text(source.read_text() + "\n# changed\n")
@@ -300,10 +300,10 @@ def bert(vocab_size: int, **fields) -> nn.Module:
     ],
     ids=["module", "transformers"],
 )
-def test_a_backbone_of_texts_trains_and_is_exported(backbone, here, texts, kway):
+def test_a_custom_text_backbone_is_trained_and_exported(backbone, here, texts, kway):
     Path("my_package/texts.py").write_text(TEXT_BACKBONE)
-    made = make_component(backbone, key="backbone", origin="test")
-    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": made})
+    component = make_component(backbone, key="backbone", origin="test")
+    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": component})
     train(recipe, rank_world())
     allowed = f"--allow-import={backbone['kind']}"
     assert kway("export", here / "run", "-o", "bundle", allowed) == 0
@@ -313,8 +313,8 @@ def test_a_backbone_of_texts_trains_and_is_exported(backbone, here, texts, kway)
 def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
     Path("my_package/texts.py").write_text(TEXT_BACKBONE)
     backbone = {"kind": "my_package.texts:MeanOfWords", "vocab_size": 50}
-    made = make_component(backbone, key="backbone", origin="test")
-    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": made})
+    component = make_component(backbone, key="backbone", origin="test")
+    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": component})
     with pytest.raises(ValueError, match="embeddings for 50"):
         train(recipe, rank_world())
 
@@ -327,7 +327,7 @@ def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
         ("def make(pooling: str): pass", "parameter pooling, which is an option of every backbone"),
     ],
 )
-def test_what_does_not_keep_the_contract_of_a_backbone_is_one_line(code, message, here):
+def test_a_component_that_is_not_a_backbone_raises_one_line(code, message, here):
     Path("my_package/made.py").write_text(f"from torch import nn\n{code}\n")
     options = {"kind": "my_package.made:make"}
     with pytest.raises(ValueError, match=message) as caught:
@@ -335,7 +335,7 @@ def test_what_does_not_keep_the_contract_of_a_backbone_is_one_line(code, message
     assert "\n" not in str(caught.value)
 
 
-def test_a_factory_of_timm_makes_a_backbone():
+def test_a_timm_factory_creates_a_backbone():
     pytest.importorskip("timm", reason="timm needs torchvision, which has no build for CPU torch")
     options = {"kind": "timm:create_model", "model_name": "resnet10t", "num_classes": 0}
     config = make_component(options, key="backbone", origin="test")

@@ -28,7 +28,7 @@ class Limits(BaseModel):
     @model_validator(mode="after")
     def _has_a_device(self) -> "Limits":
         if self.verify and self.device == "cuda":
-            raise ValueError("--verify reads on the CPU: leave out --device cuda")
+            raise ValueError("--verify runs on the CPU: omit --device cuda")
         return self
 
 
@@ -45,13 +45,13 @@ def run(*arguments: str) -> tuple[Limits | None, Result]:
     return (built[0] if built else None), result
 
 
-def test_without_options_the_fields_have_their_defaults():
+def test_fields_keep_their_defaults_without_options():
     limits, _ = run()
     assert limits == Limits(replica="out")
     assert limits.model_fields_set == {"replica"}
 
 
-def test_options_become_values_of_the_fields():
+def test_options_set_the_fields():
     limits, _ = run(
         *("--port", "0", "--timeout", "2.5", "--max-body-mib", "0.5", "--token-file", "t"),
         *("--gallery", "a=x/y", "--gallery", "b=z", "--device", "cuda", "--languages", "de, it"),
@@ -70,7 +70,7 @@ def test_options_become_values_of_the_fields():
     )
 
 
-def test_the_help_has_descriptions_bounds_and_defaults_in_the_units_of_the_options():
+def test_help_prints_descriptions_bounds_and_defaults_in_option_units():
     _, result = run("--help")
     shown = " ".join(result.output.split())
     for part in ("port to listen on", "0<=x<=65535", "--max-body-mib", "32.0", "NAME=FOLDER"):
@@ -85,10 +85,10 @@ def test_the_help_has_descriptions_bounds_and_defaults_in_the_units_of_the_optio
         (("--timeout", "0"), ("--timeout", "greater than 0", "got 0")),
         (("--max-body-mib", "-2"), ("--max-body-mib", "greater than 0", "got -2")),
         (("--gallery", "x"), ("--gallery 'x'", "NAME=FOLDER")),
-        (("--verify", "--device", "cuda"), ("--verify reads on the CPU: leave out",)),
+        (("--verify", "--device", "cuda"), ("--verify runs on the CPU: omit",)),
     ],
 )
-def test_an_error_is_one_line_with_the_option_and_its_value(
+def test_an_invalid_value_raises_one_line_with_the_option_and_the_value(
     arguments: tuple[str, ...], parts: tuple[str, ...]
 ):
     limits, result = run(*arguments)
@@ -99,7 +99,7 @@ def test_an_error_is_one_line_with_the_option_and_its_value(
     assert all(part in line for part in parts)
 
 
-def test_typer_checks_the_bounds_that_it_can():
+def test_typer_checks_inclusive_bounds():
     limits, result = run("--port", "65536")
     assert limits is None
     assert result.exit_code == 2
@@ -108,13 +108,13 @@ def test_typer_checks_the_bounds_that_it_can():
 
 @dataclass(frozen=True)
 class Files:
-    files: Annotated[tuple[Path, ...], Argument(), Field(description="to read")]
+    files: Annotated[tuple[Path, ...], Argument(), Field(description="files to read")]
     label: str
     nested: Annotated[bool | None, Option("--nested/--topmost")] = None
     seed: Annotated[int, Supplied()] = 0
 
 
-def test_arguments_and_required_options_of_a_dataclass():
+def test_a_dataclass_has_arguments_and_required_options():
     built = []
     app = typer.Typer()
     app.command()(with_options(lambda given: built.append(given), options_of(Files)))
@@ -125,5 +125,5 @@ def test_arguments_and_required_options_of_a_dataclass():
     assert build(Files, built[0]) == Files((Path("a"), Path("b")), "x", nested=False)
 
 
-def test_options_may_be_limited_to_marked_fields():
+def test_options_of_returns_only_marked_fields_if_requested():
     assert list(options_of(Files, marked_only=True)) == ["files", "nested"]

@@ -1,4 +1,4 @@
-"""`kway plan`: its arithmetic, what it prints, what it refuses, and the ranks of a dry run."""
+"""`kway plan`: its arithmetic, output and errors, and the ranks of a dry run."""
 
 import io
 import json
@@ -73,11 +73,11 @@ def bytes_of(plan: Plan, what: str) -> dict[tuple[str, str], int]:
         (8, "world", True),
     ],
 )
-def test_a_group_crosses_nodes_where_its_ranks_do(class_ranks, group, crosses):
+def test_a_group_crosses_nodes_if_its_ranks_do(class_ranks, group, crosses):
     assert Cluster(GPU, 2, 8, class_ranks).crosses_nodes(group) is crosses
 
 
-def test_a_ring_sends_what_its_algorithm_says_at_the_slowest_link():
+def test_ring_traffic_and_time_follow_the_algorithm_and_the_slowest_link():
     cluster = Cluster(GPU, 2, 4, 4)
     for kind, share in {"all_gather": 7 / 8, "reduce_scatter": 7 / 8, "all_reduce": 14 / 8}.items():
         each = Collective("", kind, "world", 8_000_000, "head", calls=2)  # type: ignore[arg-type]
@@ -90,47 +90,47 @@ def test_a_ring_sends_what_its_algorithm_says_at_the_slowest_link():
 # ---- memory and traffic
 
 
-def test_the_head_of_a_hundred_million_classes_is_planned_without_making_it(tmp_path: Path):
+def test_a_head_of_a_hundred_million_classes_is_planned_without_allocating_it(tmp_path: Path):
     plan = planned(tmp_path, nodes=16, gpus=8, classes=100_000_000, train__global_batch=1024)
     dim = plan.backbone.dim
     assert memory_line(plan, "head weights") == -(-100_000_000 // 128) * (dim + 1) * 4
-    assert memory_line(plan, "class index") >= 8 * 100_000_000  # the place of every class
+    assert memory_line(plan, "class index") >= 8 * 100_000_000  # the row of every class
     features = bytes_of(plan, "head: features")
     assert features == {("all_gather", "class"): 1024 * dim * 4}
 
 
-def test_class_groups_of_one_trade_memory_for_a_gradient_on_the_wire(tmp_path: Path):
+def test_class_groups_of_one_rank_need_more_memory_and_reduce_head_gradients(tmp_path: Path):
     shared = planned(tmp_path, gpus=4)
     alone = planned(tmp_path, gpus=4, train__class_group=1)
     assert memory_line(alone, "head weights") == 4 * memory_line(shared, "head weights")
-    whole = 1000 * (alone.backbone.dim + 1) * 4
-    assert bytes_of(alone, "head: weight gradients") == {("all_reduce", "data"): whole}
+    total = 1000 * (alone.backbone.dim + 1) * 4
+    assert bytes_of(alone, "head: weight gradients") == {("all_reduce", "data"): total}
     assert not bytes_of(shared, "head: weight gradients")
     assert not bytes_of(alone, "head: features")
 
 
-def test_a_strategy_holds_its_share_of_the_backbone(tmp_path: Path):
+def test_the_plan_shards_the_backbone_by_strategy(tmp_path: Path):
     ddp = planned(tmp_path, gpus=8)
     fsdp = planned(tmp_path, gpus=8, train__strategy={"kind": "fsdp"})
-    whole = ddp.backbone.numel * 4
-    assert memory_line(ddp, "backbone weights") == whole
-    assert memory_line(fsdp, "backbone weights") == pytest.approx(whole / 8, rel=0.2)
+    total = ddp.backbone.numel * 4
+    assert memory_line(ddp, "backbone weights") == total
+    assert memory_line(fsdp, "backbone weights") == pytest.approx(total / 8, rel=0.2)
 
 
-def test_activation_checkpointing_holds_less_and_computes_more(tmp_path: Path):
-    kept = planned(tmp_path)
-    again = planned(tmp_path, train__activation_checkpointing=True)
-    assert again.backbone.activations < 0.75 * kept.backbone.activations
-    assert again.backbone.flops > kept.backbone.flops
+def test_activation_checkpointing_saves_memory_and_adds_computation(tmp_path: Path):
+    saved = planned(tmp_path)
+    recomputed = planned(tmp_path, train__activation_checkpointing=True)
+    assert recomputed.backbone.activations < 0.75 * saved.backbone.activations
+    assert recomputed.backbone.flops > saved.backbone.flops
 
 
-def test_half_precision_halves_the_features_on_the_wire(tmp_path: Path):
-    single, half = planned(tmp_path), planned(tmp_path, train__precision="bf16")
-    (one,), (other,) = (bytes_of(p, "head: features").values() for p in (single, half))
-    assert one == 2 * other
+def test_half_precision_halves_the_traffic_of_features(tmp_path: Path):
+    plans = planned(tmp_path), planned(tmp_path, train__precision="bf16")
+    (single,), (half,) = (bytes_of(plan, "head: features").values() for plan in plans)
+    assert single == 2 * half
 
 
-def test_flops_of_a_backbone_are_those_of_its_layers(tmp_path: Path):
+def test_flops_of_a_backbone_are_the_sum_over_its_layers(tmp_path: Path):
     recipe = text_recipe(tmp_path, tmp_path / "run")
     network = measure_backbone(recipe, rows=4, ranks=1, cuda=False)
     tokens, width, layers = 4 * 24, 16, 2
@@ -143,8 +143,8 @@ def seconds_of_products(plan: Plan) -> dict[str, float]:
     return {phase.phase: phase.compute for phase in plan.time.phases if phase.compute}
 
 
-def test_fp32_convolutions_count_at_the_rate_of_tf32_and_other_products_do_not(tmp_path: Path):
-    """With memory of infinite bandwidth, only products take time."""
+def test_only_fp32_convolutions_are_planned_at_the_tf32_rate(tmp_path: Path):
+    """With infinite memory bandwidth, only matrix products take time."""
     rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
     machine = Machine("gpu", "cuda", 1 << 36, 1e30, rates, 1e11, 1e10)
     request = PlanRequest(machine, 1, 1, 1000)
@@ -162,7 +162,7 @@ def test_fp32_convolutions_count_at_the_rate_of_tf32_and_other_products_do_not(t
 
 
 @pytest.mark.parametrize("kind", ["dense", "utree", "vtree"])
-def test_the_class_index_is_as_large_as_the_real_one(tmp_path: Path, kind: str):
+def test_the_planned_class_index_has_the_size_of_the_real_one(tmp_path: Path, kind: str):
     vectors = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
     recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"weights": {"kind": kind}})
     cover = build_cover_tree(vectors)
@@ -185,25 +185,25 @@ def _tensor_bytes(value: Any) -> int:
     return _tensor_bytes(vars(value)) if hasattr(value, "__dict__") else 0
 
 
-def test_a_tree_that_is_not_there_is_planned_as_the_largest(tmp_path: Path):
+def test_a_missing_label_tree_is_planned_as_the_largest(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"weights": {"kind": "vtree"}})
     classes = classes_of(recipe, None, 1000, class_ranks=4)
     assert (classes.nodes, classes.exact) == (1999, False)
     assert any(
-        "label tree is not here" in line
+        "label tree is not available" in line
         for line in warnings(planned(tmp_path, head={"weights": {"kind": "vtree"}}))
     )
 
 
-def test_trailing_ranks_may_hold_no_class():
+def test_trailing_ranks_may_have_no_class():
     assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).min_nodes(4) == 0
     assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).max_nodes(4) == 2
 
 
-# ---- what does not fit
+# ---- plans that do not fit
 
 
-def test_what_does_not_fit_is_changed_until_it_does(tmp_path: Path):
+def test_changes_are_suggested_until_the_plan_fits(tmp_path: Path):
     keys: dict[str, Any] = {"train__global_batch": 4096, "train__class_group": 1}
     roomy = planned(tmp_path, gpus=4, classes=20_000, **keys)
     small = Machine("small", "cuda", roomy.memory.peak - 10_000_000, 1e12, GPU.flops, 1e11, 1e10)
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_changed_until_it_does(tmp_path: Path):
     assert found[-1].peak < plan.memory.peak
 
 
-def test_stages_of_deepspeed_are_tried_one_after_another(tmp_path: Path):
+def test_deepspeed_stages_are_tried_in_order(tmp_path: Path):
     keys: dict[str, Any] = {
         "optimizer": {"kind": "adamw"},
         "train__activation_checkpointing": True,
@@ -236,15 +236,15 @@ def test_stages_of_deepspeed_are_tried_one_after_another(tmp_path: Path):
     ]
 
 
-def test_what_cannot_work_is_warned_of(tmp_path: Path):
+def test_invalid_settings_give_warnings(tmp_path: Path):
     few = planned(tmp_path, gpus=8, classes=5, train__global_batch=4, train__precision="fp16")
-    said = "\n".join(warnings(few))
-    for words in ("some have no rows", "some hold none", "gpu has no fp16"):
-        assert words in said
+    found = "\n".join(warnings(few))
+    for words in ("train.global_batch is 4", "the head has 5 rows", "gpu does not support fp16"):
+        assert words in found
     assert warnings(planned(tmp_path)) == []
 
 
-def test_a_class_group_that_does_not_divide_the_ranks_is_refused(tmp_path: Path):
+def test_a_class_group_that_does_not_divide_the_ranks_is_rejected(tmp_path: Path):
     for plan in (make_plan, dry_run):
         with pytest.raises(ValueError, match=r"train\.class_group is 3"):
             plan(
@@ -297,7 +297,7 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     for words in ("head weights", "DDP: gradients", "bound by", "world 16 across", "class list"):
         assert words in shown, words
     assert "GPU memory fits:" in shown
-    assert "a machine (8 ranks reading the manifest); pass --host-memory to compare" in shown
+    assert "per machine (8 ranks reading the manifest); pass --host-memory to compare" in shown
     assert "\x1b" not in shown
 
 
@@ -310,7 +310,7 @@ def test_the_command_compares_with_the_given_main_memory(tmp_path, kway, capsys)
     assert json.loads(capsys.readouterr().out)["host"]["fits"] is True
 
 
-def test_tables_are_whole_in_eighty_columns(tmp_path: Path):
+def test_tables_are_not_truncated_at_80_columns(tmp_path: Path):
     plan = planned(
         tmp_path,
         nodes=16,
@@ -329,7 +329,7 @@ def test_tables_are_whole_in_eighty_columns(tmp_path: Path):
     assert "…" not in shown
 
 
-def test_the_command_gives_the_numbers_as_json(tmp_path, kway, capsys):
+def test_the_command_prints_json(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     assert kway("plan", path, "--gpu", "h200", "--classes", 1000, "--json") == 0
     numbers = json.loads(capsys.readouterr().out)
@@ -340,7 +340,7 @@ def test_the_command_gives_the_numbers_as_json(tmp_path, kway, capsys):
     assert numbers["collectives"] == []  # one rank
 
 
-def test_overrides_and_shards_count(glyphs, tmp_path, kway, capsys):
+def test_the_command_uses_overrides_and_shards(glyphs, tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(glyphs, tmp_path / "run", train__duration={"epochs": 3}))
     assert kway("plan", path, "train.global_batch=4", "--json") == 0
     numbers = json.loads(capsys.readouterr().out)
@@ -348,7 +348,7 @@ def test_overrides_and_shards_count(glyphs, tmp_path, kway, capsys):
     assert numbers["steps"] > 3
 
 
-def test_the_command_builds_ranks(tmp_path, kway, capsys):
+def test_the_command_prints_the_ranks_of_a_dry_run(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     options = ("--nodes", 2, "--gpus", 2, "--classes", 10, "--dry-run")
     assert kway("plan", path, *options) == 0
@@ -360,13 +360,13 @@ def test_the_command_builds_ranks(tmp_path, kway, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--gpu", "abacus", "--classes", 10], "--gpu abacus is not known: choose one of"),
-        ([], "give --classes"),
+        (["--gpu", "abacus", "--classes", 10], "--gpu abacus is unknown: choose one of"),
+        ([], "pass --classes"),
         (["--classes", 10, "--gpus", 4, "train.class_group=3"], "train.class_group is 3"),
         (["--classes", 10, "optimizer.kind=lamb", "train.strategy.kind=deepspeed"], "lamb"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, kway, capsys, options, words):
+def test_an_impossible_plan_prints_a_one_line_error(tmp_path, kway, capsys, options, words):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     assert kway("plan", path, *options) == 2
     error = capsys.readouterr().err
@@ -374,7 +374,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, kway, capsys, opti
     assert error.count("\n") == 1
 
 
-def test_numbers_have_three_digits():
+def test_sizes_and_durations_have_three_digits():
     assert [size(n) for n in (0, 999, 1000, 12_345_678, 3 << 40)] == [
         "-",
         "999 B",
@@ -392,7 +392,7 @@ def test_numbers_have_three_digits():
     ]
 
 
-def test_units_of_fsdp_hold_every_weight_once(tmp_path: Path):
+def test_fsdp_units_contain_every_weight_once(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
     network = measure_backbone(recipe, rows=2, ranks=1, cuda=False)
     backbone = build_backbone(recipe.backbone, image=recipe.data.image)
@@ -407,7 +407,7 @@ def host_line(plan: Plan, what: str) -> HostLine:
     return next(line for line in plan.host.lines if line.what == what)
 
 
-def test_the_planned_main_memory_of_a_head_is_what_building_it_uses(tmp_path: Path):
+def test_the_planned_main_memory_of_a_head_matches_building_it(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
     plan = make_plan(recipe, PlanRequest(GPU, 1, 1, 300_000))
     tracemalloc.start()
@@ -419,7 +419,7 @@ def test_the_planned_main_memory_of_a_head_is_what_building_it_uses(tmp_path: Pa
     assert line.training == pytest.approx(kept - head.weight.nbytes, rel=0.1)
 
 
-# In a process of its own: peak and resident memory belong to a process.
+# Run in a separate process, because peak and resident memory are measured per process.
 _PARSE = """
 import ctypes, gc, sys
 from data.shards.manifest import Manifest
@@ -461,7 +461,7 @@ def test_a_class_list_uses_the_planned_main_memory(tmp_path: Path, attributes: i
     assert num * cost.parsing == pytest.approx(peak, rel=0.2)
 
 
-def test_every_rank_of_a_machine_holds_the_class_list(tmp_path: Path):
+def test_main_memory_includes_the_class_list_of_every_rank(tmp_path: Path):
     plan = planned(tmp_path, nodes=16, gpus=8, classes=10**8)
     line = host_line(plan, "class list")
     assert line.manifest > line.head > line.training > 600 * 10**8
@@ -473,7 +473,7 @@ def test_every_rank_of_a_machine_holds_the_class_list(tmp_path: Path):
         assert make_plan(plan.recipe, request).host.fits is fits
 
 
-def test_the_class_list_and_vectors_of_shards_are_counted(glyphs, tmp_path: Path):
+def test_main_memory_includes_the_classes_and_vectors_of_the_shards(glyphs, tmp_path: Path):
     plan = make_plan(glyph_recipe(glyphs, tmp_path / "run"), PlanRequest(GPU, 1, 1))
     manifest = Manifest.load(glyphs)
     kept = 13 * ClassListCost.of(manifest.classes).kept
@@ -482,7 +482,7 @@ def test_the_class_list_and_vectors_of_shards_are_counted(glyphs, tmp_path: Path
     assert host_line(plan, "label vectors").training == pytest.approx(vectors.nbytes, rel=0.2)
 
 
-def test_on_cpus_steps_take_main_memory(tmp_path: Path):
+def test_main_memory_includes_the_step_on_cpus(tmp_path: Path):
     cpu = replace(GPU, kind="cpu")
     plan = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), PlanRequest(cpu, 1, 2, 1000))
     assert host_line(plan, "a step, as above").training == plan.memory.peak
@@ -505,7 +505,7 @@ def bytes_written_by_a_rank(shards: Path, class_ranks: int | None, strategy: str
     ("ranks", "class_ranks", "strategy"),
     [(1, None, "ddp"), (2, None, "ddp"), (2, 1, "ddp"), (2, None, "fsdp")],
 )
-def test_the_copy_of_a_checkpoint_is_what_a_rank_writes(
+def test_the_planned_checkpoint_copy_matches_what_a_rank_writes(
     glyphs, tmp_path: Path, ranks: int, class_ranks: int | None, strategy: str
 ):
     written = run_on_ranks(ranks, bytes_written_by_a_rank, glyphs, class_ranks, strategy)

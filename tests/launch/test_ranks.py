@@ -1,4 +1,4 @@
-"""Where ranks are placed, which exit code counts, and how long a launcher is patient."""
+"""Placement of ranks, exit codes of a run, and timeouts of the launcher."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from launch.ranks.stop import SignalException, StopRequest, end_processes
 
 
 @pytest.mark.parametrize(
-    ("codes", "counts"),
+    ("codes", "expected"),
     [
         ([0, 0], 0),
         ([1, 0], 1),
@@ -37,46 +37,46 @@ from launch.ranks.stop import SignalException, StopRequest, end_processes
         ([1, 7], 7),
     ],
 )
-def test_the_code_that_tells_most_counts(codes, counts):
-    assert run_exit_code(codes) == counts
-    assert run_exit_code(reversed(codes)) == counts
+def test_the_run_has_the_most_specific_exit_code(codes, expected):
+    assert run_exit_code(codes) == expected
+    assert run_exit_code(reversed(codes)) == expected
 
 
-def test_ranks_that_were_ended_for_another_ones_sake_do_not_count():
+def test_ranks_terminated_after_a_failure_are_ignored():
     assert own_exit_codes({0: -15, 1: 1, 2: -15}) == {1: 1}
     assert own_exit_codes({0: -15, 1: -15}) == {0: -15, 1: -15}
 
 
-def test_only_what_another_try_may_mend_is_tried_again():
+def test_only_retryable_exit_codes_are_retried():
     assert [code for code in (0, 1, 2, 75, 130, 137) if is_retryable(code)] == [1, 137]
 
 
-def test_a_rank_that_could_not_speak_is_named():
-    assert kill_reason({0: 1, 3: -9}) == "rank 3 was ended by SIGKILL (out of memory?)"
-    assert kill_reason({2: -11}) == "rank 2 was ended by SIGSEGV"
+def test_kill_reason_names_the_rank_and_the_signal():
+    assert kill_reason({0: 1, 3: -9}) == "rank 3 was killed by SIGKILL (out of memory?)"
+    assert kill_reason({2: -11}) == "rank 2 was killed by SIGSEGV"
     assert kill_reason({0: 1, 1: -signal.SIGTERM, 2: 75}) is None
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_nodes": 2}, "--nnodes is 2 and no machine is named for them to meet at"),
-        ({"min_nodes": 3, "max_nodes": 2}, "--nnodes is 3:2: give 1 <= MIN <= MAX"),
-        ({"min_nodes": 0, "max_nodes": 0}, "--nnodes is 0: give 1 machine or more"),
-        ({"master_port": 99999}, "--master-port is 99999: give 1 to 65535"),
-        ({"node_rank": 1}, "--node-rank goes with --master-addr"),
-        ({"master_addr": "a", "rdzv_endpoint": "a:1"}, "two ways to meet: give one"),
-        ({"master_addr": "a", "max_restarts": 1}, "--master-addr fixes every rank once"),
-        ({"master_addr": "a", "max_nodes": 2}, "--master-addr fixes every rank once"),
-        ({"master_addr": "a", "node_rank": 1}, "--node-rank is 1: give 0 to 0"),
+        ({"max_nodes": 2}, "--nnodes is 2, .* pass --rdzv-endpoint"),
+        ({"min_nodes": 3, "max_nodes": 2}, "--nnodes is 3:2: pass MIN:MAX"),
+        ({"min_nodes": 0, "max_nodes": 0}, "--nnodes is 0: pass 1 or more"),
+        ({"master_port": 99999}, "--master-port is 99999: pass 1 to 65535"),
+        ({"node_rank": 1}, "--node-rank requires --master-addr"),
+        ({"master_addr": "a", "rdzv_endpoint": "a:1"}, "mutually exclusive"),
+        ({"master_addr": "a", "max_restarts": 1}, "--master-addr supports neither"),
+        ({"master_addr": "a", "max_nodes": 2}, "--master-addr supports neither"),
+        ({"master_addr": "a", "node_rank": 1}, "--node-rank is 1: pass 0 to 0"),
     ],
 )
-def test_a_placement_that_cannot_be_is_refused(given, message):
+def test_an_invalid_placement_is_rejected(given, message):
     with pytest.raises(ValueError, match=message):
         Placement(**given)
 
 
-def test_a_placement_says_how_many_ranks_there_have_to_be():
+def test_a_placement_computes_world_size_and_endpoint():
     assert Placement(4).world_size == "4"
     elastic = Placement(2, min_nodes=1, max_nodes=3, rdzv_endpoint="a:1")
     assert elastic.world_size == "2:6"
@@ -87,13 +87,13 @@ def test_a_placement_says_how_many_ranks_there_have_to_be():
     assert Placement(1, master_addr="a", master_port=7).endpoint == "a:7"
 
 
-def test_machines_and_settings_are_read_as_torchrun_reads_them():
+def test_nnodes_and_rdzv_conf_are_parsed_like_torchrun():
     assert [parse_nodes(text) for text in ("2", "1:4")] == [(2, 2), (1, 4)]
     assert parse_conf("is_host=1, join_timeout=60") == {"is_host": "1", "join_timeout": "60"}
     for wrong in ("two", "1:", ":2", ""):
         with pytest.raises(ValueError, match="--nnodes is"):
             parse_nodes(wrong)
-    with pytest.raises(ValueError, match="--rdzv-conf is is_host: give key=value"):
+    with pytest.raises(ValueError, match="--rdzv-conf is is_host: pass key=value"):
         parse_conf("is_host")
 
 
@@ -102,20 +102,20 @@ def test_machines_and_settings_are_read_as_torchrun_reads_them():
     [
         ("join_timout=60", "join_timout is not a known key: did you mean join_timeout?"),
         ("rank=1", "rank is not a known key: choose one of is_host, join_timeout, "),
-        ("join_timeout=soon", "join_timeout is soon: give a whole number of 1 or more"),
-        ("close_timeout=0", "close_timeout is 0: give a whole number"),
-        ("is_host=2", "is_host is 2: give 0 or 1"),
+        ("join_timeout=soon", "join_timeout is soon: pass an integer of 1 or more"),
+        ("close_timeout=0", "close_timeout is 0: pass an integer"),
+        ("is_host=2", "is_host is 2: pass 0 or 1"),
     ],
 )
-def test_settings_of_the_meeting_that_nothing_reads_are_refused(given, message):
+def test_unknown_and_invalid_rdzv_conf_keys_are_rejected(given, message):
     with pytest.raises(ValueError, match=re.escape(f"--rdzv-conf {message}")):
         parse_conf(given)
 
 
-def test_the_settings_of_the_meeting_are_those_that_torch_reads():
-    room = Path(rendezvous.__path__[0])
+def test_rdzv_conf_accepts_the_keys_that_torch_reads():
+    folder = Path(rendezvous.__path__[0])
     files = ("c10d_rendezvous_backend.py", "dynamic_rendezvous.py")
-    text = "".join((room / name).read_text() for name in files)
+    text = "".join((folder / name).read_text() for name in files)
     read = set(re.findall(r'params\.get_as_\w+\(\s*"(\w+)"', text))
     read |= {f"{name}_timeout" for name in re.findall(r'_get_timeout\(params, "(\w+)"', text)}
     assert len(read) > 5
@@ -123,33 +123,30 @@ def test_the_settings_of_the_meeting_are_those_that_torch_reads():
     assert parse_conf("timeout=9") == {"join_timeout": "9"}  # torch's name under --master-addr
 
 
-def test_a_launcher_that_waits_for_other_machines_says_so_after_a_while(monkeypatch, capfd):
-    monkeypatch.setattr(kway_rendezvous, "_SILENT_SECONDS", 0.05)
+def test_a_launcher_reports_that_it_waits_for_other_machines(monkeypatch, capfd):
+    monkeypatch.setattr(kway_rendezvous, "_REPORT_AFTER_SECONDS", 0.05)
     two = Placement(min_nodes=2, max_nodes=2, rdzv_endpoint="node1:29400")
     with kway_rendezvous.report_waiting(two):
         pass
     with kway_rendezvous.report_waiting(Placement()):
         time.sleep(0.2)
     assert capfd.readouterr().err == ""
-    said, deadline = "", time.monotonic() + 20
+    output, deadline = "", time.monotonic() + 20
     with kway_rendezvous.report_waiting(two):
-        while ")" not in said and time.monotonic() < deadline:
-            time.sleep(0.2)  # what is written while it reads is lost
-            said += capfd.readouterr().err
-    assert said.rstrip() == "waiting for 2 machines at node1:29400 (join_timeout 600 s)"
+        while ")" not in output and time.monotonic() < deadline:
+            time.sleep(0.2)  # output that is written during a read is lost
+            output += capfd.readouterr().err
+    assert output.rstrip() == "waiting for 2 machines at node1:29400 (join_timeout 600 s)"
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2 and no machine is named"),
-        (
-            ("--nproc", 2, "telemetry.port=65535"),
-            "error: telemetry.port is 65535 and each of 2 ranks needs one",
-        ),
+        (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2,"),
+        (("--nproc", 2, "telemetry.port=65535"), "error: telemetry.port is 65535, and the 2 ranks"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_code_2_before_any_rank_starts(
+def test_invalid_train_options_exit_with_2_before_any_rank_starts(
     options, line, kway, capsys, tmp_path
 ):
     recipe = tmp_path / "recipe.yaml"
@@ -163,7 +160,7 @@ def test_what_cannot_be_is_one_line_and_code_2_before_any_rank_starts(
 
 
 def stubborn() -> "subprocess.Popen[str]":
-    """A process that only counts its first signal to end."""
+    """Start a process that ignores the first SIGTERM."""
     code = (
         "import signal, time\n"
         "note = lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
@@ -177,7 +174,7 @@ def stubborn() -> "subprocess.Popen[str]":
     return process
 
 
-def test_what_does_not_end_when_asked_is_killed_after_its_time():
+def test_a_process_that_ignores_the_signal_is_killed_after_the_timeout():
     process = stubborn()
     assert end_processes([process], signal.SIGTERM, 0.5)
     assert process.returncode == -signal.SIGKILL
@@ -186,7 +183,7 @@ def test_what_does_not_end_when_asked_is_killed_after_its_time():
     assert process.returncode == -signal.SIGTERM
 
 
-def test_the_first_signal_is_obeyed_and_a_later_ctrl_c_is_haste():
+def test_a_later_ctrl_c_makes_a_stop_request_urgent():
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         with pytest.raises(SignalException):

@@ -1,4 +1,4 @@
-"""`kway report`: what the page says of runs, also of damaged, empty and hostile ones."""
+"""`kway report`: the page, including damaged and empty runs and runs with hostile names."""
 
 import fcntl
 import json
@@ -34,7 +34,7 @@ Made = Callable[..., Path]
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    """Writes a run's folder by hand: steps 10, 20, … 100, two evaluations."""
+    """Create the folder of a run without training: steps 10, 20, … 100 and two evaluations."""
 
     def make(name: str = "run", *, batch: int = 32, **recipe: Any) -> Path:
         folder = tmp_path / name
@@ -88,14 +88,14 @@ def page_of(*folders: Path) -> str:
 
 
 def cells(page: str, row: str) -> list[str]:
-    """The cells of a row of a table."""
+    """Return the cells of a table row."""
     found = re.search(rf'<tr><th scope="row">{re.escape(row)}</th>(.*?)</tr>', page)
     assert found, f"no row {row}"
     return re.findall(r"<td>(.*?)</td>", found[1])
 
 
 class Reader(HTMLParser):
-    """Every tag and attribute of a page, as a browser takes it."""
+    """Collects every tag and attribute of a page, as a browser parses it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -108,10 +108,10 @@ class Reader(HTMLParser):
         self.attributes += attrs
 
 
-# ------------------------------------------------------------------ sound runs
+# ------------------------------------------------------------------ valid runs
 
 
-def test_a_run_of_the_trainer_stands_on_the_page(glyphs, tmp_path):
+def test_the_page_shows_a_run_of_the_trainer(glyphs, tmp_path):
     recipe = glyph_recipe(glyphs, tmp_path / "tiny", evaluation__every={"steps": 2})
     train(recipe, rank_world())
     page = page_of(tmp_path / "tiny")
@@ -128,7 +128,7 @@ def test_a_run_of_the_trainer_stands_on_the_page(glyphs, tmp_path):
     assert 'class="troubles"' not in page
 
 
-def test_the_numbers_of_runs_stand_side_by_side(made):
+def test_the_page_compares_the_numbers_of_runs(made):
     page = page_of(made("one"), made("two", batch=64))
     assert cells(page, "last loss") == ["1", "1"]
     assert cells(page, "samples") == ["3,200", "6,400"]
@@ -139,7 +139,7 @@ def test_the_numbers_of_runs_stand_side_by_side(made):
     assert cells(page, "time, first to last") == ["1.5 min", "1.5 min"]
 
 
-def test_recipes_are_told_by_what_differs(made):
+def test_the_page_lists_the_keys_in_which_recipes_differ(made):
     one = made("one", seed=1, head={"loss": {"kind": "ce"}})
     two = made("two", seed=1, head={"loss": {"kind": "smooth_topk", "k": 5}})
     page = page_of(one, two)
@@ -150,7 +150,7 @@ def test_recipes_are_told_by_what_differs(made):
     assert "seed: 1" in page  # in full
 
 
-def test_runs_of_other_batches_are_compared_by_samples(made):
+def test_runs_with_different_batch_sizes_are_compared_by_samples(made):
     same, other = made("same"), made("other", batch=64)
     assert axis_of(read_runs([same])).label == "steps"
     runs = read_runs([same, other])
@@ -159,9 +159,9 @@ def test_runs_of_other_batches_are_compared_by_samples(made):
     assert [axis.of(run, np.array([10.0])).tolist() for run in runs] == [[320.0], [640.0]]
 
 
-def test_phases_add_up_to_one_and_what_no_phase_covers_is_the_rest(made):
+def test_the_shares_of_phases_and_the_rest_add_up_to_one(made):
     folder, without = made("with"), made("without")
-    phases = {"data": 1.0, "forward": 2.0, "evaluation": 5.0}  # of 5 s in ten steps
+    phases = {"data": 1.0, "forward": 2.0, "evaluation": 5.0}  # steps take 5 s per record
     write_records(folder, [step_record(step, phases=phases) for step in (10, 20)])
     (run,) = read_runs([folder])
     assert share_of_phases(run) == pytest.approx(
@@ -173,7 +173,7 @@ def test_phases_add_up_to_one_and_what_no_phase_covers_is_the_rest(made):
     assert "<h3>Where the time goes</h3>" not in page_of(without)
 
 
-def test_checkpoints_restarts_and_refusals_are_marked(made):
+def test_checkpoints_restarts_and_rejections_are_marked(made):
     folder = made()
     refused = {"event": "refused", "step": 40, "checkpoint": "step-00000050: SHA-256 differs"}
     records = [step_record(step, restarts=int(step > 40)) for step in range(10, 101, 10)]
@@ -188,7 +188,7 @@ def test_checkpoints_restarts_and_refusals_are_marked(made):
     assert "┆" not in page_of(made("calm"))
 
 
-def test_a_running_run_is_told_from_one_that_stopped(made):
+def test_the_state_of_a_run_is_running_while_it_is_locked(made):
     folder = made()
     write_records(folder, [step_record(10)])
     shutil.rmtree(folder / "evaluations")
@@ -202,7 +202,7 @@ def test_a_running_run_is_told_from_one_that_stopped(made):
 # ------------------------------------------------------------------ the page
 
 
-def test_the_page_needs_nothing_from_outside_and_runs_nothing(made):
+def test_the_page_is_self_contained_and_runs_no_code(made):
     page = page_of(made("one"), made("two"))
     read = Reader(page)
     assert read.tags <= TAGS
@@ -215,15 +215,15 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(made):
     assert "default-src 'none'" in page
 
 
-def test_every_image_is_sound_says_what_it_shows_and_has_the_page_s_colours(made):
+def test_every_figure_is_valid_labeled_and_uses_the_colors_of_the_page(made):
     images = re.findall(r"<svg.*?</svg>", page_of(made("one"), made("two")), re.DOTALL)
     assert len(images) > 8
     for image in images:
         root = ElementTree.fromstring(image)
         assert root.get("role") == "img"
         assert re.search(r"A.*\d", root.get("aria-label", ""))
-        colours = set(re.findall(r"#[0-9a-f]{6}\b", image)) - {"#000000", "#ffffff"}
-        assert colours == set(), "a colour that does not follow the page"
+        colors = set(re.findall(r"#[0-9a-f]{6}\b", image)) - {"#000000", "#ffffff"}
+        assert colors == set(), "a color that is not a variable of the page"
         assert "var(--run0)" in image
 
 
@@ -243,10 +243,10 @@ def test_names_from_a_run_are_escaped_everywhere(made, tmp_path):
     assert "&lt;img src=x onerror" in page
 
 
-# ------------------------------------------------------------------ what is not sound
+# ------------------------------------------------------------------ damaged runs
 
 
-def test_damaged_files_are_named_and_the_rest_is_shown(made):
+def test_damaged_files_are_listed_and_the_rest_is_shown(made):
     folder = made()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('[1]\nnull\n{"event": "step"}\n{"event": 3, "step": 1}\n' + "[" * 100_000 + "\n")
@@ -264,17 +264,17 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made):
     assert cells(page, "best top1 (at step)") == ["0.25 (50)"]
     assert cells(page, "steps") == ["110"]
     assert cells(page, "last loss") == ["not finite"]
-    assert "<h3>AUPRC of the classes</h3>" in page  # of the evaluation before
+    assert "<h3>AUPRC of the classes</h3>" in page  # from the previous evaluation
 
 
-def test_classes_without_samples_are_left_out_of_the_curves(made):
+def test_curves_omit_classes_without_samples(made):
     (run,) = read_runs([made()])
     assert run.evaluations.classes is not None
     assert run.evaluations.classes.average_precision.tolist() == [0.75, 0.25]
     assert run.evaluations.classes.precision_at.tolist() == [[0.5], [0.125]]
 
 
-def test_tensors_that_do_not_fit_are_named(made):
+def test_tensors_with_inconsistent_shapes_are_listed(made):
     folder = made()
     for path in (folder / "evaluations").glob("*.safetensors"):
         save_file({"positives": np.ones(3), "average_precision": np.ones(2)}, path)
@@ -283,7 +283,7 @@ def test_tensors_that_do_not_fit_are_named(made):
     assert "<h2>One logit alone</h2>" not in page
 
 
-def test_a_run_that_has_only_begun_is_named_beside_a_whole_one(made):
+def test_a_run_without_steps_is_listed_next_to_a_complete_one(made):
     empty = made("empty")
     (empty / "metrics.jsonl").unlink()
     shutil.rmtree(empty / "evaluations")
@@ -293,7 +293,7 @@ def test_a_run_that_has_only_begun_is_named_beside_a_whole_one(made):
     assert "no step is logged" in page_of(empty)
 
 
-def test_a_recipe_of_aliases_of_aliases_is_not_followed(made):
+def test_a_recipe_with_nested_aliases_is_not_expanded(made):
     folder = made()
     layers = ["a0: &a0 {x: 1, y: 2}"]
     layers += [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 40)]
@@ -301,7 +301,7 @@ def test_a_recipe_of_aliases_of_aliases_is_not_followed(made):
     assert "more than 5000 keys" in page_of(folder)
 
 
-def test_what_is_no_run_is_an_error_that_names_it(made, tmp_path):
+def test_a_folder_that_is_not_a_run_raises_an_error_with_its_name(made, tmp_path):
     run = made()
     with pytest.raises(ValueError, match="is not a run"):
         read_runs([run, tmp_path])
@@ -311,14 +311,14 @@ def test_what_is_no_run_is_an_error_that_names_it(made, tmp_path):
         read_runs([run, tmp_path / "." / run.name])
 
 
-# ------------------------------------------------------------------ its parts
+# ------------------------------------------------------------------ parts of the page
 
 
-def test_letters_of_curves_that_end_side_by_side_are_apart():
+def test_labels_of_curves_that_end_close_together_do_not_overlap():
     ends = np.array([[1.0, 0.98], [1.0, 0.97], [1.0, 0.1], [1.01, 0.97], [0.5, 0.98]])
     heights = _apart(ends)
-    beside = np.sort(heights[:4])
-    assert (np.diff(beside) >= 0.0649).all()
+    close = np.sort(heights[:4])
+    assert (np.diff(close) >= 0.0649).all()
     assert heights.max() <= 1
     assert heights[2] == pytest.approx(0.1)
     assert heights[4] == pytest.approx(0.98)
@@ -335,11 +335,11 @@ def test_smoothing_keeps_lines_and_ends():
     ("value", "text"),
     [(0.83124, "0.8312"), (1250, "1,250"), (3.1e-5, "3.10e-05"), (np.nan, "not finite"), (0, "0")],
 )
-def test_numbers_are_short(value, text):
+def test_format_number_is_short(value, text):
     assert format_number(value) == text
 
 
-def test_times_have_the_unit_that_fits():
+def test_format_duration_chooses_the_unit():
     assert [format_duration(s) for s in (45, 600, 7200, 1e6)] == [
         "45 s",
         "10 min",
@@ -348,7 +348,7 @@ def test_times_have_the_unit_that_fits():
     ]
 
 
-def test_long_runs_make_no_large_page(made):
+def test_the_page_of_a_long_run_stays_small(made):
     folder = made()
     rng = np.random.default_rng(0)
     records = [step_record(s, gradient_norm=float(rng.random())) for s in range(1, 20_000)]
@@ -356,7 +356,7 @@ def test_long_runs_make_no_large_page(made):
     assert len(page_of(folder)) < 400_000
 
 
-def test_every_section_has_images_of_a_whole_run(made):
+def test_every_section_has_figures_of_a_complete_run(made):
     runs = read_runs([made()])
     for title, images in SECTIONS.items():
         assert list(images(runs)), title
@@ -365,7 +365,7 @@ def test_every_section_has_images_of_a_whole_run(made):
 # ------------------------------------------------------------------ the command
 
 
-def test_the_command_writes_the_page_and_names_troubles(kway, made, tmp_path, capsys):
+def test_the_command_writes_the_page_and_prints_problems(kway, made, tmp_path, capsys):
     folder = made("my run")
     (folder / "metrics.jsonl").write_text("?\n")
     out = tmp_path / "pages.html"
@@ -378,7 +378,7 @@ def test_the_command_writes_the_page_and_names_troubles(kway, made, tmp_path, ca
     assert out.read_text().rstrip().endswith("</html>")
 
 
-def test_the_command_refuses_what_is_no_run_and_leaves_the_old_page(kway, tmp_path, capsys):
+def test_the_command_rejects_a_folder_without_a_run_and_keeps_the_old_page(kway, tmp_path, capsys):
     out = tmp_path / "page.html"
     out.write_text("an older page")
     assert kway("report", tmp_path, "-o", out) == 2

@@ -1,4 +1,4 @@
-"""`kway tree`: from each kind of source to a tree file and an image, and its one-line errors."""
+"""`kway tree`: a tree file and a figure from each kind of source, and its one-line errors."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def vectors(tmp_path: Path) -> Path:
     return tmp_path / "v.npz"
 
 
-def test_vectors_become_a_tree_that_show_draws(kway, vectors, tmp_path, capsys):
+def test_a_tree_is_built_from_vectors_and_drawn(kway, vectors, tmp_path, capsys):
     out = tmp_path / "a.tree"
     assert kway("tree", "build", vectors, "-o", out, "--base", 1.5) == 0
     assert "60 classes" in capsys.readouterr().out
@@ -32,26 +32,24 @@ def test_vectors_become_a_tree_that_show_draws(kway, vectors, tmp_path, capsys):
     assert (tmp_path / "a.png").stat().st_size > 5000
 
 
-def test_the_vectors_of_shards_become_a_tree_of_their_classes(kway, glyphs, tmp_path):
+def test_a_tree_is_built_from_the_vectors_of_shards(kway, glyphs, tmp_path):
     assert kway("tree", "build", glyphs, "-o", tmp_path / "a.tree", "--kind", "utree") == 0
     named = NamedTree.load(tmp_path / "a.tree")
     assert named.classes == tuple(info.name for info in Manifest.load(glyphs).classes)
     assert named.tree.num_nodes == len(named.classes)
 
 
-def test_the_hierarchy_of_shards_becomes_a_tree_where_it_is_asked_for(
-    kway, glyphs, tmp_path, capsys
-):
+def test_a_tree_is_built_from_the_hierarchy_of_shards_if_requested(kway, glyphs, tmp_path, capsys):
     assert kway("tree", "build", glyphs, "-o", tmp_path / "v.tree") == 0
-    assert "made of label vectors" in capsys.readouterr().out
+    assert "built from label vectors" in capsys.readouterr().out
     assert kway("tree", "build", glyphs, "-o", tmp_path / "h.tree", "--from", "hierarchy") == 0
-    assert "made of the hierarchy" in capsys.readouterr().out
+    assert "built from the hierarchy" in capsys.readouterr().out
     named = NamedTree.load(tmp_path / "h.tree")
     assert named.classes == Manifest.load(glyphs).class_names
     assert "Basic Latin" in " ".join(named.pseudoclasses)
 
 
-def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path, capsys):
+def test_a_tree_is_built_from_shards_of_synset_folders(kway, tmp_path, capsys):
     for i, name in enumerate(("n00000006_poodle", "n00000007", "crane.n.01", "n00000004")):
         write_image(tmp_path / "in" / name / "0.png", i)
     wordnet = write_wordnet(tmp_path / "dict")
@@ -74,7 +72,7 @@ def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path
     )
 
 
-def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, tmp_path):
+def test_vectors_of_synset_classes_are_found_by_their_words(kway, tmp_path):
     for i, name in enumerate(("n00000006", "n00000005")):
         write_image(tmp_path / "in" / name / "0.png", i)
     taxonomy = read_wordnet(write_wordnet(tmp_path / "dict"))
@@ -86,16 +84,14 @@ def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, 
     assert NamedTree.load(tmp_path / "a.tree").classes == ("n00000005", "n00000006")
 
 
-def test_shards_that_carry_neither_say_so(kway, images, tmp_path, capsys):
+def test_shards_without_hierarchy_or_vectors_are_rejected(kway, images, tmp_path, capsys):
     assert kway("tree", "build", images, "-o", tmp_path / "a.tree") == 2
-    assert "has no hierarchy: source imagefolder gives none" in capsys.readouterr().err
+    assert "has no hierarchy" in capsys.readouterr().err
     assert kway("tree", "build", images, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
     assert "has no label vectors" in capsys.readouterr().err
 
 
-def test_class_names_choose_from_a_file_and_missing_ones_are_reported(
-    kway, vectors, tmp_path, capsys
-):
+def test_class_names_select_vectors_and_missing_names_are_reported(kway, vectors, tmp_path, capsys):
     (tmp_path / "names.txt").write_text("class 3\nokapi\nCLASS_5\n")
     options = ("-o", tmp_path / "a.tree", "--classes", tmp_path / "names.txt")
     assert kway("tree", "build", vectors, *options) == 2
@@ -105,7 +101,7 @@ def test_class_names_choose_from_a_file_and_missing_ones_are_reported(
     assert NamedTree.load(tmp_path / "a.tree").classes == ("class 3", "okapi", "CLASS_5")
 
 
-def test_a_parent_table_becomes_a_tree(kway, tmp_path, capsys):
+def test_a_tree_is_built_from_a_parent_table(kway, tmp_path, capsys):
     (tmp_path / "t.csv").write_text("dog,pet\ncat,pet\ncat,wild\npet,\n")
     assert kway("tree", "build", tmp_path / "t.csv", "-o", tmp_path / "a.tree") == 0
     assert "1 names" in capsys.readouterr().err
@@ -113,12 +109,12 @@ def test_a_parent_table_becomes_a_tree(kway, tmp_path, capsys):
     assert (named.classes, named.pseudoclasses) == (("dog", "cat"), ("pet",))
 
 
-def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, capsys):
+def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_path, capsys):
     np.save(tmp_path / "v.npy", np.random.default_rng(1).normal(size=(300, 200)))
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(300))))
     options = ("-o", tmp_path / "a.tree", "--classes", tmp_path / "names.txt")
     assert kway("tree", "build", tmp_path / "v.npy", *options) == 0
-    assert "near-trivial" in (warning := capsys.readouterr().err)
+    assert "almost flat" in (warning := capsys.readouterr().err)
     assert "--project 16" in warning
     assert kway("tree", "build", tmp_path / "v.npy", *options, "--project", 8) == 0
     assert capsys.readouterr().err == ""
@@ -128,30 +124,32 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
     ("arguments", "message"),
     [
         (["build", "gone.npy", "-o", "a.tree"], "gone.npy does not exist"),
-        (["build", "v.npy", "-o", "a.tree"], "names no classes: give them with --classes"),
-        (["build", "t.csv", "-o", "a.tree", "--project", "3"], "--project: for label vectors"),
+        (["build", "v.npy", "-o", "a.tree"], "no class names: pass them with --classes"),
+        (["build", "t.csv", "-o", "a.tree", "--project", "3"], "--project: only for label"),
         (
             ["build", "t.csv", "-o", "a.tree", "--metric", "cosine", "--base", "1.5"],
-            "--base, --metric: for label vectors, and t.csv gives a hierarchy",
+            "--base, --metric: only for label vectors, and t.csv contains a hierarchy",
         ),
-        (["build", "t.csv", "-o", "a.tree", "--missing", "mean"], "--missing: for label vectors"),
-        (["build", "t.csv", "-o", "a.tree", "--kind", "utree"], "--kind: for label vectors"),
-        (["build", ".", "-o", "a.tree", "--missing", "zero"], "--missing: for files of vectors"),
-        (["build", "t.csv", "-o", "n.txt/a.tree"], "name another place with --out"),
+        (["build", "t.csv", "-o", "a.tree", "--missing", "mean"], "--missing: only for label"),
+        (["build", "t.csv", "-o", "a.tree", "--kind", "utree"], "--kind: only for label vectors"),
+        (["build", ".", "-o", "a.tree", "--missing", "zero"], "--missing: only for files of"),
+        (["build", "t.csv", "-o", "n.txt/a.tree"], "choose another path with --out"),
         (["build", "t.csv", "-o", "full.tree"], "full.tree cannot be written (Is a directory)"),
         (["build", "t.csv", "-o", "a.tree", "--classes", "n.txt"], "class '0' is not in t.csv"),
         (
             ["build", "v.npy", "-o", "a.tree", "--classes", "n.txt", "--keep-chains"],
             "--keep-chains",
         ),
-        (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' stands in line 1 too"),
+        (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy contains vectors"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a'"),
         (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
-        (["show", "n.txt"], "no sound tree file"),
+        (["show", "n.txt"], "n.txt"),
     ],
 )
-def test_mistakes_are_one_line(kway, tmp_path, monkeypatch, capsys, arguments, message):
+def test_invalid_arguments_print_a_one_line_error(
+    kway, tmp_path, monkeypatch, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     np.save("v.npy", np.ones((2, 2)))
     Path("t.csv").write_text("a,b\n")

@@ -286,7 +286,7 @@ def test_the_command_says_how_a_token_is_given() -> None:
     head = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n" % len(answer)
     with (
         answering(head + answer) as (url, _),
-        pytest.raises(ValueError, match="asks for a token: give --token-file FILE"),
+        pytest.raises(ValueError, match="requires a token: pass --token-file FILE"),
     ):
         query.query(url, ["a"], text=["one"])
 
@@ -304,7 +304,7 @@ def test_the_command_asks_once_what_is_served() -> None:
 
 
 def test_a_token_file_for_a_bundle_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="only a server asks for a token"):
+    with pytest.raises(ValueError, match="--token-file is for a server"):
         query.query(str(tmp_path), ["a"], text=["one"], token_file=tmp_path / "tokens")
 
 

@@ -263,9 +263,9 @@ def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path)
     assert set(reasons) == {"cut.png", "text.jpg", "pipe.png", "out.png", "nowhere.png"}
     assert reasons["out.png"] == "a link out of the folder"
     assert reasons["pipe.png"] == "no regular file"
-    assert "left out: text.jpg: not an image" in output
-    assert "warning: left out 5 unreadable images, listed in" in output
-    assert "note: ignoring 3 other files" in output
+    assert "skipped: text.jpg: " in output
+    assert "warning: skipped 5 unreadable images, listed in" in output
+    assert "note: ignored 3 other files" in output
 
     with pytest.raises(ValueError, match=r"in: .* cannot be read .* and 4 more: .*--strict"):
         command(bundle, folder, "-o", tmp_path / "strict", "--strict")

@@ -214,17 +214,17 @@ def test_the_table_shows_texts(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{texts}",), "give images, or texts by --text or --texts, and not both"),
-        (("{texts}", "--text", "a", "{file}"), "and not both"),
-        (("{texts}", "{file}"), "texts reads texts: give --text or --texts"),
-        (("{url}", "{file}"), "reads texts: give --text or --texts"),
-        (("{images}", "--text", "a"), "images reads images: name image files"),
-        (("{texts}", "--texts", "{file}"), "file is not UTF-8 from its byte 1 on"),
+        (("{texts}",), "pass either image files, or texts"),
+        (("{texts}", "--text", "a", "{file}"), "pass either image files"),
+        (("{texts}", "{file}"), "texts reads texts: pass --text or --texts"),
+        (("{url}", "{file}"), "reads texts: pass --text or --texts"),
+        (("{images}", "--text", "a"), "images reads images: pass image files"),
+        (("{texts}", "--texts", "{file}"), "file is not valid UTF-8 at byte 1"),
         (("{texts}", "--text", "a\udcff"), "text 0 is no Unicode"),
         (("{url}", "--text", "a\udcff"), "refuses: Invalid JSON"),
         (("{url}", "--text", "a", "--threshold", "nan"), "refuses: threshold"),
         (("{url}", "--text", "x" * 301), "has 301 characters, and http://127.0.0.1"),
-        (("{texts}", "--texts", "{empty}"), "empty holds no text: write one a line"),
+        (("{texts}", "--texts", "{empty}"), "empty is empty: write one text per line"),
     ],
 )
 def test_a_wrong_question_is_refused_in_one_line(

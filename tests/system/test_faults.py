@@ -48,7 +48,7 @@ def test_a_killed_rank_is_named(endless, tmp_path):
         training.wait_for_step(2)
         os.kill(training.ranks[1], signal.SIGKILL)
         assert training.end() == 128 + signal.SIGKILL
-        assert "error: rank 1 was ended by SIGKILL (out of memory?)" in training.words
+        assert "error: rank 1 was killed by SIGKILL (out of memory?)" in training.words
         assert "Traceback" not in training.words
 
 
@@ -77,7 +77,7 @@ def test_ranks_restart_after_a_transient_error_and_a_kill_and_every_step_is_made
     assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in words
     assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", words)
     assert "restart 1 of 3" in words
-    assert "rank 0 was ended by SIGKILL (out of memory?); restart 2 of 3" in words
+    assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in words
     assert "Traceback" not in words
     assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
 

@@ -37,7 +37,7 @@ def joining(port: int, *conf: str) -> list[str]:
 
 
 def not_answering(port: int) -> str:
-    return f"the rendezvous at 127.0.0.1:{port} accepts connections and has not answered"
+    return f"the rendezvous at 127.0.0.1:{port} accepts connections but did not respond"
 
 
 def test_an_endpoint_that_does_not_answer_is_named_within_the_timeout(recipe):
@@ -107,7 +107,7 @@ def test_sigterm_ends_a_launcher_whose_host_was_stopped_while_the_ranks_train(en
 def test_a_rendezvous_port_in_use_is_named(why_none):
     with held_port() as port:
         why = why_none(rdzv_endpoint=f"127.0.0.1:{port}", rdzv_conf={"is_host": "1"})
-    assert why.startswith(f"the rendezvous at 127.0.0.1:{port} cannot be hosted")
+    assert why.startswith(f"the rendezvous at 127.0.0.1:{port} cannot start")
 
 
 _UP_TO_TORCH = """

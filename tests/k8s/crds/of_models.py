@@ -1,9 +1,9 @@
-"""Schemas of custom resources out of Python packages whose models are generated from what the
-operator publishes: every field, its type, which are needed, and the limits that the models kept.
+"""Schemas of custom resources from Python packages with models generated from the CRDs.
 
-Left out are descriptions, `status`, and what other schemas check: metadata, and Jobs and pods
-inside of the resource. For packages that are not installed with kway, such a schema is printed as
-YAML by `python -m tests.k8s.crds.of_models MODULE KIND`.
+They contain every field, its type, required fields and the limits of the models. They omit
+descriptions, `status`, and what other schemas check: metadata, and Jobs and pods in the resource.
+For a package that is not installed with kway, `python -m tests.k8s.crds.of_models MODULE KIND`
+prints a schema as YAML.
 """
 
 import importlib
@@ -15,14 +15,14 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 _OF_KUBERNETES = ("IoK8s", "ObjectMeta")
-_KEPT = ["type", "const", "enum", "default", "required", "pattern", "minimum", "maximum"]
-_KEPT += ["minLength", "maxLength", "minItems", "maxItems"]
+_KEYS = ["type", "const", "enum", "default", "required", "pattern", "minimum", "maximum"]
+_KEYS += ["minLength", "maxLength", "minItems", "maxItems"]
 
 
 def spec_of(model: type[BaseModel]) -> Schema:
-    """What the model says of a resource's `spec`: closed, all references filled in."""
-    whole = model.model_json_schema()
-    return _plain(whole["properties"]["spec"], whole["$defs"])
+    """Return the closed schema of a resource's `spec`, with all references resolved."""
+    schema = model.model_json_schema()
+    return _plain(schema["properties"]["spec"], schema["$defs"])
 
 
 def _plain(schema: Schema, definitions: dict[str, Schema]) -> Schema:
@@ -31,12 +31,12 @@ def _plain(schema: Schema, definitions: dict[str, Schema]) -> Schema:
         if name.startswith(_OF_KUBERNETES) and found["type"] == "object":
             return {"type": "object"}
         return _plain(found, definitions)
-    plain = {key: schema[key] for key in _KEPT if schema.get(key) is not None}
+    plain = {key: schema[key] for key in _KEYS if schema.get(key) is not None}
     if "pattern" in plain:
-        # Go takes flags anywhere, Python only in front.
+        # Go accepts flags anywhere, Python only at the start.
         plain["pattern"] = plain["pattern"].replace("^(?i)", "(?i)^")
     if options := _options(schema, definitions):
-        # A field that is left out is None in a model; the API server takes no null.
+        # A missing field is None in a model, but the API server does not accept null.
         plain |= options[0] if len(options) == 1 else {"anyOf": options}
     if "items" in schema:
         plain["items"] = _plain(schema["items"], definitions)
@@ -49,7 +49,7 @@ def _options(schema: Schema, definitions: dict[str, Schema]) -> list[Schema]:
 
 
 def _inside(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    """The fields of an object, or what all of its values are."""
+    """Return the schemas of the fields of an object, or of all of its values."""
     if fields := schema.get("properties"):
         known = {name: _plain(field, definitions) for name, field in fields.items()}
         return {"properties": known, "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""What the schemas of several kinds are put together from."""
+"""Parts that the schemas of several kinds share."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ TEXT: Schema = {"type": "string", "minLength": 1}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-# What is inside is checked as a Job's or a pod's own.
+# The content is checked by the schema of a Job or a pod.
 INSIDE: Schema = {"type": "object"}
-# For what becomes the name of a Service.
-NAME_OF_A_SERVICE = (
+# For names that become the name of a Service.
+SERVICE_NAME = (
     "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    "metadata.name is not a name of RFC 1035",
+    "metadata.name is not a valid RFC 1035 name",
 )
 
 
 def closed(required: str = "", **properties: Any) -> Schema:
-    """An object of these fields and no others."""
+    """Return the schema of an object with exactly these fields."""
     return {
         "type": "object",
         "properties": properties,
@@ -32,8 +32,8 @@ def closed(required: str = "", **properties: Any) -> Schema:
     }
 
 
-def resource(api_version: str, kind: str, spec: Schema, *whole: tuple[str, str]) -> Schema:
-    """A manifest of this kind, with rules about the whole of it."""
+def resource(api_version: str, kind: str, spec: Schema, *own_rules: tuple[str, str]) -> Schema:
+    """Return the schema of a manifest of this kind, with rules for the complete manifest."""
     metadata = closed("name", name=NAME, namespace=NAME, labels=STRINGS, annotations=STRINGS)
     fields = closed(
         "apiVersion kind metadata spec",
@@ -42,4 +42,4 @@ def resource(api_version: str, kind: str, spec: Schema, *whole: tuple[str, str])
         metadata=metadata,
         spec=spec,
     )
-    return fields | rules(*whole)
+    return fields | rules(*own_rules)

@@ -1,11 +1,11 @@
-"""RayService (ray.io/v1), by hand and closed to the fields that we use: no package has its schema.
+"""Schema of RayService (ray.io/v1), written by hand because no package has it.
 
-In words of our own, from docs.ray.io/en/master/kuberay/references/api.html, and compared with what
-KubeRay publishes: helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml at 02a80a6f2abf, a
-raycluster_types.go of about that time, and what the operator itself refuses, in
-ray-operator/controllers/ray/utils/validation.go at 0074504f84f2. Narrower on purpose: a cluster has
-workers, Redis keeps the GCS with a password from a Secret, groups differ by name, and replicas are
-between their bounds, of which the CRD says nothing.
+It contains only the fields that we use, in our own words. It is based on
+docs.ray.io/en/master/kuberay/references/api.html and was compared with KubeRay:
+helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml at 02a80a6f2abf, raycluster_types.go of
+about that time, and the operator's own checks in ray-operator/controllers/ray/utils/validation.go
+at 0074504f84f2. It is stricter than the CRD on purpose: a cluster has workers, Redis stores the GCS
+with a password from a Secret, group names are unique, and replicas are between their bounds.
 """
 
 from tests.k8s.cel_rules import rules
@@ -14,7 +14,7 @@ from tests.k8s.crds.parts import (
     FLAG,
     INSIDE,
     NAME,
-    NAME_OF_A_SERVICE,
+    SERVICE_NAME,
     STRINGS,
     closed,
     resource,
@@ -42,27 +42,27 @@ _WORKER_GROUP = {
     ),
 }
 
-# What the operator says of a cluster that the API server took: such a service never starts.
-_BY_KUBERAY = rules(
+# The API server accepts clusters that violate these rules, but the operator never starts them.
+_OPERATOR_RULES = rules(
     (
         "!has(self.authOptions) || "
         "(has(self.authOptions.mode) && self.authOptions.mode == 'disabled') || "
         "(has(self.rayVersion) && self.rayVersion.matches("
         "'^(2[.](5[2-9]|[6-9][0-9]|[1-9][0-9]{2,})[.]|([3-9]|[1-9][0-9]+)[.])'))",
-        "authOptions take a rayVersion of 2.52 or later",
+        "authOptions requires rayVersion 2.52 or later",
     ),
     (
         "!has(self.gcsFaultToleranceOptions) || "
         "!self.headGroupSpec.template.spec.containers.exists(container, has(container.env) && "
         "container.env.exists(given, given.name in "
         "['REDIS_PASSWORD', 'RAY_REDIS_ADDRESS', 'REDIS_USERNAME']))",
-        "gcsFaultToleranceOptions say where Redis is, not the head's environment",
+        "set the address of Redis in gcsFaultToleranceOptions, not in the environment of the head",
     ),
     (
         "!(has(self.enableInTreeAutoscaling) && self.enableInTreeAutoscaling) || "
         "([self.headGroupSpec] + self.workerGroupSpecs).all(group, "
         "!has(group.template.spec.restartPolicy) || group.template.spec.restartPolicy == 'Never')",
-        "restartPolicy is Never where Ray scales the cluster",
+        "restartPolicy must be Never if enableInTreeAutoscaling is true",
     ),
 )
 
@@ -93,12 +93,12 @@ _RAY_CLUSTER = {
             **rules(
                 (
                     "self.all(a, self.exists_one(b, b.groupName == a.groupName))",
-                    "two groups of one name",
+                    "names of worker groups must be unique",
                 )
             ),
         },
     ),
-    **_BY_KUBERAY,
+    **_OPERATOR_RULES,
 }
 
 _SPEC = closed(
@@ -111,7 +111,7 @@ RAY_SERVICE = resource(
     "ray.io/v1",
     "RayService",
     _SPEC,
-    NAME_OF_A_SERVICE,
-    # KubeRay makes of it the names of a cluster and of Services: 16 characters more.
+    SERVICE_NAME,
+    # KubeRay appends up to 16 characters to it for the names of the cluster and of Services.
     ("size(self.metadata.name) <= 47", "metadata.name is longer than 47 characters"),
 )

@@ -438,7 +438,7 @@ def test_a_folder_that_is_no_bundle_is_refused_before_anything_starts(
             ("{url}", "--token-file", "{tokens}", "--class", "hsky", "{image}"),
             "nearest names are 'husky'",
         ),
-        (("{bundle}", "--class", "husky", "{tmp}/none.png"), "is no file"),
+        (("{bundle}", "--class", "husky", "{tmp}/none.png"), "is not a file"),
         (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "not an image"),
         (
             ("{url}", "--token-file", "{tokens}", "--class", "husky", "{bundle}/bundle.json"),

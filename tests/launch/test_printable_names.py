@@ -1,4 +1,4 @@
-"""Names from files stay names in what the commands print."""
+"""Commands print names from files without control characters and markup."""
 
 import sys
 from pathlib import Path
@@ -15,14 +15,14 @@ from launch.terminal import table_cell
 from tests.data.conftest import write_image
 
 
-def test_what_moves_a_cursor_or_ends_a_line_is_printed_as_its_number() -> None:
+def test_control_characters_are_printed_as_code_points() -> None:
     assert printable("a\x1b[31m\nb\u2028c\u202ed\udc80") == (
         "aU+001B[31mU+000AbU+2028cU+202EdU+DC80"
     )
     assert printable("  crème, 東京 [bold]") == "  crème, 東京 [bold]"
 
 
-def test_a_cell_of_a_table_shows_markup_as_it_stands() -> None:
+def test_a_table_cell_prints_markup_literally() -> None:
     table = Table()
     table.add_row(table_cell("[/red] of [bold]\n\x1b"))
     console = Console(width=60)
@@ -31,7 +31,7 @@ def test_a_cell_of_a_table_shows_markup_as_it_stands() -> None:
     assert "[/red] of [bold] U+001B" in shown.get()
 
 
-def test_a_folder_with_an_escape_in_its_name_cannot_colour_the_lines_about_it(
+def test_escape_sequences_in_a_folder_name_are_not_printed(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "red\x1b[31m\nname"
@@ -47,7 +47,7 @@ def test_a_folder_with_an_escape_in_its_name_cannot_colour_the_lines_about_it(
     assert "\x1b" not in done.output
 
 
-def test_an_error_about_such_a_name_is_one_harmless_line(
+def test_an_error_about_a_name_with_escape_sequences_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kway", "shard", "verify", str(tmp_path / "a\x1b[31m\nb")])
