@@ -54,7 +54,7 @@ def requests() -> Iterator[Row]:
         with kway(bundle) as ours, module(_ALONE, "application", bundle) as plain:
             found = take_turns(
                 {"kway": load(ours.port, query), "plain": load(plain.port, query)},
-                title="questions",
+                title="queries",
                 seconds=60,
             )
         case = "an image of 8 x 8, next to no model"

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 
 from benchmarks.serving_bundles import RESNET_50, name_of, stretch, write_random
 from benchmarks.timing import CONSOLE, Row, rate_row, take_turns
-from serving.answer import answer, ask
+from serving.answer import answer, make_query
 from serving.model import Engine, Model
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import WEIGHTS
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Short turns, and many of them: what else the machine does must not hit one of them alone.
-_QUESTIONS, _ROUNDS, _ROWS_ASKED = 100, 101, 1000
+_NUM_QUERIES, _ROUNDS, _ROWS_ASKED = 100, 101, 1000
 _MANY = 370_728  # 2^18.5, as in paper 002, table 3
 _START_CLASSES, _START_NETWORK = 1_000_000, {"hidden_sizes": [64, 768], "depths": [1, 1]}
 
@@ -44,7 +44,7 @@ def heads() -> Iterator[Row]:
             rounds=_ROUNDS,
             seconds=60,
         )
-    each = {num: found[str(num)] / _QUESTIONS for num in _HEADS}
+    each = {num: found[str(num)] / _NUM_QUERIES for num in _HEADS}
     first = each[_HEADS[0]]
     ratios = {num: float(np.median(seconds / first)) for num, seconds in each.items()}
     most = max(ratios, key=ratios.__getitem__)
@@ -53,7 +53,7 @@ def heads() -> Iterator[Row]:
     yield Row(
         "head of a query, most / K = 1,024", case, f"{ratios[most]:.2f}", "<= 1.20", f"us {times}"
     )
-    share = float(np.median(beside["head"] / _QUESTIONS / beside["backbone"]))
+    share = float(np.median(beside["head"] / _NUM_QUERIES / beside["backbone"]))
     yield Row(
         "head of a query / its backbone",
         f"K = {_HEADS[-1]:,}; ResNet-50, batch 1, {model.engine}",
@@ -135,7 +135,7 @@ def start() -> Iterator[Row]:
 
 
 def _head(small: Path, num_classes: int) -> Callable[[], None]:
-    """`_QUESTIONS` about one input each, all after its features."""
+    """`_NUM_QUERIES` queries, each for one class and one input, from its features on."""
     path = Path(shutil.copytree(small, small.with_name(str(num_classes))))
     draw = np.random.default_rng(0)
     places = np.sort(draw.choice(num_classes, min(_ROWS_ASKED, num_classes), replace=False))
@@ -143,13 +143,13 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
     stretch(path, num_classes, places)
     bundle = Bundle.open(path, cache_bytes=0)
     features = torch.randn(1, bundle.spec.dim)
-    names = [name_of(place) for place in draw.choice(places, _QUESTIONS).tolist()]
+    names = [name_of(place) for place in draw.choice(places, _NUM_QUERIES).tolist()]
 
-    def questions() -> None:
+    def queries() -> None:
         for name in names:
-            answer(bundle, features, ask(bundle, [name], recall=0.9))
+            answer(bundle, features, make_query(bundle, [name], recall=0.9))
 
-    return questions
+    return queries
 
 
 def _forward(model: Model) -> Callable[[], None]:
@@ -163,8 +163,8 @@ def _forward(model: Model) -> Callable[[], None]:
 
 def _query(model: Model, image: bytes) -> Callable[[], None]:
     def query() -> None:
-        question = ask(model.bundle, [name_of(_MANY // 2)], recall=0.9)
-        model.answer([model.prepare(image)], question)
+        query = make_query(model.bundle, [name_of(_MANY // 2)], recall=0.9)
+        model.answer([model.prepare(image)], query)
 
     return query
 

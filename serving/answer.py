@@ -1,4 +1,4 @@
-"""Compute verdicts from features and a question.
+"""Compute verdicts from features and a query.
 
 The server, `kway query` on a folder and the tests all use this module.
 """
@@ -19,7 +19,7 @@ NOT_ALIGNED = (
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """Which classes to test each input for, and how to decide: by the threshold for `recall`, by a
     given `threshold`, or, if both are None, not at all (scores only)."""
 
@@ -32,14 +32,14 @@ class Question:
         return self.recall is not None or self.threshold is not None
 
 
-def ask(
+def make_query(
     bundle: Bundle,
     classes: Sequence[str | int],
     *,
     recall: float | None = None,
     threshold: float | None = None,
-) -> Question:
-    """Create a question from class names or ids.
+) -> Query:
+    """Create a query from class names or ids.
 
     Raises ValueError for an unknown class, for a recall that has no thresholds, for a threshold
     that is not finite, and if both are given.
@@ -51,18 +51,18 @@ def ask(
     class_ids = tuple(bundle.class_id(wanted) for wanted in classes)
     if recall is not None and class_ids:
         bundle.threshold(class_ids[0], recall)  # reject an unknown recall before any work
-    return Question(class_ids, recall, threshold)
+    return Query(class_ids, recall, threshold)
 
 
-def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
+def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
     """Features [B, dim] -> verdicts for B inputs. Reads only the rows of the requested classes."""
-    scores = bundle.scores(features, question.class_ids).tolist()
-    asked = [threshold_of(bundle, class_id, question) for class_id in question.class_ids]
+    scores = bundle.scores(features, query.class_ids).tolist()
+    asked = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]
     loss = bundle.spec.loss
     return Answer(
         aligned=loss.aligned,
         notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
-        thresholds=asked if question.decides else [],
+        thresholds=asked if query.decides else [],
         results=[
             InputVerdicts(
                 input=position,
@@ -87,18 +87,18 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
     )
 
 
-def threshold_of(bundle: Bundle, class_id: int, question: Question) -> ClassThreshold:
-    """The threshold of a class for this question, with the class's validation counts."""
+def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
+    """The threshold of a class for this query, with the class's validation counts."""
     name = bundle.names.names[class_id]
-    if question.recall is None:
+    if query.recall is None:
         return ClassThreshold(
             class_name=name,
             class_id=class_id,
-            threshold=question.threshold,
-            threshold_source=None if question.threshold is None else "request",
+            threshold=query.threshold,
+            threshold_source=None if query.threshold is None else "request",
             class_samples=bundle.positives(class_id),
         )
-    found = bundle.threshold(class_id, question.recall)
+    found = bundle.threshold(class_id, query.recall)
     return ClassThreshold(
         class_name=name,
         class_id=class_id,

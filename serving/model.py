@@ -17,7 +17,7 @@ from data.images.config import ImageConfig
 from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
 from data.loading.inputs import pad_tokens
 from data.text.tokenizer import Tokenizer
-from serving.answer import Question, answer
+from serving.answer import Query, answer
 from serving.schemas import Answer
 from trainer.bundle.bundle import Bundle, onnx_is_installed
 
@@ -95,15 +95,15 @@ class Model:
             inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         return self._backbone(inputs).float().cpu()
 
-    def answer(self, prepared: Sequence[Any], question: Question) -> Answer:
+    def answer(self, prepared: Sequence[Any], query: Query) -> Answer:
         """Verdicts for prepared inputs, computed in one forward pass."""
-        return answer(self.bundle, self.features(prepared), question)
+        return answer(self.bundle, self.features(prepared), query)
 
     def self_check(self) -> None:
         """Run example inputs, including the longest possible one. Raises ValueError if the model
         cannot process them or returns a logit that is not finite."""
         try:
-            found = self.answer(self._reader.examples(), Question((0,)))
+            found = self.answer(self._reader.examples(), Query((0,)))
         except (RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ValueError(

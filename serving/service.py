@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from serving.answer import Question, answer, ask
+from serving.answer import Query, answer, make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
@@ -154,11 +154,11 @@ class Service:
         finally:
             progress.give_back_slot()
 
-    async def question(
+    async def make_query(
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
-    ) -> Question:
-        """Create a question from class names or ids. Raises ApiError if it is invalid."""
-        return await self.in_thread(self._ask, classes, recall, threshold)
+    ) -> Query:
+        """Create a query from class names or ids. Raises ApiError if it is invalid."""
+        return await self.in_thread(self._make_query, classes, recall, threshold)
 
     async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
         """Image bytes or texts -> features [n, dim], batched with the inputs of other requests.
@@ -174,10 +174,10 @@ class Service:
         )
         return await self._batcher.submit(prepared)
 
-    async def answer(self, inputs: Sequence[bytes | str], question: Question) -> Answer:
+    async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
         """Verdicts for each input. Raises what `features` raises."""
         features = await self.features(inputs)
-        return await self.in_thread(answer, self.model.bundle, features, question)
+        return await self.in_thread(answer, self.model.bundle, features, query)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of `attempt`, which is retried while it raises QueueFullError.
@@ -208,15 +208,15 @@ class Service:
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
 
-    def _ask(
+    def _make_query(
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
-    ) -> Question:
+    ) -> Query:
         try:
             class_ids = [self.model.bundle.class_id(wanted) for wanted in classes]
         except ValueError as error:
             raise ApiError(404, "unknown_class", str(error)) from error
         try:
-            return ask(self.model.bundle, class_ids, recall=recall, threshold=threshold)
+            return make_query(self.model.bundle, class_ids, recall=recall, threshold=threshold)
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Parse a query from the body or URL of a request into a checked `Query`.
+"""Parse a query from the body or URL of a request into a checked `QueryRequest`.
 
 Bodies are parsed here and not by the framework, so that invalid UTF-8, deeply nested JSON and
 oversized bodies are rejected with a 4xx status and a specific reason.
@@ -32,7 +32,7 @@ RECALL_MEANING = (
 )
 
 
-class QuestionParameters(BaseModel):
+class QueryParameters(BaseModel):
     """`?classes=A&classes=B&recall=0.9`. Unknown parameters are an error; they are not ignored."""
 
     model_config = ConfigDict(extra="forbid")
@@ -87,7 +87,7 @@ class QueryBody(BaseModel):
 
 
 @dataclass(frozen=True)
-class Query:
+class QueryRequest:
     """A well-formed request. Classes and inputs are not validated yet.
 
     `inputs`: what the model reads, either the bytes of images or texts.
@@ -100,8 +100,8 @@ class Query:
 
 
 async def read_query(
-    request: Request, asked: QuestionParameters, service: Service, progress: InProgress
-) -> Query:
+    request: Request, asked: QueryParameters, service: Service, progress: InProgress
+) -> QueryRequest:
     """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
 
     `asked` is the query in the URL, for a body that is the input itself. Takes the slot of
@@ -111,7 +111,7 @@ async def read_query(
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
     if kind in ("multipart/form-data", "application/json", ""):
-        if asked != QuestionParameters():
+        if asked != QueryParameters():
             raise ApiError(
                 422, "invalid_query", "the question stands in the URL: send it in the body"
             )
@@ -125,12 +125,12 @@ async def read_query(
         classes = asked.needed_classes(limits.max_classes)
         raw = await whole_body(request, limits.max_body_bytes, service, progress)
         one = _input(raw, charset, reads)
-        query = Query(classes, [one], asked.recall, asked.threshold)
+        query = QueryRequest(classes, [one], asked.recall, asked.threshold)
     _check_counts(query, limits, reads)
     return query
 
 
-def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
+def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
@@ -141,7 +141,7 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     inputs: Sequence[bytes | str] = sent
     if reads == "images":
         inputs = [image_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
-    return Query(list(body.classes), inputs, body.recall, body.threshold)
+    return QueryRequest(list(body.classes), inputs, body.recall, body.threshold)
 
 
 def most_values(limits: ServingConfig) -> int:
@@ -189,7 +189,7 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
 
 async def _from_form(
     request: Request, charset: str, service: Service, progress: InProgress
-) -> Query:
+) -> QueryRequest:
     limits, reads = service.config, service.model.reads
     async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
         form = await parse_form(request, body, charset, limits)
@@ -201,7 +201,7 @@ async def _from_form(
         values = {"classes": fields["classes"], **numbers}
         asked = validated(QueryBody, values, "invalid_query")
         inputs = fields["texts"] if reads == "texts" else await form_images(form)
-        return Query(list(asked.classes), inputs, asked.recall, asked.threshold)
+        return QueryRequest(list(asked.classes), inputs, asked.recall, asked.threshold)
     finally:
         await form.close()
 
@@ -218,7 +218,7 @@ def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: R
         )
 
 
-def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
+def _check_counts(query: QueryRequest, limits: ServingConfig, reads: Reads) -> None:
     _check_input_count(query.inputs, limits, reads)
     check_class_count(len(query.classes), limits.max_classes)
     for position, one in enumerate(query.inputs):

@@ -297,6 +297,6 @@ class InferenceModel:
         service = self._service
         reads = service.model.reads
         request = await service.in_thread(check_inference, inference, reads, service.config)
-        question = await service.question(request.classes, request.recall, request.threshold)
-        answer = await service.answer(request.inputs, question)
+        query = await service.make_query(request.classes, request.recall, request.threshold)
+        answer = await service.answer(request.inputs, query)
         return outputs_of(answer, request), answer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.shards.split import open_split
-from serving.answer import ask
+from serving.answer import make_query
 from serving.model import Model
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe, text_recipe
@@ -46,7 +46,9 @@ def test_thresholds_of_evaluation_are_the_logits_that_the_bundle_gives(
         raw = [split.read(i)[0] for i in range(len(split))]
         labels, classes = split.labels, range(split.num_classes)
     inputs = [one.decode() for one in raw] if make is of_texts else raw
-    found = model.answer([model.prepare(one) for one in inputs], ask(model.bundle, list(classes)))
+    found = model.answer(
+        [model.prepare(one) for one in inputs], make_query(model.bundle, list(classes))
+    )
     logits = np.array([[v.score for v in result.verdicts] for result in found.results])
     assert logits.std(axis=1).min() > 1e-3
     true = np.sort(logits[np.arange(len(labels)), labels])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.answer import ask
+from serving.answer import make_query
 from serving.model import Model
 from tests.tiny_bundle import (
     IMAGE,
@@ -73,11 +73,11 @@ def test_onnxruntime_gives_the_verdicts_of_torch_in_batches_of_any_size(
     model.bundle.verify()
     model.self_check()
     raw = ["a cat", "猫 und a dog " * 20, "x"] if kind == "texts" else images()
-    question = ask(model.bundle, list(WAYS_TO_ASK), threshold=0.1)
+    query = make_query(model.bundle, list(WAYS_TO_ASK), threshold=0.1)
     for inputs in (raw, raw[:1], raw * 3):
         prepared = [model.prepare(one) for one in inputs]
-        found = model.answer(prepared, question).model_dump()["results"]
-        wanted = other.answer(prepared, question).model_dump()["results"]
+        found = model.answer(prepared, query).model_dump()["results"]
+        wanted = other.answer(prepared, query).model_dump()["results"]
         for ours, theirs in zip(found, wanted, strict=True):
             for verdict, expected in zip(ours["verdicts"], theirs["verdicts"], strict=True):
                 assert verdict.pop("score") == pytest.approx(expected.pop("score"), abs=1e-4)

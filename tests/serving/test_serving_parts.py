@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from torch import Tensor
 
 from data.images.decode import crops_for_evaluation, decode, for_evaluation
-from serving.answer import ask
+from serving.answer import make_query
 from serving.batching import Batcher, QueueFullError
 from serving.deploy.metrics_page import render
 from serving.deploy.session import free_port
@@ -35,7 +35,8 @@ def photo(height: int, width: int, seed: int = 0) -> bytes:
 def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(model: Model) -> None:
     files = [photo(20, 33, seed) for seed in range(3)]
     found = model.answer(
-        [model.prepare(file) for file in files], ask(model.bundle, ["samoyed", 0], threshold=0.1)
+        [model.prepare(file) for file in files],
+        make_query(model.bundle, ["samoyed", 0], threshold=0.1),
     )
     pixels = np.stack(
         [for_evaluation(decode(f, channels=1), model.bundle.spec.image) for f in files]
@@ -51,23 +52,23 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
 
 
 def test_a_recall_is_decided_by_the_bundles_thresholds(model: Model) -> None:
-    question = ask(model.bundle, ["malamute", "7"], recall=0.9)
-    own, pooled = model.answer([model.prepare(photo(9, 9))], question).results[0].verdicts
+    query = make_query(model.bundle, ["malamute", "7"], recall=0.9)
+    own, pooled = model.answer([model.prepare(photo(9, 9))], query).results[0].verdicts
     assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.score >= 1.0)
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
 def test_without_a_threshold_there_is_no_verdict(model: Model) -> None:
-    asked = model.answer([model.prepare(photo(9, 9))], ask(model.bundle, [0]))
+    asked = model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0]))
     verdict = asked.results[0].verdicts[0]
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
 
 
 def test_a_model_that_is_not_aligned_says_so_in_every_answer(tmp_path: Path, model: Model) -> None:
-    assert model.answer([model.prepare(photo(9, 9))], ask(model.bundle, [0])).notice is None
+    assert model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0])).notice is None
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
     other = Model.open(tmp_path / "b")
-    found = other.answer([other.prepare(photo(9, 9))], ask(other.bundle, [0]))
+    found = other.answer([other.prepare(photo(9, 9))], make_query(other.bundle, [0]))
     assert not found.aligned
     assert "trained with ce, which is not aligned" in str(found.notice)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from serving.answer import ask
+from serving.answer import make_query
 from serving.model import Model
 from tests.serving import started
 from tests.serving.in_process import application, listening
@@ -66,7 +66,9 @@ def assert_equal(found: dict, wanted: list[list[float]]) -> None:
 def test_a_batch_of_texts_of_any_lengths_has_the_logits_of_each_alone(bundle: Path) -> None:
     model = Model.open(bundle)
     model.self_check()
-    found = model.answer([model.prepare(text) for text in TEXTS], ask(model.bundle, ["samoyed", 0]))
+    found = model.answer(
+        [model.prepare(text) for text in TEXTS], make_query(model.bundle, ["samoyed", 0])
+    )
     assert_equal(found.model_dump(), logits(TEXTS, [2, 0]))
 
 

@@ -55,9 +55,9 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     async with service.admitted() as progress:
         _named(galleries, name)
         body = await _read(request, service, progress)
-        question = await service.question(body.classes, body.recall, body.threshold)
+        query = await service.make_query(body.classes, body.recall, body.threshold)
         found: Hits = await service.in_thread(
-            lambda: galleries.search(name, question, offset=body.offset, limit=body.limit)
+            lambda: galleries.search(name, query, offset=body.offset, limit=body.limit)
         )
         return found
 

@@ -10,16 +10,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
+from fastapi import Query as QueryParam
 from fastapi.responses import Response
 from pydantic import Field, RootModel
 
-from serving.answer import Question
+from serving.answer import Query
 from serving.api_error import ApiError
 from serving.http.error_responses import REFUSALS
 from serving.http.input_lines import LineIn, parse_line, verdicts_of
 from serving.http.openapi import NdjsonSchema, refused, request_body, schema_of
-from serving.http.query_body import QueryBody, QuestionParameters, read_query
+from serving.http.query_body import QueryBody, QueryParameters, read_query
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
@@ -49,9 +50,9 @@ _FORM = {
 _FILE = {
     "type": "string",
     "format": "binary",
-    "description": "one image; the question is in the URL",
+    "description": "one image; the query is in the URL",
 }
-_TEXT = {"type": "string", "description": "one text; the question is in the URL"}
+_TEXT = {"type": "string", "description": "one text; the query is in the URL"}
 _IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -72,22 +73,22 @@ router = APIRouter()
 @router.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
-    request: Request, parameters: Annotated[QuestionParameters, Query()], service: ServiceDep
+    request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
 ) -> Answer:
     """Is each image, or text, of these classes?
 
     JSON with images in base64, a form with files, or one image or text as the body and the
-    question in the URL.
+    query in the URL.
     """
     async with service.admitted() as progress:
         found = await read_query(request, parameters, service, progress)
-        question = await service.question(found.classes, found.recall, found.threshold)
-        answer = await service.answer(found.inputs, question)
+        query = await service.make_query(found.classes, found.recall, found.threshold)
+        answer = await service.answer(found.inputs, query)
         progress.inputs = len(answer.results)
         return answer
 
 
-class StreamParameters(QuestionParameters):
+class StreamParameters(QueryParameters):
     all: bool = Field(False, description="every verdict of every line, and not the matches alone")
 
 
@@ -112,7 +113,7 @@ def _limit(resources: Resources) -> ClientLimit:
 @facts(streams=True)
 async def stream(
     request: Request,
-    parameters: Annotated[StreamParameters, Query()],
+    parameters: Annotated[StreamParameters, QueryParam()],
     service: ServiceDep,
     limit: Annotated[ClientLimit, Depends(per_application(_limit))],
 ) -> Response:
@@ -128,9 +129,9 @@ async def stream(
             # Inside this context, so that a stream rejected by the limit is counted too.
             with limit.one(request.state.client):
                 progress.take_slot()
-                question = await service.question(classes, parameters.recall, parameters.threshold)
+                query = await service.make_query(classes, parameters.recall, parameters.threshold)
                 await out.start()
-                answering = _Stream(service, question, parameters.all, progress)
+                answering = _Stream(service, query, parameters.all, progress)
                 await answering.run(request.stream(), out)
 
     return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)
@@ -148,12 +149,10 @@ class _Stream:
     The lines in progress hold at most as many bytes as the body of one request.
     """
 
-    def __init__(
-        self, service: Service, question: Question, all_: bool, progress: InProgress
-    ) -> None:
-        self._service, self._question, self._all = service, question, all_
+    def __init__(self, service: Service, query: Query, all_: bool, progress: InProgress) -> None:
+        self._service, self._query, self._all = service, query, all_
         self._progress, self._limits = progress, service.config
-        self._decides = question.decides
+        self._decides = query.decides
         self._counts = Counts(inputs=0, hits=0 if self._decides else None, errors=0)
         self._bytes, self._fewer_bytes = 0, asyncio.Event()
 
@@ -208,7 +207,7 @@ class _Stream:
             if isinstance(content, ApiError):
                 raise content
             answer = await service.when_queue_has_room(
-                lambda: service.answer([content], self._question)
+                lambda: service.answer([content], self._query)
             )
         except ApiError as error:
             return LineError(line=position, id=id_, error=_detail(error))

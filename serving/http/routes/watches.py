@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from serving.answer import Question, threshold_of
+from serving.answer import Query, threshold_of
 from serving.api_error import ApiError, validated
 from serving.http.error_responses import REFUSALS
 from serving.http.openapi import NdjsonSchema, refused, request_body
@@ -55,7 +55,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
     "/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=request_body(WatchBody)
 )
 async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
-    """Ask a question of every frame that comes, until its time is over."""
+    """Create a watch: a query that is evaluated on every frame until it expires."""
     service = resources.service
     async with service.admitted() as progress:
         terms = await _terms(service, await _read(request, WatchBody, progress, service))
@@ -178,15 +178,15 @@ async def _checked_names(
     """The names of `classes`, without duplicates. Raises ApiError if a class is unknown or has no
     threshold."""
     check_class_count(len(classes), service.config.max_classes)
-    question = await service.question(classes, recall, threshold)
-    return await service.in_thread(_decided_names, service, question)
+    query = await service.make_query(classes, recall, threshold)
+    return await service.in_thread(_decided_names, service, query)
 
 
-def _decided_names(service: Service, question: Question) -> tuple[str, ...]:
+def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
     bundle, names = service.model.bundle, dict[str, None]()
-    for class_id in question.class_ids:
+    for class_id in query.class_ids:
         name = bundle.names.names[class_id]
-        if threshold_of(bundle, class_id, question).threshold is None:
+        if threshold_of(bundle, class_id, query).threshold is None:
             message = f"the model has no threshold for {name!r} at this recall: give a threshold"
             raise ApiError(422, "no_threshold", message)
         names[name] = None
@@ -241,8 +241,8 @@ def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold
     bundle = service.model.bundle
     try:
         class_id = bundle.names.id_of_name(name)
-        question = Question((class_id,), watch.recall, watch.threshold)
-        return threshold_of(bundle, class_id, question)
+        query = Query((class_id,), watch.recall, watch.threshold)
+        return threshold_of(bundle, class_id, query)
     except ValueError as error:
         raise ApiError(
             409, "other_model", f"watch {watch.id} was made for another model: delete it ({error})"
