@@ -13,15 +13,15 @@ from serving.schemas import Answer, ClassThreshold, InputVerdicts, Verdict
 from trainer.bundle.bundle import Bundle
 
 NOT_ALIGNED = (
-    "this model was trained with {kind}, which is not aligned with the Principle of Logit "
-    "Separation: the logit of one class says little on its own, take these verdicts with care"
+    "this model was trained with {kind}, which does not follow the Principle of Logit Separation: "
+    "the logit of a single class is not a reliable score, so interpret these verdicts with care"
 )
 
 
 @dataclass(frozen=True)
 class Query:
-    """Which classes to test each input for, and how to decide: by the threshold for `recall`, by a
-    given `threshold`, or, if both are None, not at all (scores only)."""
+    """The classes to test each input for, and how to decide: by the threshold for `recall`, by
+    `threshold`, or, if both are None, not at all (scores only)."""
 
     class_ids: tuple[int, ...]
     recall: float | None = None
@@ -45,10 +45,10 @@ def make_query(
     that is not finite, and if both are given.
     """
     if recall is not None and threshold is not None:
-        raise ValueError("give recall or threshold, not both")
+        raise ValueError("recall and threshold are both set. Pass only one of them")
     if threshold is not None and not math.isfinite(threshold):
-        raise ValueError(f"threshold {threshold} decides nothing: give a finite number")
-    class_ids = tuple(bundle.class_id(wanted) for wanted in classes)
+        raise ValueError(f"threshold is {threshold}. Pass a finite number")
+    class_ids = tuple(bundle.class_id(name_or_id) for name_or_id in classes)
     if recall is not None and class_ids:
         bundle.threshold(class_ids[0], recall)  # reject an unknown recall before any work
     return Query(class_ids, recall, threshold)
@@ -57,16 +57,16 @@ def make_query(
 def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
     """Features [B, dim] -> verdicts for B inputs. Reads only the rows of the requested classes."""
     scores = bundle.scores(features, query.class_ids).tolist()
-    asked = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]
+    thresholds = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]
     loss = bundle.spec.loss
     return Answer(
         aligned=loss.aligned,
         notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
-        thresholds=asked if query.decides else [],
+        thresholds=thresholds if query.decides else [],
         results=[
             InputVerdicts(
                 input=position,
-                verdicts=[verdict(one, score) for one, score in zip(asked, row, strict=True)],
+                verdicts=[verdict(*pair) for pair in zip(thresholds, row, strict=True)],
             )
             for position, row in enumerate(scores)
         ],
@@ -74,16 +74,15 @@ def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
 
 
 def verdict(decided: ClassThreshold, score: float) -> Verdict:
-    """One class for one input."""
-    bar = decided.threshold
+    """The verdict on one class for one input."""
     return Verdict(
         class_name=decided.class_name,
         class_id=decided.class_id,
         score=score,
-        threshold=bar,
+        threshold=decided.threshold,
         threshold_source=decided.threshold_source,
         expected_precision=decided.expected_precision,
-        match=None if bar is None else score >= bar,
+        match=None if decided.threshold is None else score >= decided.threshold,
     )
 
 

@@ -26,7 +26,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects single inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
+    """Collects individual inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
 
     Use it from one event loop. An idle batcher starts immediately, or after `wait_seconds`.
     """
@@ -67,7 +67,7 @@ class Batcher:
         try:
             return torch.stack(await asyncio.gather(*(one.result for one in waiting)))
         finally:
-            for one in waiting:  # do not run the model for a client that disconnected
+            for one in waiting:  # do not run the model for clients that have disconnected
                 one.result.cancel()
 
     def num_queued(self) -> int:

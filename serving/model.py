@@ -25,7 +25,7 @@ Device = Literal["cpu", "cuda"]
 Engine = Literal["torch", "onnxruntime"]
 
 _log = logging.getLogger("kway.serving")
-_ANY_TEXT = "Is this a text? "
+_EXAMPLE_TEXT = "Is this a text? "
 
 
 class Model:
@@ -44,14 +44,14 @@ class Model:
         engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """`engine` None selects the fastest one available. onnxruntime uses as many threads as
-        torch is currently set to.
+        """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
+        as torch is currently set to.
 
         Raises ValueError if the device does not exist, if the device does not support the engine,
         or if torch would need a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda and torch finds no GPU here: give cpu")
+            raise ValueError("device is cuda, but torch does not find a GPU. Use device cpu")
         self.bundle = bundle
         self.device: Device = device
         self.reads = bundle.spec.reads
@@ -107,14 +107,14 @@ class Model:
         except (RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"{self.bundle.path} fails at any of the {self.reads} ({reason}): its files do not "
-                "fit together, export it again"
+                f"{self.bundle.path} fails on example {self.reads} ({reason}). Its files are "
+                "inconsistent; export the bundle again"
             ) from error
         for score in (result.verdicts[0].score for result in found.results):
             if not math.isfinite(score):
                 raise ValueError(
-                    f"{self.bundle.path} answers {score} for any of the {self.reads}: its "
-                    "weights are damaged or the run diverged, export it again"
+                    f"{self.bundle.path} returns {score} for example {self.reads}. Its weights are "
+                    "corrupted or training diverged; export the bundle again"
                 )
 
 
@@ -123,8 +123,9 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
         return "torch"
     if not onnx_is_installed():
         _log.warning(
-            "%s has an ONNX backbone and onnxruntime is not installed: torch computes instead, at "
-            "about twice the time; install kway[onnx]",
+            "%s has an ONNX backbone, but onnxruntime is not installed. Falling back to torch, "
+            "which "
+            "takes about twice as long. Install kway[onnx]",
             bundle.path.name,
         )
         return "torch"
@@ -133,7 +134,7 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
 
 def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]) -> None:
     """Raise ValueError if a `Model` would import code that is not in `allow_imports`. onnxruntime
-    needs no backbone code; torch does."""
+    does not need the code of the backbone; torch does."""
     if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
         bundle.check_imports(allow_imports)
 
@@ -144,7 +145,9 @@ def _backbone(
     if engine == "onnxruntime":
         if device != "cpu" or not bundle.has_onnx:
             raise ValueError(
-                "engine onnxruntime needs the CPU, and a bundle of kway export --onnx: give torch"
+                "engine onnxruntime requires device cpu and a bundle exported with kway export "
+                "--onnx. "
+                "Use engine torch"
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
     return bundle.load_backbone(allow_imports=allow_imports).to(device)
@@ -163,7 +166,7 @@ class Reader(Protocol):
         ...
 
     def examples(self) -> list[Any]:
-        """Prepared inputs for which every model must return an answer."""
+        """Prepared inputs that every model must be able to process."""
         ...
 
 
@@ -212,4 +215,4 @@ class TextReader:
 
     def examples(self) -> list[list[int]]:
         """A short text, and one that is truncated at `max_length` tokens."""
-        return self._tokenizer.encode([_ANY_TEXT, _ANY_TEXT * self._tokenizer.max_length])
+        return self._tokenizer.encode([_EXAMPLE_TEXT, _EXAMPLE_TEXT * self._tokenizer.max_length])

@@ -15,7 +15,7 @@ from serving.deploy.deployment import application, grpc_options
 from serving.deploy.environment import SERVING, grpc_limits
 
 # The cluster configures these itself.
-_NOT_OURS = {"host", "port", "grpc_port"}
+_SET_BY_CLUSTER = {"host", "port", "grpc_port"}
 # Added to the request timeout, for the work of a request outside of it.
 _SPARE_SECONDS = 5
 
@@ -43,7 +43,7 @@ def config_file(bundle: str, config: ServingConfig) -> str:
     """A Serve config file (YAML) for the bundle folder `bundle`, with every limit explicit."""
     arguments = ClusterArguments(bundle=bundle, config=config).model_dump(mode="json")
     arguments["config"] = {
-        name: value for name, value in arguments["config"].items() if name not in _NOT_OURS
+        name: value for name, value in arguments["config"].items() if name not in _SET_BY_CLUSTER
     }
     tree = {
         "proxy_location": "EveryNode",

@@ -32,7 +32,7 @@ _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # An answer takes a few KiB, however small the request limit is, and gRPC has one limit for both.
-_LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
+_MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
 HTTP_ERRORS_FIFO = "http-errors"
@@ -96,7 +96,7 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
 
 def grpc_limits(config: ServingConfig) -> dict[str, str]:
     """Limits the message size in gRPC itself; the replica enforces `max_body_bytes`."""
-    most = min(max(config.max_body_bytes, _LEAST_MESSAGE_BYTES), _MOST_MESSAGE_BYTES)
+    most = min(max(config.max_body_bytes, _MIN_MESSAGE_BYTES), _MAX_MESSAGE_BYTES)
     return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(most)}
 
 
@@ -149,7 +149,7 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         max_body_bytes=config.max_body_bytes,
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
-        answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
+        response_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
         stream_paths=paths_of(ROUTERS, lambda route: route.streams),
         idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
         max_grpc_calls=config.max_requests + _SPARE_CALLS,
@@ -166,8 +166,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
     """The names of a server that is protected only by listening on loopback; otherwise empty."""
-    is_alone = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
-    return _LOOPBACK_NAMES if is_alone else ()
+    is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
+    return _LOOPBACK_NAMES if is_local_only else ()
 
 
 def _in_url(host: str) -> str:

@@ -38,14 +38,14 @@ _RAY_METADATA = ("application", "multiplexed_model_id")
 # queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
 # that proxy answers 404. kway has a route for every path, so this 404 means "not ready" and becomes
 # 503: clients and caches would treat a 404 as final.
-_FROM_RAYS_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
-_MEANT_BY_RAY = {404: 503}
+_FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
+_STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for responses
 _RETRY_SECONDS = 1
-_REFUSALS = {
+_ERRORS = {
     400: ("bad_request", "malformed HTTP request"),
     403: ("refused", "this is not allowed"),
     404: ("no_such_path", "there is nothing at this path"),
@@ -60,7 +60,7 @@ _REFUSALS = {
 }
 # This must be the last response rule. An earlier `return` replaces the response with an error and
 # ends the evaluation of rules, so errors are still logged.
-_LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
+_LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
 # Logging to a local port where nothing may listen, and custom error pages.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
@@ -85,7 +85,7 @@ class ProxySettings:
     max_body_bytes: int
     head_seconds: float
     idle_seconds: float
-    answer_seconds: float
+    response_seconds: float
     stream_paths: tuple[str, ...] = ()
     idempotent_paths: tuple[str, ...] = ()
     max_grpc_calls: int = 256
@@ -140,7 +140,7 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
         case "global":
             return [title, *(line.replace(" mode 666 ", " mode 600 ") for line in kept)]
         case "defaults":
-            kept = [line for line in kept if not _is_ours_to_time(line)]
+            kept = [line for line in kept if not _is_replaced_timeout(line)]
             return [title, *kept, *_defaults(settings)]
         case "frontend http_frontend":
             own = [f"    bind {settings.http_bind}", *_error_log(settings), *_rules(settings)]
@@ -155,20 +155,20 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
                 *_without_bind(kept),
             ]
         case "backend default_backend":  # nothing is deployed
-            return [title, "    http-request return " + _refusal(503)]
+            return [title, "    http-request return " + _error_response(503)]
         case "backend default_grpc_backend":
-            return [title, "    http-request return " + _grpc_refusal(503)]
+            return [title, "    http-request return " + _grpc_error_response(503)]
     if title.startswith("backend grpc-"):
         return [title, *_grpc_backend(kept, settings)]
     if title.startswith("backend http-"):
         kept.append(
-            f"    http-request set-timeout server {_time(settings.answer_seconds)} "
+            f"    http-request set-timeout server {_time(settings.response_seconds)} "
             f"unless {_is_one_of(settings.stream_paths)}"
         )
     return [title, *kept]
 
 
-def _is_ours_to_time(line: str) -> bool:
+def _is_replaced_timeout(line: str) -> bool:
     return line.split()[:2] in (
         ["timeout", "client"],
         ["timeout", "server"],
@@ -189,7 +189,7 @@ def _defaults(settings: ProxySettings) -> list[str]:
         f"    timeout client {_time(settings.idle_seconds)}",
         "    timeout server 1h",  # for streams; other requests get a rule with their own timeout
         "    timeout tunnel 1h",
-        *(f"    http-error {_refusal(status)}" for status in sorted(_REFUSALS)),
+        *(f"    http-error {_error_response(status)}" for status in sorted(_ERRORS)),
     ]
 
 
@@ -210,7 +210,7 @@ def _rules(settings: ProxySettings) -> list[str]:
     body = _body("body_too_large", too_large)
     rules = [
         *_host_rules(settings),
-        f"return {_refusal(404)} if {_NO_PATH}",
+        f"return {_error_response(404)} if {_NO_PATH}",
         # Checks the announced size: the Content-Length or the size of a first chunk.
         f"return status 413 content-type application/json string '{body}' "
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
@@ -225,22 +225,23 @@ def _rules(settings: ProxySettings) -> list[str]:
     ]
     # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
-        f"return {_refusal(503)} if {_IS_SOCKET} {_FROM_RAYS_PROXY} {_plain(500)}",
+        f"return {_error_response(503)} if {_IS_SOCKET} {_FROM_RAY_PROXY} {_plain(500)}",
         # Ray rejects a WebSocket handshake like a request: with 429 or, on a replica that is
         # shutting down, with a status that asks for a retry. uvicorn turns both into a plain-text
         # 500. kway itself never sends one: it rejects a token with JSON and an unknown path with
         # 403, and reports all other errors after the handshake.
-        f"return {_refusal(429)} if {_IS_SOCKET} {_plain(500)}",
+        f"return {_error_response(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
-            f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"
-            for status in sorted(_REFUSALS)
+            f"return {_error_response(_STATUS_REPLACEMENTS.get(status, status))} if "
+            f"{_plain(status)}"
+            for status in sorted(_ERRORS)
         ),
     ]
     return [
         "    option disable-h2-upgrade",  # no client needs HTTP/2 on this port
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
-        _LOG_ERRORS_ALONE,
+        _LOG_ERRORS_ONLY,
     ]
 
 
@@ -286,9 +287,9 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
         f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
     return [
-        f"    http-error {_grpc_refusal(408)}",
+        f"    http-error {_grpc_error_response(408)}",
         *(f"    http-request {rule}" for rule in rules),
-        _LOG_ERRORS_ALONE,
+        _LOG_ERRORS_ONLY,
     ]
 
 
@@ -302,16 +303,16 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
         # memory before it checks the token.
         *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
-        f"    http-request set-timeout server {_time(settings.answer_seconds)}",
-        *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
+        f"    http-request set-timeout server {_time(settings.response_seconds)}",
+        *(f"    http-error {_grpc_error_response(status)}" for status in _GRPC_STATUSES),
     ]
 
 
-def _grpc_refusal(status: int) -> str:
+def _grpc_error_response(status: int) -> str:
     """HTTP response `status` with the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
-        f'hdr grpc-message "{_REFUSALS[status][1]}"'
+        f'hdr grpc-message "{_ERRORS[status][1]}"'
     )
 
 
@@ -326,9 +327,9 @@ def _unless_a_name(header: str) -> str:
     return f"del-header {header} unless {{ req.fhdr_cnt({header}) 1 }} {is_a_name}"
 
 
-def _refusal(status: int) -> str:
+def _error_response(status: int) -> str:
     retry = f" hdr Retry-After {_RETRY_SECONDS}" if status in (429, 502, 503, 504) else ""
-    body = _body(*_REFUSALS[status])
+    body = _body(*_ERRORS[status])
     return f"status {status} content-type application/json{retry} string '{body}'"
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 EXACT_SECONDS = "kway_query_exact_seconds"
 _PREFIX = "ray_"
 # Ray's label name -> ours.
-_KEPT_LABELS = {
+_EXPORTED_LABELS = {
     "outcome": "outcome",
     "status": "status",
     "le": "le",
@@ -47,14 +47,14 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
     )
     for family in text_string_to_metric_families(ours + "\n"):
         name = family.name.removeprefix(_PREFIX)
-        kept = families.setdefault(name, Metric(name, family.documentation, family.type))
+        exported = families.setdefault(name, Metric(name, family.documentation, family.type))
         for sample in family.samples:
             labels = {
                 ours: sample.labels[theirs]
-                for theirs, ours in _KEPT_LABELS.items()
+                for theirs, ours in _EXPORTED_LABELS.items()
                 if theirs in sample.labels
             }
-            kept.add_sample(sample.name.removeprefix(_PREFIX), labels, sample.value)
+            exported.add_sample(sample.name.removeprefix(_PREFIX), labels, sample.value)
 
 
 def render(families: dict[str, Metric]) -> bytes:

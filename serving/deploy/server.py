@@ -137,8 +137,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
         with own_process_groups(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # do not join a cluster that is already running
-                num_cpus=config.most_replicas,
-                num_gpus=config.most_replicas if config.device == "cuda" else 0,
+                num_cpus=config.replica_limit,
+                num_gpus=config.replica_limit if config.device == "cuda" else 0,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
@@ -191,7 +191,7 @@ def _stop(before: set[psutil.Process]) -> None:
     ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
     is_up = ray is not None and serve is not None and ray.is_initialized()
 
-    def ask() -> None:
+    def shut_down() -> None:
         if ray is None:
             return
         if is_up and serve is not None:
@@ -205,10 +205,10 @@ def _stop(before: set[psutil.Process]) -> None:
 
     with _quiet_ray():
         # If the controller hangs, Ray blocks and does not react to signals, hence the thread.
-        asking = threading.Thread(target=ask, name="stop", daemon=True)
-        asking.start()
-        asking.join(_STOP_SECONDS)
-    if asking.is_alive():
+        thread = threading.Thread(target=shut_down, name="stop", daemon=True)
+        thread.start()
+        thread.join(_STOP_SECONDS)
+    if thread.is_alive():
         raise ServerLostError(
             f"Ray did not stop within {_STOP_SECONDS} s of the wish: its processes were killed"
         )

@@ -27,13 +27,13 @@ import psutil
 # ephemeral ports, so that no outgoing connection takes a port before the server listens on it,
 # which may take half a minute.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
-_TRIES = 100
+_ATTEMPTS = 100
 # Ray writes its logs to the folder. Without free space it restarts its processes forever.
-_LEAST_FREE_BYTES = 2**28
+_MIN_FREE_BYTES = 2**28
 # The system's limit on the length of a socket path, and Ray's longest path below the folder, with
 # the largest process id.
-_LONGEST_ADDRESS = 107
-_BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_MAX_SOCKET_PATH = 107
+_LONGEST_SUBPATH = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 # The clean-up ends after this many consecutive rounds without finding a process.
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
@@ -64,7 +64,7 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
 
 
 def _any_port(host: str, option: str) -> int:
-    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _TRIES)
+    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _ATTEMPTS)
     for port in most:
         with suppress(OSError):
             return free_port(host, port, option=option)
@@ -78,7 +78,7 @@ def free_block(num_ports: int) -> int:
     The block is random, so that two servers do not share one: a proxy that looks for a dead replica
     must not find a replica of another server. Raises OSError if no block is found.
     """
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
         with suppress(OSError):
             for port in (first + 1, first):
@@ -103,12 +103,12 @@ def make_session() -> Path:
 
 def _check_usable(session: Path) -> None:
     free = shutil.disk_usage(session).free
-    if free < _LEAST_FREE_BYTES:
+    if free < _MIN_FREE_BYTES:
         raise OSError(
             f"{session.parent} has {free / 2**20:.0f} MiB free and a server needs "
-            f"{_LEAST_FREE_BYTES / 2**20:.0f}: make room, or let TMPDIR name another folder"
+            f"{_MIN_FREE_BYTES / 2**20:.0f}: make room, or let TMPDIR name another folder"
         )
-    excess = len(f"{session}{_BELOW}") - _LONGEST_ADDRESS
+    excess = len(f"{session}{_LONGEST_SUBPATH}") - _MAX_SOCKET_PATH
     if excess > 0:
         raise OSError(
             f"{session.parent} is too long for the names of Ray's sockets: let TMPDIR name a "

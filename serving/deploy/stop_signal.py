@@ -31,7 +31,7 @@ class ServerLostError(ChildProcessError):
 
 
 class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP end `hold`. Before `hold`, during start-up, they raise
+    """SIGINT, SIGTERM and SIGHUP end `wait`. Before `wait`, during start-up, they raise
     SystemExit."""
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class StopSignal:
 
     @property
     def was_received(self) -> bool:
-        """Whether a signal has arrived that `hold` has not yet consumed."""
+        """Whether a signal has arrived that `wait` has not yet consumed."""
         return not self._received.empty()
 
-    def hold(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
+    def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
         """Wait for a signal. Raises ServerLostError if Ray exits or nothing listens at `url`.
 
         A server that responds slowly is overloaded, not lost: a warning is printed to standard
@@ -64,10 +64,10 @@ class StopSignal:
         """
         self._raises = False
         health = _Health(url, timeouts or HealthTimeouts())
-        while not self._comes_within(_POLL_SECONDS):
+        while not self._receives_within(_POLL_SECONDS):
             health.check()
 
-    def _comes_within(self, seconds: float) -> bool:
+    def _receives_within(self, seconds: float) -> bool:
         try:
             self._received.get(timeout=seconds)
         except Empty:
@@ -91,9 +91,9 @@ class _Health:
             self._is_slow = False
         elif _listens(self._url, self._timeouts.answer):
             self._listened = time.monotonic()
-        self._judge(time.monotonic())
+        self._check_timeouts(time.monotonic())
 
-    def _judge(self, now: float) -> None:
+    def _check_timeouts(self, now: float) -> None:
         if now - self._listened > self._timeouts.absence:
             seconds = self._timeouts.absence
             raise ServerLostError(

@@ -36,8 +36,8 @@ class Access:
             try:
                 client = self._clients.name_of(_token(scope))
             except ApiError as error:
-                refusal = error_response(error.status, error.code, str(error), error.headers)
-                await _refuse(refusal, scope, receive, send)
+                response = error_response(error.status, error.code, str(error), error.headers)
+                await _reject(response, scope, receive, send)
                 return
         scope["state"] = {**scope.get("state", {}), "client": client}
         await self._app(scope, receive, _choosing_subprotocol(scope, send))
@@ -67,11 +67,11 @@ def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
     return with_subprotocol
 
 
-async def _refuse(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def _reject(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
         "extensions", {}
     ):
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": "no valid token"})
         return
-    await refusal(scope, receive, send)
+    await response(scope, receive, send)

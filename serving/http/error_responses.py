@@ -16,7 +16,7 @@ from serving.schemas import ErrorBody, ErrorDetail
 _log = logging.getLogger("kway.serving")
 
 # For the OpenAPI document of routes that read a body.
-REFUSALS: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
 

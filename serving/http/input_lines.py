@@ -28,7 +28,7 @@ class FrameIn(_FrameFields):
     text: StrictStr | None = None
 
 
-def most_json_bytes(limits: ServingConfig) -> int:
+def max_json_bytes(limits: ServingConfig) -> int:
     """The maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
     sequences (12 bytes for a surrogate pair), plus the other fields."""
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
@@ -86,11 +86,11 @@ def _too_long(limit: int) -> ApiError:
     return ApiError(413, "frame_too_long", message)
 
 
-class _WithId(BaseModel):
+class _LineId(BaseModel):
     id: Id | None = Field(None, description="comes back with whatever is said of this line")
 
 
-class LineIn(_WithId):
+class LineIn(_LineId):
     """One image or one text."""
 
     model_config = ConfigDict(extra="forbid")
@@ -125,12 +125,12 @@ def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
 def _id_of(found: object) -> Id | None:
     """The id of an invalid line, if the id is valid."""
     try:
-        return _WithId.model_validate(found).id
+        return _LineId.model_validate(found).id
     except ValidationError:
         return None
 
 
-def verdicts_of(answer: Answer, is_short: bool) -> list[Verdict]:
-    """The verdicts of an answer on one input; only the matches if `is_short`."""
+def selected_verdicts(answer: Answer, *, matches_only: bool) -> list[Verdict]:
+    """The verdicts of an answer on one input; only the matches if `matches_only`."""
     (result,) = answer.results
-    return [one for one in result.verdicts if one.match or not is_short]
+    return [one for one in result.verdicts if one.match or not matches_only]

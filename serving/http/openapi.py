@@ -20,7 +20,7 @@ class NdjsonSchema(JSONResponse):
     media_type = NDJSON
 
 
-def refused(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
     """The errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain JSON."""
     described = {"description": "Refused", "content": _ERROR}
     return dict.fromkeys(statuses, described)

@@ -16,12 +16,12 @@ from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import form_images, known_charset, parse_form, text_fields
 from serving.http.request_body import (
-    MOST_VALUES,
+    MAX_VALUES,
     bounded_parts,
     content_type,
     image_bytes,
     parse_json,
-    whole_body,
+    read_body,
 )
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
@@ -100,32 +100,32 @@ class QueryRequest:
 
 
 async def read_query(
-    request: Request, asked: QueryParameters, service: Service, progress: InProgress
+    request: Request, parameters: QueryParameters, service: Service, progress: InProgress
 ) -> QueryRequest:
     """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
 
-    `asked` is the query in the URL, for a body that is the input itself. Takes the slot of
+    `parameters` is the query in the URL, for a body that is the input itself. Takes the slot of
     `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the
     reason.
     """
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
     if kind in ("multipart/form-data", "application/json", ""):
-        if asked != QueryParameters():
+        if parameters != QueryParameters():
             raise ApiError(
                 422, "invalid_query", "the question stands in the URL: send it in the body"
             )
         if kind == "multipart/form-data":
             query = await _from_form(request, charset, service, progress)
         else:
-            raw = await whole_body(request, limits.max_body_bytes, service, progress)
+            raw = await read_body(request, limits.max_body_bytes, service, progress)
             query = await service.parsed(_from_json, raw, limits, reads)
     else:
         _check_raw(kind, reads)
-        classes = asked.needed_classes(limits.max_classes)
-        raw = await whole_body(request, limits.max_body_bytes, service, progress)
+        classes = parameters.needed_classes(limits.max_classes)
+        raw = await read_body(request, limits.max_body_bytes, service, progress)
         one = _input(raw, charset, reads)
-        query = QueryRequest(classes, [one], asked.recall, asked.threshold)
+        query = QueryRequest(classes, [one], parameters.recall, parameters.threshold)
     _check_counts(query, limits, reads)
     return query
 
@@ -134,7 +134,7 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
-    body = validated(QueryBody, parse_json(raw, most_values(limits)), "invalid_query")
+    body = validated(QueryBody, parse_json(raw, max_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     _check_input_count(sent, limits, reads)  # before any input is decoded
@@ -144,10 +144,10 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
     return QueryRequest(list(body.classes), inputs, body.recall, body.threshold)
 
 
-def most_values(limits: ServingConfig) -> int:
+def max_values(limits: ServingConfig) -> int:
     """The most values in the JSON of a body. High enough that slightly too many inputs or classes
     get their own specific error."""
-    return MOST_VALUES + limits.max_inputs + limits.max_classes
+    return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
@@ -194,14 +194,16 @@ async def _from_form(
     async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
         form = await parse_form(request, body, charset, limits)
     try:
-        progress.take_slot()
+        progress.acquire_slot()
         fields = text_fields(form)
         _check_kind(reads, images="images" in form, texts="texts" in form)
         numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}
         values = {"classes": fields["classes"], **numbers}
-        asked = validated(QueryBody, values, "invalid_query")
+        parameters = validated(QueryBody, values, "invalid_query")
         inputs = fields["texts"] if reads == "texts" else await form_images(form)
-        return QueryRequest(list(asked.classes), inputs, asked.recall, asked.threshold)
+        return QueryRequest(
+            list(parameters.classes), inputs, parameters.recall, parameters.threshold
+        )
     finally:
         await form.close()
 

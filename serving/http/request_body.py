@@ -24,8 +24,8 @@ from serving.service import InProgress, Service
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
 # Limit per body or line. It is raised if the limits on inputs or classes need more.
-MOST_VALUES = 10_000
-_MOST_KEYS = 64
+MAX_VALUES = 10_000
+_MAX_KEYS = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,", re.IGNORECASE)
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
@@ -45,14 +45,14 @@ def _charset(stated: str) -> str:
     return charset if isinstance(charset, str) else charset[2]
 
 
-async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
+async def read_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
     """Read the body of a request, then take a slot for `progress`. Raises the ApiErrors of
     `bounded_parts`.
 
     Parse the body only after this, because slots limit the amount of concurrent parsing.
     """
     raw = b"".join([part async for part in bounded_parts(request, limit, service.uploads)])
-    progress.take_slot()
+    progress.acquire_slot()
     return raw
 
 
@@ -128,7 +128,7 @@ def _invalid_compression(encoding: str, what: str) -> ApiError:
     return ApiError(400, "invalid_compression", f"the {encoding} body {what}: compress it again")
 
 
-def parse_json(raw: bytes, most: int = MOST_VALUES) -> object:
+def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
     """UTF-8 JSON -> dicts, lists, strings and numbers, at most about `most` of them.
 
     Raises ApiError 400 `invalid_json` for too many values, before any is created; for invalid UTF-8
@@ -175,8 +175,8 @@ def _count_starts(raw: bytes) -> int:
 
 
 def _without_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(pairs) > _MOST_KEYS:
-        raise ValueError(f"an object has {len(pairs)} keys, at most {_MOST_KEYS}")
+    if len(pairs) > _MAX_KEYS:
+        raise ValueError(f"an object has {len(pairs)} keys, at most {_MAX_KEYS}")
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:

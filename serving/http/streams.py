@@ -30,7 +30,7 @@ NDJSON_KINDS = (NDJSON, "application/ndjson", "application/jsonl")
 _CLOSE_CODES = 4000
 
 
-def check_is_lines(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
+def check_is_ndjson(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
     """Raise ApiError 415 if the media type is not in `kinds` or the body is compressed: the
     decompressed length of a stream has no limit."""
     kind, _ = content_type(request.headers)

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
-from serving.inference.protobuf import MOST_VALUES, inference_of, metadata_of, parsed, response_of
+from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
 from serving.inference.tensors import (
     EXTENSIONS,
     PLATFORM,
@@ -75,10 +75,10 @@ class InferenceMethods:
             return await _METHODS[method](self, raw)
         except ApiError as error:
             code = _CODES.get(error.status, _STATUS.UNKNOWN)
-            _refuse(context, code, str(error), error.headers or {})
+            _set_error(context, code, str(error), error.headers or {})
         except Exception as error:  # an internal error: log it, do not show it to the client
             _log.exception("%s failed", method, exc_info=error)
-            _refuse(context, _STATUS.INTERNAL, "the server failed; its log says why", {})
+            _set_error(context, _STATUS.INTERNAL, "the server failed; its log says why", {})
         return pb.ModelInferResponse()  # not sent, because there is an error status
 
     async def server_live(self, _: bytes) -> Message:
@@ -109,22 +109,22 @@ class InferenceMethods:
 
     async def model_infer(self, raw: bytes) -> Message:
         async with self._service.admitted() as progress:
-            progress.take_slot()
+            progress.acquire_slot()
             limit = self._service.config.max_body_bytes
             if len(raw) > limit:
                 message = f"the message is over {limit} bytes: send less at once"
                 raise ApiError(413, "body_too_large", message)
-            request, inference = await self._service.in_thread(_read, raw, self._most_values())
+            request, inference = await self._service.in_thread(_read, raw, self._max_values())
             self._model.check(request.model_name, request.model_version)
             outputs, answer = await self._model.infer(inference)
             progress.inputs = len(answer.results)
         return response_of(request, outputs, parameters_of(answer))
 
-    def _most_values(self) -> int:
+    def _max_values(self) -> int:
         """A packed number takes up to ten bytes, and `check_count` counts each of its bytes as a
         value."""
         limits = self._service.config
-        return MOST_VALUES + 10 * (limits.max_inputs + limits.max_classes)
+        return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
 
 _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
@@ -156,7 +156,7 @@ def _token(context: Context) -> str | None:
     return bearer_token(found[0]) if len(found) == 1 else None
 
 
-def _refuse(
+def _set_error(
     context: Context, code: grpc.StatusCode, message: str, headers: Mapping[str, str]
 ) -> None:
     context.set_code(code)

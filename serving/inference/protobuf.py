@@ -43,12 +43,12 @@ def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]
         yield 1
         tag, offset = _varint(raw, offset, end, kind)
         if not tag >> 3:
-            raise _no(kind)
+            raise _malformed(kind)
         field, wire = kind.fields_by_number.get(tag >> 3), tag & 7
         if wire == _WITH_LENGTH:
             size, offset = _varint(raw, offset, end, kind)
             if size > end - offset:
-                raise _no(kind)
+                raise _malformed(kind)
             if field is not None and field.message_type is not None:
                 yield from _sizes(raw, offset, offset + size, field.message_type)
             elif field is not None and field.type not in _ONE_VALUE:
@@ -59,7 +59,7 @@ def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]
         elif wire in _FIXED_BYTES:
             offset += _FIXED_BYTES[wire]
         else:
-            raise _no(kind)
+            raise _malformed(kind)
 
 
 def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
@@ -69,30 +69,30 @@ def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, i
         value |= (byte & 127) << 7 * count
         if byte < 128:
             return value, offset + count + 1
-    raise _no(kind)
+    raise _malformed(kind)
 
 
-def _no(kind: Descriptor) -> ApiError:
+def _malformed(kind: Descriptor) -> ApiError:
     return invalid_inference(f"this is no {kind.name}")
 
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
 # Limit per message. It is raised if the limits on inputs or classes need more.
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 
 
-def parsed(kind: type[Message], raw: bytes, most: int = MOST_VALUES) -> Any:
+def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
     """Parse a message of type `kind`. Raises ApiError 400 if it is malformed and 413 if it has more
     than `most` values."""
     check_count(raw, kind.DESCRIPTOR, most)
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise _no(kind.DESCRIPTOR) from error
+        raise _malformed(kind.DESCRIPTOR) from error
 
 
-def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Inference:
+def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Inference:
     """The tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
     truncated or sent in both forms; 413 if a tensor has more than `most` raw elements."""
     typed = [one.name for one in request.inputs if one.HasField("contents")]

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from serving.config import ServingConfig
 from serving.http.app import build_api
-from serving.http.input_lines import most_json_bytes
+from serving.http.input_lines import max_json_bytes
 from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
 @contextmanager
 def listening(api: FastAPI, **options: Any) -> Iterator[str]:
     """The application on a free port of this machine; its URL. Messages have a replica's bound."""
-    options = {"ws_max_size": most_json_bytes(ServingConfig()), **options}
+    options = {"ws_max_size": max_json_bytes(ServingConfig()), **options}
     server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
     thread = Thread(target=server.run)
     thread.start()

@@ -170,7 +170,7 @@ def settings(
         max_body_bytes=LIMIT,
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,
-        answer_seconds=20,
+        response_seconds=20,
         stream_paths=paths_of(ROUTERS, lambda route: route.streams),
         idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
         hosts=hosts,

@@ -29,7 +29,7 @@ from serving.config import ServingConfig
 from serving.deploy.private_uvicorn import set_server_options
 from serving.http import query_body
 from serving.http.inference_body import InferenceRequest
-from serving.http.input_lines import most_json_bytes
+from serving.http.input_lines import max_json_bytes
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
@@ -298,7 +298,7 @@ def error_of(message: str | bytes) -> str:
 def test_a_sockets_long_text_is_not_parsed(url: str) -> None:
     with connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
         long = ServingConfig(max_frame_bytes=2000)
-        socket.send("{" * (most_json_bytes(long) + 1))
+        socket.send("{" * (max_json_bytes(long) + 1))
         assert error_of(socket.recv(20)) == "frame_too_long"
         socket.send("{")
         assert error_of(socket.recv(20)) == "invalid_json"
@@ -331,7 +331,7 @@ def test_the_longest_frame_is_taken_as_json(limits: dict) -> None:
     text = "\\ud83d\\ude00" * config.max_text_chars
     for content in (f'"image": "{image}"', f'"text": "{text}"'):
         frame = f'{{"id": "{"x" * 200}", "time": "{"x" * 64}", {content}}}'
-        assert len(frame) <= most_json_bytes(config)
+        assert len(frame) <= max_json_bytes(config)
 
 
 # --- gRPC ---

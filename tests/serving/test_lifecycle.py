@@ -164,7 +164,7 @@ from serving.deploy import stop_signal
 stop_signal._POLL_SECONDS = 0.05
 stop = stop_signal.StopSignal()
 try:
-    stop.hold(sys.argv[1], stop_signal.HealthTimeouts(answer=0.3, silence=0.5, absence=1.0))
+    stop.wait(sys.argv[1], stop_signal.HealthTimeouts(response=0.3, slow=0.5, lost=1.0))
 except OSError as error:
     sys.exit(f"error: {error}")
 """
@@ -269,7 +269,7 @@ for _ in range(1000):
     stop = stop_signal.StopSignal()
     threading.Thread(target=send, args=(random.uniform(0, 1e-3),)).start()
     try:
-        stop.hold("http://127.0.0.1:1")
+        stop.wait("http://127.0.0.1:1")
     except SystemExit:  # it came before the wait
         pass
 """

@@ -62,7 +62,7 @@ async def classes(
     searches: Annotated[_Searches, Depends(per_application(_Searches))],
 ) -> Response:
     """Classes whose names contain `search`; those that begin with it first."""
-    with searches.limit.one():
+    with searches.limit.slot():
         loop = asyncio.get_running_loop()
         page = await loop.run_in_executor(searches.thread, _page, service, parameters)
     return Response(page, media_type="application/json")

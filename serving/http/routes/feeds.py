@@ -12,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import ClientDisconnect
 
 from serving.api_error import ApiError, validated
-from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
-from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, max_json_bytes
+from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
     LinesOut,
     NdjsonAnswer,
     accepted,
-    check_is_lines,
+    check_is_ndjson,
     split_lines,
 )
 from serving.limits import ClientLimit
@@ -56,7 +56,7 @@ router = APIRouter()
 
 def _limit(resources: Resources) -> ClientLimit:
     config = resources.service.config
-    return ClientLimit(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
+    return ClientLimit(config.max_feeds, "feeds", per_client=config.max_feeds_per_client)
 
 
 LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
@@ -67,7 +67,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
     response_class=NdjsonSchema,
     responses={
         200: {"model": FeedLine, "description": "a line for each hit; the last has counts"},
-        **refused(400, 415, 422, 429),
+        **error_responses(400, 415, 422, 429),
     },
     openapi_extra=request_body(FrameIn, NDJSON),
 )
@@ -83,7 +83,7 @@ async def send(
 
     Read the answer while you send: who does not read is not read either.
     """
-    check_is_lines(request)
+    check_is_ndjson(request)
     feeds = resources.feeds
 
     async def work(request: Request, out: LinesOut) -> None:
@@ -114,10 +114,10 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
     Raises ApiError if no line arrives for too long.
     """
     config, reads = service.config, service.model.reads
-    lines, position = split_lines(body, most_json_bytes(config)), 0
+    lines, position = split_lines(body, max_json_bytes(config)), 0
     while True:
         try:
-            raw = await _before_idle(anext(lines), config.feed_idle_seconds)
+            raw = await _within_idle_timeout(anext(lines), config.feed_idle_seconds)
         except StopAsyncIteration:
             return
         if raw is None or raw.strip():
@@ -129,9 +129,9 @@ async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterat
     """The frames in messages; empty messages are skipped. Raises ApiError if no message arrives for
     too long."""
     config, reads = service.config, service.model.reads
-    most, position = most_json_bytes(config), 0
+    most, position = max_json_bytes(config), 0
     while True:
-        message = await _before_idle(socket.receive(), config.feed_idle_seconds)
+        message = await _within_idle_timeout(socket.receive(), config.feed_idle_seconds)
         if message["type"] == "websocket.disconnect":
             raise ClientDisconnect
         if raw := message.get("bytes"):
@@ -159,10 +159,10 @@ def _feed(
     ).run
 
 
-async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
+async def _within_idle_timeout(awaitable: Awaitable[T], seconds: float) -> T:
     try:
         async with asyncio.timeout(seconds):
-            return await coming
+            return await awaitable
     except TimeoutError as error:
         message = f"no frame came for {seconds:g} s: an empty line now and then is enough"
         raise ApiError(408, "idle", message) from error
@@ -172,7 +172,7 @@ async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
 async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncIterator[None]:
     """Take one of the client's feed slots and keep the copy of the watches current. Raises ApiError
     if no slot is free or the watches are unavailable."""
-    with limit.one(client):
+    with limit.slot(client):
         try:
             async with feeds.live.followed():
                 yield

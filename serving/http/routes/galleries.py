@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Galleries, Gallery
-from serving.http.error_responses import REFUSALS
+from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
-from serving.http.query_body import RECALL_MEANING, check_class_count, most_values
-from serving.http.request_body import parse_json, whole_body
+from serving.http.query_body import RECALL_MEANING, check_class_count, max_values
+from serving.http.request_body import parse_json, read_body
 from serving.http.routing import ResourcesDep
 from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
@@ -47,7 +47,7 @@ async def listed(resources: ResourcesDep) -> GalleryList:
 
 
 @router.post(
-    "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra=request_body(SearchBody)
+    "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
 )
 async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     """The items that each class scores highest, by pages, from the highest score on."""
@@ -104,10 +104,10 @@ def _named(galleries: Galleries, name: str) -> Gallery:
 
 
 async def _read(request: Request, service: Service, progress: InProgress) -> SearchBody:
-    raw = await whole_body(request, service.config.max_body_bytes, service, progress)
+    raw = await read_body(request, service.config.max_body_bytes, service, progress)
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
-    body: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
+    body: SearchBody = await service.in_thread(_parsed, raw, max_values(service.config))
     check_class_count(len(body.classes), service.config.max_classes)
     if len(body.classes) * body.limit > _MAX_HITS:
         raise ApiError(

@@ -18,8 +18,8 @@ from serving.http.inference_body import (
     response_of,
 )
 from serving.http.openapi import request_body
-from serving.http.query_body import most_values
-from serving.http.request_body import whole_body
+from serving.http.query_body import max_values
+from serving.http.request_body import read_body
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.inference.tensors import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 
@@ -156,9 +156,9 @@ async def infer(
     model.check(name, "")
     async with service.admitted() as progress:
         limits = service.config
-        raw = await whole_body(request, limits.max_body_bytes, service, progress)
+        raw = await read_body(request, limits.max_body_bytes, service, progress)
         body, inference = await service.in_thread(
-            read_inference, raw, json_length, most_values(limits)
+            read_inference, raw, json_length, max_values(limits)
         )
         outputs, answer = await model.infer(inference)
         progress.inputs = len(answer.results)

@@ -17,9 +17,9 @@ from pydantic import Field, RootModel
 
 from serving.answer import Query
 from serving.api_error import ApiError
-from serving.http.error_responses import REFUSALS
-from serving.http.input_lines import LineIn, parse_line, verdicts_of
-from serving.http.openapi import NdjsonSchema, refused, request_body, schema_of
+from serving.http.error_responses import ERROR_RESPONSES
+from serving.http.input_lines import LineIn, parse_line, selected_verdicts
+from serving.http.openapi import NdjsonSchema, error_responses, request_body, schema_of
 from serving.http.query_body import QueryBody, QueryParameters, read_query
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
@@ -27,7 +27,7 @@ from serving.http.streams import (
     NDJSON_KINDS,
     LinesOut,
     NdjsonAnswer,
-    check_is_lines,
+    check_is_ndjson,
     count_lines,
     split_lines,
 )
@@ -70,7 +70,7 @@ _BODY: dict[str, Any] = {
 router = APIRouter()
 
 
-@router.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
+@router.post("/v1/query", responses=ERROR_RESPONSES, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
@@ -98,7 +98,7 @@ class LineOut(RootModel[Hit | LineError | Done]):
 
 def _limit(resources: Resources) -> ClientLimit:
     config = resources.service.config
-    return ClientLimit(config.max_streams, "streams", most_each=config.max_streams_per_client)
+    return ClientLimit(config.max_streams, "streams", per_client=config.max_streams_per_client)
 
 
 @router.post(
@@ -106,7 +106,7 @@ def _limit(resources: Resources) -> ClientLimit:
     response_class=NdjsonSchema,
     responses={
         200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
-        **refused(*REFUSALS),
+        **error_responses(*ERROR_RESPONSES),
     },
     openapi_extra=request_body(LineIn, NDJSON),
 )
@@ -121,14 +121,14 @@ async def stream(
 
     Read the answer while you send: who does not read is not read either.
     """
-    check_is_lines(request, kinds=(*NDJSON_KINDS, ""))
+    check_is_ndjson(request, kinds=(*NDJSON_KINDS, ""))
 
     async def work(request: Request, out: LinesOut) -> None:
         classes = parameters.needed_classes(service.config.max_classes)
         async with service.admitted(is_timed=False) as progress:
             # Inside this context, so that a stream rejected by the limit is counted too.
-            with limit.one(request.state.client):
-                progress.take_slot()
+            with limit.slot(request.state.client):
+                progress.acquire_slot()
                 query = await service.make_query(classes, parameters.recall, parameters.threshold)
                 await out.start()
                 answering = _Stream(service, query, parameters.all, progress)
@@ -214,7 +214,7 @@ class _Stream:
         finally:
             self._bytes -= len(raw or b"")
             self._fewer_bytes.set()
-        verdicts = verdicts_of(answer, self._decides and not self._all)
+        verdicts = selected_verdicts(answer, matches_only=self._decides and not self._all)
         return Hit(line=position, id=id_, verdicts=verdicts, notice=answer.notice)
 
     def _whole(self, raw: bytes | None) -> bytes:

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from serving.answer import Query, threshold_of
 from serving.api_error import ApiError, validated
-from serving.http.error_responses import REFUSALS
-from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.error_responses import ERROR_RESPONSES
+from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.query_body import check_class_count
-from serving.http.request_body import content_type, parse_json, whole_body
+from serving.http.request_body import content_type, parse_json, read_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
 from serving.limits import ClientLimit
@@ -38,7 +38,7 @@ _SEND_SECONDS = 60.0
 
 
 def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: REFUSALS[status] for status in statuses}
+    return {status: ERROR_RESPONSES[status] for status in statuses}
 
 
 router = APIRouter()
@@ -52,7 +52,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 
 
 @router.post(
-    "/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=request_body(WatchBody)
+    "/v1/watches", status_code=201, responses=ERROR_RESPONSES, openapi_extra=request_body(WatchBody)
 )
 async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
     """Create a watch: a query that is evaluated on every frame until it expires."""
@@ -81,7 +81,7 @@ async def get(request: Request, watch_id: str, resources: ResourcesDep) -> Watch
 
 
 @router.patch(
-    "/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=request_body(WatchChanges)
+    "/v1/watches/{watch_id}", responses=ERROR_RESPONSES, openapi_extra=request_body(WatchChanges)
 )
 async def change(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
     """Renew a watch; `{}` changes nothing else."""
@@ -106,7 +106,7 @@ async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> No
     response_class=NdjsonSchema,
     responses={
         200: {"model": ListenLine, "description": "a line for each hit"},
-        **refused(404, 422, 429, 503),
+        **error_responses(404, 422, 429, 503),
     },
 )
 @facts(streams=True)
@@ -125,7 +125,7 @@ async def hits(
                 await out.start()
             await out.line(line)
 
-        with limit.one(), _as_api_errors():
+        with limit.slot(), _as_api_errors():
             listening = listen_to(resources.watches, request.state.client, watch_id, write)
             await until_disconnect(left, listening)
 
@@ -137,7 +137,7 @@ async def hits(
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """The same as JSON text messages."""
     async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
-        with limit.one(), _as_api_errors():
+        with limit.slot(), _as_api_errors():
             listening = listen_to(resources.watches, socket.state.client, watch_id, out.line)
             await until_disconnect(lambda: wait_for_close(socket), listening)
 
@@ -149,7 +149,7 @@ async def _read(request: Request, model: type[T], progress: InProgress, service:
     if kind != "application/json":
         message = f"send application/json, not {kind[:80]!r}"
         raise ApiError(415, "unknown_content_type", message)
-    raw = await whole_body(request, _MAX_BODY_BYTES, service, progress)
+    raw = await read_body(request, _MAX_BODY_BYTES, service, progress)
     found: T = await service.parsed(_parsed, raw, model)
     return found
 

@@ -27,7 +27,7 @@ stop = StopSignal()
 with running(Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])) as found:
     print("ready:", found.url, flush=True)
     print(flush=True)
-    stop.hold(found.url)
+    stop.wait(found.url)
 """
 
 
