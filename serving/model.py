@@ -124,8 +124,7 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
     if not onnx_is_installed():
         _log.warning(
             "%s has an ONNX backbone, but onnxruntime is not installed. Falling back to torch, "
-            "which "
-            "takes about twice as long. Install kway[onnx]",
+            "which takes about twice as long. Install kway[onnx]",
             bundle.path.name,
         )
         return "torch"
@@ -146,8 +145,7 @@ def _backbone(
         if device != "cpu" or not bundle.has_onnx:
             raise ValueError(
                 "engine onnxruntime requires device cpu and a bundle exported with kway export "
-                "--onnx. "
-                "Use engine torch"
+                "--onnx. Use engine torch"
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
     return bundle.load_backbone(allow_imports=allow_imports).to(device)

@@ -53,8 +53,7 @@ class ClassThreshold(BaseModel):
     threshold_samples: int | None = Field(
         None,
         description="validation samples that the threshold was computed from: of the class, or "
-        "of all "
-        "classes",
+        "of all classes",
     )
     class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(

@@ -1,7 +1,7 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Only paths that reveal nothing about the model are open. Browsers cannot set headers on a WebSocket,
-so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
+Only paths that reveal nothing about the model need no token. Browsers cannot set headers on a
+WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
 """
 
 from collections.abc import Collection
@@ -55,7 +55,7 @@ def _token(scope: Scope) -> str | None:
 
 def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
     """Select the subprotocol `kway` if the client offers it. A browser that offers subprotocols
-    requires the server to select one, and the token must not be echoed."""
+    requires the server to select one, and the server must not echo the token."""
     if _SUBPROTOCOL not in scope.get("subprotocols", ()):
         return send
 
@@ -72,6 +72,6 @@ async def _reject(response: Response, scope: Scope, receive: Receive, send: Send
         "extensions", {}
     ):
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": "no valid token"})
+        await send({"type": "websocket.close", "code": 1008, "reason": "token missing or invalid"})
         return
     await response(scope, receive, send)

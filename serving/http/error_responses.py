@@ -49,11 +49,13 @@ def install_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def client_disconnected(_: Request, error: Exception) -> JSONResponse:
-        return error_response(400, "client_left", "the client left before it was answered")
+        return error_response(
+            400, "client_left", "the client disconnected before the response was sent"
+        )
 
     @api.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, TaskCancelledError):  # raised by Ray when a waiting client disconnects
             return await client_disconnected(request, error)
         _log.exception("a request failed", exc_info=error)
-        return error_response(500, "internal", "the server failed; its log says why")
+        return error_response(500, "internal", "internal server error; see the log of the server")

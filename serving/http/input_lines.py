@@ -15,8 +15,8 @@ from trainer.bundle.spec import Reads
 
 
 class _FrameFields(BaseModel):
-    id: Id | None = Field(None, description="comes back with whatever is said of this frame")
-    time: FrameTime | None = Field(None, description="comes back with its hits")
+    id: Id | None = Field(None, description="returned in all responses to this frame")
+    time: FrameTime | None = Field(None, description="returned with the hits of this frame")
 
 
 class FrameIn(_FrameFields):
@@ -24,7 +24,7 @@ class FrameIn(_FrameFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="an image file in base64, or its data URL")
+    image: StrictStr | None = Field(None, description="image file in base64, or a data URL")
     text: StrictStr | None = None
 
 
@@ -35,8 +35,10 @@ def max_json_bytes(limits: ServingConfig) -> int:
 
 
 def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """A line of JSON, or None for a line that was too long -> a frame. If the line is invalid, the
-    content of the frame is the error."""
+    """A line of JSON, or None for a line that was too long -> a frame.
+
+    If the line is invalid, the content of the frame is the error.
+    """
     fields = _FrameFields()
     try:
         if raw is None:
@@ -54,7 +56,7 @@ def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfi
     error."""
     try:
         if reads == "texts":
-            message = 'this model reads texts: send text messages of JSON, {"text": …}'
+            message = 'this model reads texts. Send text messages with JSON, {"text": …}'
             raise ApiError(422, "not_a_picture_model", message)
         return Frame(position, _bounded(raw, limits.max_frame_bytes))
     except ApiError as error:
@@ -82,12 +84,12 @@ def _bounded(raw: bytes, limit: int) -> bytes:
 
 
 def _too_long(limit: int) -> ApiError:
-    message = f"the frame is over {limit} bytes: send a smaller image or text"
+    message = f"the frame is larger than {limit} bytes. Send a smaller image or text"
     return ApiError(413, "frame_too_long", message)
 
 
 class _LineId(BaseModel):
-    id: Id | None = Field(None, description="comes back with whatever is said of this line")
+    id: Id | None = Field(None, description="returned in the response to this line")
 
 
 class LineIn(_LineId):
@@ -95,7 +97,7 @@ class LineIn(_LineId):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="an image file in base64, or its data URL")
+    image: StrictStr | None = Field(None, description="image file in base64, or a data URL")
     text: StrictStr | None = None
 
 
@@ -131,6 +133,6 @@ def _id_of(found: object) -> Id | None:
 
 
 def selected_verdicts(answer: Answer, *, matches_only: bool) -> list[Verdict]:
-    """The verdicts of an answer on one input; only the matches if `matches_only`."""
+    """The verdicts on the only input of an answer; only the matches if `matches_only`."""
     (result,) = answer.results
     return [one for one in result.verdicts if one.match or not matches_only]

@@ -22,7 +22,7 @@ class NdjsonSchema(JSONResponse):
 
 def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
     """The errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain JSON."""
-    described = {"description": "Refused", "content": _ERROR}
+    described = {"description": "Rejected", "content": _ERROR}
     return dict.fromkeys(statuses, described)
 
 
@@ -86,7 +86,10 @@ def _add_tokens(document: dict[str, Any], open_paths: Collection[str]) -> None:
         if path in open_paths:
             continue
         operation["security"] = [{"token": []}]
-        for status, what in (("401", "No token, or a wrong one"), ("503", "Try again")):
+        for status, what in (
+            ("401", "Token missing or invalid"),
+            ("503", "Temporarily unavailable"),
+        ):
             operation["responses"].setdefault(status, {"description": what, "content": _ERROR})
 
 

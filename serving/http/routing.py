@@ -68,7 +68,7 @@ def paths_of(
 def _routes(routers: Iterable[APIRouter]) -> Iterator[Route]:
     for router in routers:
         for route in router.routes:
-            assert isinstance(route, Route), f"{router} has {route}, which states no facts"
+            assert isinstance(route, Route), f"{router} has {route}, which is not an API route"
             yield route
 
 

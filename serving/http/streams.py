@@ -35,10 +35,12 @@ def check_is_ndjson(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) 
     decompressed length of a stream has no limit."""
     kind, _ = content_type(request.headers)
     if kind not in kinds:
-        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
+        message = f"Content-Type {kind[:80]!r} is not supported. Send lines of JSON as {NDJSON}"
         raise ApiError(415, "unknown_content_type", message)
     if encoding := encoding_of(request):
-        message = f"lines must not be compressed: remove Content-Encoding {encoding[:40]}"
+        message = (
+            f"a stream must not have Content-Encoding {encoding[:40]!r}. Send uncompressed lines"
+        )
         raise ApiError(415, "unknown_encoding", message)
 
 
@@ -135,7 +137,7 @@ class NdjsonAnswer(Response):
                 await out.line(final_error_line(error))
             await out.end()
         except ClientDisconnect:
-            return  # no one to report to
+            return  # there is no client to report to
 
 
 def final_error_line(error: ApiError) -> str:
@@ -144,17 +146,19 @@ def final_error_line(error: ApiError) -> str:
     return FrameError(error=detail).model_dump_json(exclude={"frame"})
 
 
-async def until_disconnect(left: Callable[[], Awaitable[None]], work: Awaitable[None]) -> None:
-    """Run `work` until it ends or the client disconnects. Raises ClientDisconnect if `left` returns
-    first."""
+async def until_disconnect(
+    disconnected: Callable[[], Awaitable[None]], work: Awaitable[None]
+) -> None:
+    """Run `work` until it ends or the client disconnects. Raises ClientDisconnect if `disconnected`
+    returns first."""
 
-    async def leave() -> None:
-        await left()
+    async def raise_on_disconnect() -> None:
+        await disconnected()
         raise ClientDisconnect
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            watcher = tasks.create_task(leave())
+            watcher = tasks.create_task(raise_on_disconnect())
             await work
             watcher.cancel()
     except BaseExceptionGroup as group:
@@ -203,7 +207,7 @@ async def accepted(
             await out.line(final_error_line(error))
             await out.end(_CLOSE_CODES + error.status)
     except ClientDisconnect:
-        return  # no one to report to
+        return  # there is no client to report to
 
 
 def check_origin(socket: WebSocket, config: ServingConfig) -> None:
@@ -212,7 +216,10 @@ def check_origin(socket: WebSocket, config: ServingConfig) -> None:
     origin, host = socket.headers.get("origin"), socket.headers.get("host")
     if config.token_file is None and origin is not None and urlsplit(origin).netloc != host:
         raise ApiError(
-            403, "other_origin", f"a page of {origin[:200]!r} may not connect to {host!r}"
+            403,
+            "other_origin",
+            f"pages from {origin[:200]!r} must not connect to {host!r}. Open the page from this "
+            "server, or start it with --token-file",
         )
 
 

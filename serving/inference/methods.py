@@ -1,4 +1,5 @@
-"""The protocol's gRPC methods: take the bytes of a message, return a message or set a status.
+"""The protocol's gRPC methods. Each accepts the bytes of a message and returns a message or sets a
+status.
 
 Requests arrive as bytes, so that they are parsed only after the token has been checked. Methods
 that are not registered here, including streaming ones, are UNIMPLEMENTED.
@@ -42,8 +43,8 @@ _CODES = {
     429: _STATUS.RESOURCE_EXHAUSTED,
     503: _STATUS.UNAVAILABLE,
 }
-# Details are sent as a header, where a character can take nine bytes and all headers are limited to
-# 8 KiB.
+# Details are sent as a header, where a character can occupy nine bytes and all headers together are
+# limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
 
 
@@ -78,7 +79,9 @@ class InferenceMethods:
             _set_error(context, code, str(error), error.headers or {})
         except Exception as error:  # an internal error: log it, do not show it to the client
             _log.exception("%s failed", method, exc_info=error)
-            _set_error(context, _STATUS.INTERNAL, "the server failed; its log says why", {})
+            _set_error(
+                context, _STATUS.INTERNAL, "internal server error; see the log of the server", {}
+            )
         return pb.ModelInferResponse()  # not sent, because there is an error status
 
     async def server_live(self, _: bytes) -> Message:
@@ -112,7 +115,7 @@ class InferenceMethods:
             progress.acquire_slot()
             limit = self._service.config.max_body_bytes
             if len(raw) > limit:
-                message = f"the message is over {limit} bytes: send less at once"
+                message = f"the message is larger than {limit} bytes. Split the request"
                 raise ApiError(413, "body_too_large", message)
             request, inference = await self._service.in_thread(_read, raw, self._max_values())
             self._model.check(request.model_name, request.model_version)
@@ -121,7 +124,7 @@ class InferenceMethods:
         return response_of(request, outputs, parameters_of(answer))
 
     def _max_values(self) -> int:
-        """A packed number takes up to ten bytes, and `check_count` counts each of its bytes as a
+        """A packed number occupies up to ten bytes, and `check_count` counts each of its bytes as a
         value."""
         limits = self._service.config
         return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)

@@ -1,7 +1,7 @@
 """Converts the protocol's gRPC messages to and from tensors. `tensors.py` validates the contents.
 
 The number of values in a message is counted from its bytes before it is parsed: the parser creates
-an object for each field, some of which take only two bytes, and blocks all threads meanwhile.
+an object for each field, some of which occupy only two bytes, and blocks all threads meanwhile.
 
 Elements are sent in one of two forms, the same for all tensors of a message: typed, in each
 tensor's `contents`, or raw, as one byte string per tensor. A response uses the form of its request.
@@ -33,7 +33,7 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
     for more in _sizes(raw, 0, len(raw), kind):
         count += more
         if count > most:
-            message = f"the message holds over {most} values: send fewer at once"
+            message = f"the message contains more than {most} values. Split the request"
             raise ApiError(413, "too_many_values", message)
 
 
@@ -73,7 +73,7 @@ def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, i
 
 
 def _malformed(kind: Descriptor) -> ApiError:
-    return invalid_inference(f"this is no {kind.name}")
+    return invalid_inference(f"the message is not a valid {kind.name}")
 
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
@@ -99,12 +99,13 @@ def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Infer
     if request.raw_input_contents:
         if typed:
             raise invalid_inference(
-                f"{typed[0][:80]} has contents beside raw_input_contents: send one"
+                f"{typed[0][:80]} has contents, but the request has raw_input_contents. Send one "
+                "of them"
             )
         if len(request.raw_input_contents) != len(request.inputs):
             raise invalid_inference(
-                f"{len(request.raw_input_contents)} raw_input_contents for "
-                f"{len(request.inputs)} inputs: send one for each"
+                f"the request has {len(request.inputs)} inputs and "
+                f"{len(request.raw_input_contents)} raw_input_contents. Send one per input"
             )
         pairs = zip(request.inputs, request.raw_input_contents, strict=True)
         data = [elements_of(one.name, one.datatype, raw, most) for one, raw in pairs]
@@ -152,7 +153,9 @@ def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.Tens
 def _shape(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape):
-        raise invalid_inference(f"{tensor.name[:80]} has a negative size in its shape")
+        raise invalid_inference(
+            f"the shape of {tensor.name[:80]} has a negative size. Send sizes of at least 0"
+        )
     return shape
 
 
@@ -160,7 +163,7 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     field = _contents_field(tensor)
     if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
         raise invalid_inference(
-            f"{tensor.name[:80]} is {tensor.datatype}: send its elements as {field}"
+            f"{tensor.name[:80]} has datatype {tensor.datatype}. Send its elements as {field}"
         )
     return list(getattr(tensor.contents, field))
 
@@ -168,13 +171,15 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
 def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     field = _INPUT_CONTENTS.get(tensor.datatype)
     if field is None:
-        kinds = ", ".join(sorted(_INPUT_CONTENTS))
-        raise invalid_inference(f"{tensor.name[:80]} is {tensor.datatype[:20]}: inputs are {kinds}")
+        kinds = " or ".join(sorted(_INPUT_CONTENTS))
+        raise invalid_inference(
+            f"{tensor.name[:80]} has datatype {tensor.datatype[:20]}. Send {kinds}"
+        )
     return field
 
 
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
-        raise invalid_inference(f"parameter {name[:80]} has no value")
+        raise invalid_inference(f"parameter {name[:80]} has no value. Set or remove it")
     return getattr(value, choice)

@@ -35,9 +35,11 @@ class ClassSearch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    search: str = Field("", max_length=200, description="what names contain, whatever the case")
-    limit: int = Field(20, ge=1, le=1000)
-    offset: int = Field(0, ge=0)
+    search: str = Field(
+        "", max_length=200, description="substring of the class name; case-insensitive"
+    )
+    limit: int = Field(20, ge=1, le=1000, description="classes per page")
+    offset: int = Field(0, ge=0, description="number of classes to skip")
 
 
 router = APIRouter()
@@ -61,7 +63,10 @@ async def classes(
     service: ServiceDep,
     searches: Annotated[_Searches, Depends(per_application(_Searches))],
 ) -> Response:
-    """Classes whose names contain `search`; those that begin with it first."""
+    """Search the classes by name.
+
+    Names that begin with `search` are listed first.
+    """
     with searches.limit.slot():
         loop = asyncio.get_running_loop()
         page = await loop.run_in_executor(searches.thread, _page, service, parameters)

@@ -38,9 +38,10 @@ class FeedParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     latest: bool = Field(
-        False, description="drop frames that a newer one has overtaken, and say how many"
+        False,
+        description="skip frames when a newer one has arrived, and report how many were dropped",
     )
-    acknowledge: bool = Field(False, description="a line for every frame, after its hits")
+    acknowledge: bool = Field(False, description="send a line for every frame, after its hits")
 
 
 class _FeedPath(BaseModel):
@@ -66,7 +67,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
     "/v1/feeds/{feed}",
     response_class=NdjsonSchema,
     responses={
-        200: {"model": FeedLine, "description": "a line for each hit; the last has counts"},
+        200: {"model": FeedLine, "description": "one line per hit, and a last line with counts"},
         **error_responses(400, 415, 422, 429),
     },
     openapi_extra=request_body(FrameIn, NDJSON),
@@ -79,9 +80,10 @@ async def send(
     resources: ResourcesDep,
     limit: LimitDep,
 ) -> Response:
-    """Frames as lines; hits of your watches come back while more are sent.
+    """Send frames as lines and receive the hits of your watches.
 
-    Read the answer while you send: who does not read is not read either.
+    Hits are returned while more frames are sent. Read the response while you send, because the
+    server stops reading from a client that does not read.
     """
     check_is_ndjson(request)
     feeds = resources.feeds
@@ -98,7 +100,7 @@ async def send(
 @router.websocket("/v1/feeds/{feed}/frames")
 @facts(streams=True)
 async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
-    """A frame a message: an image's bytes, or the JSON of a line as text."""
+    """Send frames as WebSocket messages: the bytes of an image, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
     async with accepted(socket, config, config.feed_idle_seconds) as out:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
@@ -164,7 +166,7 @@ async def _within_idle_timeout(awaitable: Awaitable[T], seconds: float) -> T:
         async with asyncio.timeout(seconds):
             return await awaitable
     except TimeoutError as error:
-        message = f"no frame came for {seconds:g} s: an empty line now and then is enough"
+        message = f"no frame arrived for {seconds:g} s. Send an empty line from time to time"
         raise ApiError(408, "idle", message) from error
 
 

@@ -1,8 +1,9 @@
-"""The page at `/` and the documentation at `/docs`: static files, read once at the start.
+"""The page at `/` and the documentation at `/docs`: static files, read once at start-up.
 
-`/` is a person's way to send queries; `/docs` is Swagger UI over `/openapi.json`. Both load files
-of this server only: those of `serving/page/` and, for Swagger UI, of the package fastapi-offline.
-They reveal nothing about the model and need no token; the requests that their scripts send do.
+`/` is a page for sending queries by hand; `/docs` is Swagger UI for `/openapi.json`. Both load
+files only from this server: those of `serving/page/` and, for Swagger UI, of the package
+fastapi-offline. They reveal nothing about the model and need no token; the requests that their
+scripts send do.
 """
 
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ router = APIRouter(include_in_schema=False)
 
 @facts(needs_token=False)
 async def page(request: Request) -> Response:
-    """One of the files; no path of a request reaches the file system."""
+    """Return one of the files. The path of a request is never looked up in the file system."""
     return _FILES[request.scope["path"]].answer(request)
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/query` and `POST /v1/query:stream`: is each image, or text, of these classes?
+"""`POST /v1/query` and `POST /v1/query:stream`: does each image or text belong to the classes?
 
 A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
 body is still arriving. Several lines are processed at a time, so that batches form. Once that limit
@@ -50,9 +50,9 @@ _FORM = {
 _FILE = {
     "type": "string",
     "format": "binary",
-    "description": "one image; the query is in the URL",
+    "description": "one image; the classes are in the URL",
 }
-_TEXT = {"type": "string", "description": "one text; the query is in the URL"}
+_TEXT = {"type": "string", "description": "one text; the classes are in the URL"}
 _IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -75,10 +75,10 @@ router = APIRouter()
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
 ) -> Answer:
-    """Is each image, or text, of these classes?
+    """Does each image or text belong to these classes?
 
-    JSON with images in base64, a form with files, or one image or text as the body and the
-    query in the URL.
+    Send JSON with images in base64, a form with files, or a single image or text as the body, with
+    the classes in the URL.
     """
     async with service.admitted() as progress:
         found = await read_query(request, parameters, service, progress)
@@ -89,7 +89,9 @@ async def query(
 
 
 class StreamParameters(QueryParameters):
-    all: bool = Field(False, description="every verdict of every line, and not the matches alone")
+    all: bool = Field(
+        False, description="return all verdicts of every line instead of only the matches"
+    )
 
 
 class LineOut(RootModel[Hit | LineError | Done]):
@@ -105,7 +107,7 @@ def _limit(resources: Resources) -> ClientLimit:
     "/v1/query:stream",
     response_class=NdjsonSchema,
     responses={
-        200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
+        200: {"model": LineOut, "description": "one line per hit, and a last line with counts"},
         **error_responses(*ERROR_RESPONSES),
     },
     openapi_extra=request_body(LineIn, NDJSON),
@@ -117,9 +119,10 @@ async def stream(
     service: ServiceDep,
     limit: Annotated[ClientLimit, Depends(per_application(_limit))],
 ) -> Response:
-    """Is each line's image, or text, of these classes? Answered while lines still come.
+    """Does the image or text in each line belong to these classes?
 
-    Read the answer while you send: who does not read is not read either.
+    Lines are answered while more are sent. Read the response while you send, because the server
+    stops reading from a client that does not read.
     """
     check_is_ndjson(request, kinds=(*NDJSON_KINDS, ""))
 
@@ -146,7 +149,7 @@ def _as_json(line: Hit | LineError | Done) -> str:
 class _Stream:
     """One stream: its lines in progress, in order, and the counts of its answers.
 
-    The lines in progress hold at most as many bytes as the body of one request.
+    The total size of the lines in progress is at most the size limit of one request body.
     """
 
     def __init__(self, service: Service, query: Query, all_: bool, progress: InProgress) -> None:
@@ -183,7 +186,7 @@ class _Stream:
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                message = f"no line came for {seconds:g} s: an empty one now and then is enough"
+                message = f"no line arrived for {seconds:g} s. Send an empty line from time to time"
                 raise ApiError(408, "idle", message) from error
             if raw is None or raw.strip():
                 await self._wait_for_bytes(raw)
@@ -220,7 +223,7 @@ class _Stream:
     def _whole(self, raw: bytes | None) -> bytes:
         if raw is None:
             limit = self._limits.max_body_bytes
-            message = f"the line is over {limit} bytes: send a smaller image or text"
+            message = f"the line is larger than {limit} bytes. Send a smaller image or text"
             raise ApiError(413, "line_too_long", message)
         return raw
 

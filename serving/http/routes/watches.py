@@ -1,4 +1,4 @@
-"""`/v1/watches`: create, list, renew, delete and listen to a client's standing queries."""
+"""`/v1/watches`: create, list, renew, delete and listen to the watches of a client."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +66,7 @@ async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
 
 @router.get("/v1/watches", responses=_some(503))
 async def owned(request: Request, resources: ResourcesDep) -> WatchList:
-    """Your watches, oldest first."""
+    """List your watches, oldest first."""
     with _as_api_errors():
         found = await resources.watches.owned(request.state.client)
     return WatchList(watches=[await _described(resources.service, watch) for watch in found])
@@ -74,7 +74,7 @@ async def owned(request: Request, resources: ResourcesDep) -> WatchList:
 
 @router.get("/v1/watches/{watch_id}", responses=_some(404, 422, 503))
 async def get(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
-    """One of your watches."""
+    """Return one of your watches."""
     with _as_api_errors():
         watch = await resources.watches.get(request.state.client, watch_id)
         return await _described(resources.service, watch)
@@ -84,7 +84,10 @@ async def get(request: Request, watch_id: str, resources: ResourcesDep) -> Watch
     "/v1/watches/{watch_id}", responses=ERROR_RESPONSES, openapi_extra=request_body(WatchChanges)
 )
 async def change(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
-    """Renew a watch; `{}` changes nothing else."""
+    """Renew a watch, and change the fields in the body.
+
+    `{}` only renews it.
+    """
     service, watches, client = resources.service, resources.watches, request.state.client
     async with service.admitted() as progress:
         body = await _read(request, WatchChanges, progress, service)
@@ -96,7 +99,7 @@ async def change(request: Request, watch_id: str, resources: ResourcesDep) -> Wa
 
 @router.delete("/v1/watches/{watch_id}", status_code=204, responses=_some(404, 422, 503))
 async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> None:
-    """End a watch."""
+    """Delete a watch."""
     with _as_api_errors():
         await resources.watches.remove(request.state.client, watch_id)
 
@@ -105,7 +108,7 @@ async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> No
     "/v1/watches/{watch_id}/hits",
     response_class=NdjsonSchema,
     responses={
-        200: {"model": ListenLine, "description": "a line for each hit"},
+        200: {"model": ListenLine, "description": "one line per hit"},
         **error_responses(404, 422, 429, 503),
     },
 )
@@ -113,10 +116,10 @@ async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> No
 async def hits(
     request: Request, watch_id: str, resources: ResourcesDep, limit: LimitDep
 ) -> Response:
-    """Hits of a watch as they come, whoever sends the frames."""
+    """Stream the hits of a watch as they occur, regardless of which client sends the frames."""
 
     async def work(request: Request, out: LinesOut) -> None:
-        async def left() -> None:
+        async def disconnected() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
@@ -127,7 +130,7 @@ async def hits(
 
         with limit.slot(), _as_api_errors():
             listening = listen_to(resources.watches, request.state.client, watch_id, write)
-            await until_disconnect(left, listening)
+            await until_disconnect(disconnected, listening)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
 
@@ -135,7 +138,7 @@ async def hits(
 @router.websocket("/v1/watches/{watch_id}/live")
 @facts(streams=True)
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
-    """The same as JSON text messages."""
+    """Stream the hits of a watch as WebSocket text messages."""
     async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
         with limit.slot(), _as_api_errors():
             listening = listen_to(resources.watches, socket.state.client, watch_id, out.line)
@@ -147,7 +150,7 @@ async def _read(request: Request, model: type[T], progress: InProgress, service:
     pages of other origins cannot send it without a CORS preflight."""
     kind, _ = content_type(request.headers)
     if kind != "application/json":
-        message = f"send application/json, not {kind[:80]!r}"
+        message = f"Content-Type {kind[:80]!r} is not supported. Send application/json"
         raise ApiError(415, "unknown_content_type", message)
     raw = await read_body(request, _MAX_BODY_BYTES, service, progress)
     found: T = await service.parsed(_parsed, raw, model)
@@ -187,7 +190,9 @@ def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
     for class_id in query.class_ids:
         name = bundle.names.names[class_id]
         if threshold_of(bundle, class_id, query).threshold is None:
-            message = f"the model has no threshold for {name!r} at this recall: give a threshold"
+            message = (
+                f"the model has no threshold for {name!r} at this recall. Set threshold instead"
+            )
             raise ApiError(422, "no_threshold", message)
         names[name] = None
     return tuple(names)
@@ -196,7 +201,7 @@ def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
 def _checked_ttl(service: Service, seconds: float) -> float:
     least, most = service.config.min_watch_ttl_seconds, service.config.max_watch_ttl_seconds
     if not least <= seconds <= most:
-        message = f"ttl_seconds: {seconds:g} is not within {least:g} … {most:g}"
+        message = f"ttl_seconds is {seconds:g}. Set it to {least:g} to {most:g}"
         raise ApiError(422, "invalid_watch", message)
     return seconds
 
@@ -245,7 +250,9 @@ def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold
         return threshold_of(bundle, class_id, query)
     except ValueError as error:
         raise ApiError(
-            409, "other_model", f"watch {watch.id} was made for another model: delete it ({error})"
+            409,
+            "other_model",
+            f"watch {watch.id} was created for another model ({error}). Delete it",
         ) from error
 
 
@@ -261,7 +268,7 @@ def _as_api_errors() -> Iterator[None]:
     except WatchLimitError as error:
         raise ApiError(429, "too_many_watches", str(error), {"Retry-After": "10"}) from error
     except UnknownListenerError as error:
-        message = f"listen again: {error}"
+        message = f"{error}. Listen again"
         raise ApiError(503, "listener_lost", message, {"Retry-After": "1"}) from error
     except WatchesDownError as error:
         raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error
