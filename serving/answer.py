@@ -41,8 +41,8 @@ def make_query(
 ) -> Query:
     """Create a query from class names or ids.
 
-    Raises ValueError for an unknown class, for a recall that has no thresholds, for a threshold
-    that is not finite, and if both are given.
+    Raises ValueError for an unknown class, for a recall without thresholds, for a threshold that
+    is not finite, and if both are set.
     """
     if recall is not None and threshold is not None:
         raise ValueError("recall and threshold are both set. Pass only one of them")

@@ -61,7 +61,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(one, loop.create_future()) for one in inputs]
         self._queue.extend(waiting)
-        # The worker ends when the queue is empty, so that an idle batcher has no task.
+        # The worker ends when the queue is empty, so that an idle batcher does not have a task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         try:

@@ -1,7 +1,6 @@
 """How one replica processes a request: admission, decoding, batching, the answer, metrics.
 
-This module has no HTTP routes (`serving/http/`) and does not know how replicas are deployed
-(`serving/deploy/`).
+HTTP routes are in `serving/http/`, and the deployment of replicas in `serving/deploy/`.
 """
 
 import asyncio
@@ -119,7 +118,7 @@ class Service:
 
         Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
         many requests are in progress or wait for the model; after the timeout, 408 if the request
-        has no slot yet and 503 if it has one. A stream has no overall timeout.
+        has no slot yet and 503 if it has one. Streams are not limited in time.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots)

@@ -1,6 +1,6 @@
-"""The same application on a Ray cluster: a Serve config file and the function that it names.
+"""The same application on a Ray cluster: a Serve config file and the function it names.
 
-`serve deploy`, `serve run` and KubeRay's RayService take the file. kway must be installed on all
+`serve deploy`, `serve run` and KubeRay's RayService accept the file. kway must be installed on all
 nodes, and the bundle's folder must exist at the same path on each.
 """
 
@@ -25,7 +25,7 @@ class ClusterArguments(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    bundle: str = Field(description="folder of the bundle, at the same path on every node")
+    bundle: str = Field(description="bundle folder, at the same path on every node")
     config: ServingConfig = ServingConfig()
 
 
@@ -67,8 +67,8 @@ def config_file(bundle: str, config: ServingConfig) -> str:
 def _heading(environment: Mapping[str, str]) -> str:
     variables = "".join(f"#   {name}={value}\n" for name, value in environment.items())
     return (
-        "# For `serve deploy`, or serveConfigV2 of a RayService. Set on every node, before Ray\n"
-        f"# starts:\n{variables}"
-        "# Ray's ports then listen on all addresses, without TLS: keep the cluster in a network\n"
-        "# of its own, with RAY_AUTH_MODE=token, behind an ingress that limits bodies and time.\n"
+        "# For `serve deploy`, or serveConfigV2 of a RayService. Set these variables on every node\n"
+        f"# before Ray starts:\n{variables}"
+        "# Ray then listens on all addresses, without TLS. Run the cluster in a private network,\n"
+        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and times.\n"
     )

@@ -33,7 +33,8 @@ from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
 
-# Room for requests that no limit counts and that are answered immediately, such as rejections.
+# Spare capacity for requests that no limit counts and that are answered immediately, such as
+# rejections.
 _SPARE_REQUESTS = 64
 
 

@@ -20,7 +20,7 @@ from serving.http.routing import paths_of
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
-# Lets a replica finish its last requests while HAProxy learns that it is being removed.
+# Lets a replica finish its last requests while HAProxy is notified of its removal.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
 # Added to kway's own limits, so that those apply first. The outer limits only cover what kway
@@ -31,7 +31,7 @@ _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
 # Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# An answer takes a few KiB, however small the request limit is, and gRPC has one limit for both.
+# A response takes a few KiB, however small the request limit is, and gRPC has one limit for both.
 _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
@@ -160,12 +160,13 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     launcher.chmod(0o700)
     if not os.access(launcher, os.X_OK):
-        raise OSError(f"no program may run from {session}: let TMPDIR name another folder")
+        raise OSError(f"programs in {session} cannot be executed. Set TMPDIR to another folder")
     return launcher
 
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
-    """The names of a server that is protected only by listening on loopback; otherwise empty."""
+    """The host names of a server that is protected only by listening on loopback; otherwise
+    empty."""
     is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
     return _LOOPBACK_NAMES if is_local_only else ()
 

@@ -25,13 +25,13 @@ _RAY_HEADERS = (
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-# Ray's own pages, /-/routes and /-/healthz, answer without a token, so clients must not reach them.
+# Ray's own pages, /-/routes and /-/healthz, need no token, so clients must not reach them.
 # Targets that are not a path, such as `*`, are rejected too: no backend would accept them.
 _NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
 # The same for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
 _NO_RAY_SERVICE = (
     "return status 200 content-type application/grpc hdr grpc-status 12 "
-    'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
+    'hdr grpc-message "unknown service" if { path_beg /ray.serve. }'
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
@@ -47,22 +47,22 @@ _IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for respons
 _RETRY_SECONDS = 1
 _ERRORS = {
     400: ("bad_request", "malformed HTTP request"),
-    403: ("refused", "this is not allowed"),
-    404: ("no_such_path", "there is nothing at this path"),
-    405: ("wrong_method", "this path does not take this method"),
-    408: ("slow_request", "the request did not arrive in time: send it faster"),
-    429: ("too_busy", "too many requests wait for the model: try again"),
-    500: ("internal", "the server failed; its log says why"),
-    501: ("wrong_method", "this server does not know such requests"),
-    502: ("replica_lost", "the replica that worked on the request was lost: try again"),
-    503: ("not_ready", "no replica is ready: try again"),
-    504: ("timeout", "no answer in time: try again"),
+    403: ("refused", "the request is not allowed"),
+    404: ("no_such_path", "the path does not exist"),
+    405: ("wrong_method", "the path does not support this method"),
+    408: ("slow_request", "the request did not arrive in time. Send it faster"),
+    429: ("too_busy", "too many requests are waiting for the model. Try again"),
+    500: ("internal", "internal server error; see the log of the server"),
+    501: ("wrong_method", "the server does not support this method"),
+    502: ("replica_lost", "the replica failed while it processed the request. Try again"),
+    503: ("not_ready", "no replica is ready. Try again"),
+    504: ("timeout", "no response in time. Try again"),
 }
 # This must be the last response rule. An earlier `return` replaces the response with an error and
 # ends the evaluation of rules, so errors are still logged.
 _LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Logging to a local port where nothing may listen, and custom error pages.
+# Logging to a local port that may have no listener, and custom error pages.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
@@ -109,7 +109,7 @@ def rewrite(text: str, settings: ProxySettings) -> str:
     found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
     wanted = sorted(bind for bind in (settings.http_bind, settings.grpc_bind) if bind is not None)
     if found != wanted:
-        raise ValueError(f"HAProxy would listen on {found}, not {wanted}: another version of Ray?")
+        raise ValueError(f"HAProxy would listen on {found} instead of {wanted}. Install Ray 2.60")
     return "\n".join([*lines, ""])
 
 
@@ -132,7 +132,9 @@ def _sections(text: str) -> Iterator[list[str]]:
 def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
     title, *lines = section
     if _SECTION.fullmatch(title) is None:
-        raise ValueError(f"HAProxy's configuration has {title!r}: another version of Ray?")
+        raise ValueError(
+            f"HAProxy's configuration has an unknown section {title!r}. Install Ray 2.60"
+        )
     if title in _DROPPED_SECTIONS:
         return []
     kept = [line for line in lines if not _DROPPED_LINES.match(line.strip())]
@@ -154,7 +156,7 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
                 *_grpc_rules(settings),
                 *_without_bind(kept),
             ]
-        case "backend default_backend":  # nothing is deployed
+        case "backend default_backend":  # no application is deployed
             return [title, "    http-request return " + _error_response(503)]
         case "backend default_grpc_backend":
             return [title, "    http-request return " + _grpc_error_response(503)]
@@ -206,20 +208,20 @@ def _error_log(settings: ProxySettings) -> list[str]:
 
 def _rules(settings: ProxySettings) -> list[str]:
     is_stream = _is_one_of(settings.stream_paths)
-    too_large = f"the body is over {settings.max_body_bytes} bytes: send less at once"
+    too_large = f"the body is larger than {settings.max_body_bytes} bytes. Split the request"
     body = _body("body_too_large", too_large)
     rules = [
         *_host_rules(settings),
         f"return {_error_response(404)} if {_NO_PATH}",
-        # Checks the announced size: the Content-Length or the size of a first chunk.
+        # Check the declared size: the Content-Length or the size of the first chunk.
         f"return status 413 content-type application/json string '{body}' "
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
-        _unless_a_name("x-request-id"),
+        _drop_unless_name("x-request-id"),
         # Not idempotent: retrying the creation of a watch could create two.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
         # Wait here for bodies that arrive slowly, so that they do not occupy a replica. A body that
-        # is larger than the buffer is passed on as it arrives, and the replica limits its time.
+        # is larger than the buffer is forwarded as it arrives, and the replica limits the time.
         f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]
@@ -257,7 +259,9 @@ def _pattern(path: str) -> str:
     """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for unsupported characters."""
     literals = _PARAMETER.split(path)
     if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
-        raise ValueError(f"HAProxy's rules know no route {path!r}: use letters, digits, / : _ -")
+        raise ValueError(
+            f"route {path!r} has unsupported characters. Use letters, digits and / : _ -"
+        )
     return "[^/]+".join(literals)
 
 
@@ -267,7 +271,7 @@ def _host_rules(settings: ProxySettings) -> list[str]:
     if not settings.hosts:
         return []
     message = (
-        f"without tokens this server answers to {', '.join(settings.hosts)} alone: ask for one"
+        f"without --token-file this server accepts only the host names {', '.join(settings.hosts)}"
     )
     return [
         "return status 403 content-type application/json "
@@ -281,7 +285,7 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
-        _unless_a_name("request_id"),
+        _drop_unless_name("request_id"),
         # The body of a streaming call stays open as long as the client likes, so do not wait for
         # it. The replica answers that it does not support streaming.
         f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
@@ -320,9 +324,12 @@ def _with_maxconn(line: str, settings: ProxySettings) -> str:
     return f"{line} maxconn {settings.max_grpc_calls}" if line.split()[0] == "server" else line
 
 
-def _unless_a_name(header: str) -> str:
-    """Drop a header unless it occurs once and is one plain word. `req.hdr` would split the value at
-    commas and accept it if one part matches, so the rule uses `req.fhdr`."""
+def _drop_unless_name(header: str) -> str:
+    """Drop a header unless it occurs once and its value is one plain word.
+
+    `req.hdr` would split the value at commas and accept it if one part matches, so the rule uses
+    `req.fhdr`.
+    """
     is_a_name = f"{{ req.fhdr({header}) -m reg ^[A-Za-z0-9._-]{{1,100}}$ }}"
     return f"del-header {header} unless {{ req.fhdr_cnt({header}) 1 }} {is_a_name}"
 

@@ -2,8 +2,8 @@
 
 Every replica returns the metrics of all replicas. They lag by Ray's report interval
 (`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over them. The
-series of a lost replica keep their last values, next to those of its successor, until Ray's agent
-drops them.
+series of a lost replica keep their last values, in addition to those of its successor, until
+Ray's agent drops them.
 """
 
 from collections.abc import Iterable
@@ -38,8 +38,7 @@ async def exposition(pages: Iterable[str]) -> bytes:
 
 
 def _collect(text: str, families: dict[str, Metric]) -> None:
-    """Add the metric families on an agent's page whose names are ours, without Ray's prefix and
-    labels."""
+    """Add kway's metric families from an agent's page, without Ray's prefix and labels."""
     ours = "\n".join(
         line
         for line in text.splitlines()

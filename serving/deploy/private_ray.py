@@ -1,6 +1,6 @@
 """Every private name of Ray that kway uses, with the reason. `pyproject.toml` caps Ray's version.
 
-Ray 2.60 has no public option for any of these. Each function raises RuntimeError if the installed
+Ray 2.60 does not have a public option for any of these. Each function raises RuntimeError if the installed
 Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
 """
 
@@ -27,7 +27,7 @@ def bound_request_buffers() -> None:
     """
     proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
     if not isinstance(getattr(proxy, "queue", None), property):
-        raise _changed("ASGIDIReceiveProxy.queue is no property")
+        raise _changed("ASGIDIReceiveProxy.queue is not a property")
 
     def queue(self: Any) -> asyncio.Queue:
         if self._queue is None:
@@ -48,17 +48,17 @@ def check_replicas_use_uvicorn() -> None:
 
     start = _required("ray.serve._private.http_util", "start_asgi_http_server")
     if start.__globals__.get("uvicorn") is not uvicorn or "Config" not in start.__code__.co_names:
-        raise _changed("start_asgi_http_server makes no uvicorn.Config")
+        raise _changed("start_asgi_http_server does not create a uvicorn.Config")
 
 
 @contextmanager
 def own_process_groups() -> Iterator[None]:
     """Start Ray's daemons outside our process group.
 
-    Terminals, `timeout` and other tools signal the whole group. The daemons would exit together
-    with this process instead of in order, and Ray would then wait a minute for them. Ray once
-    started its daemons in sessions of their own (ray-project/ray#6008); now it only blocks SIGINT
-    in them.
+    Terminals, `timeout` and other tools send signals to the entire group. The daemons would exit at
+    the same time as this process instead of in order, and Ray would then wait a minute for them.
+    Earlier versions of Ray started its daemons in their own sessions (ray-project/ray#6008); now it
+    only blocks SIGINT in them.
     """
     services = importlib.import_module("ray._private.services")
     start = _required(services.__name__, "ConsolePopen")
@@ -127,4 +127,4 @@ def _required(module: str, name: str) -> Any:
 def _changed(reason: str) -> RuntimeError:
     import ray
 
-    return RuntimeError(f"kway does not know Ray {ray.__version__}: {reason}; install Ray 2.60")
+    return RuntimeError(f"Ray {ray.__version__} is not supported: {reason}. Install Ray 2.60")

@@ -18,12 +18,12 @@ _DAEMONS = ("gcs_server", "raylet")
 
 
 class HealthTimeouts(NamedTuple):
-    """Timeouts in seconds. `answer`: for one response. `silence`: without a response from /health
-    before a warning is printed. `absence`: without a listening server before it counts as lost."""
+    """Timeouts in seconds. `response`: for one response. `slow`: without a response from /health
+    before a warning is printed. `lost`: without a listening server before it is considered lost."""
 
-    answer: float = 5.0
-    silence: float = 30.0
-    absence: float = 60.0
+    response: float = 5.0
+    slow: float = 30.0
+    lost: float = 60.0
 
 
 class ServerLostError(ChildProcessError):
@@ -41,7 +41,7 @@ class StopSignal:
         self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # SIG_IGN is set by nohup
+            # nohup sets SIG_IGN.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
@@ -57,7 +57,7 @@ class StopSignal:
         return not self._received.empty()
 
     def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
-        """Wait for a signal. Raises ServerLostError if Ray exits or nothing listens at `url`.
+        """Wait for a signal. Raises ServerLostError if Ray exits or no server listens at `url`.
 
         A server that responds slowly is overloaded, not lost: a warning is printed to standard
         error, once until it responds again, and the wait continues.
@@ -84,33 +84,33 @@ class _Health:
 
     def check(self) -> None:
         """Check the server once. Raises ServerLostError."""
-        if any(_has_ended(daemon) for daemon in self._daemons):
-            raise ServerLostError("Ray has ended, and the server with it: start it again")
-        if _answers(self._url, self._timeouts.answer):
+        if any(_has_exited(daemon) for daemon in self._daemons):
+            raise ServerLostError("Ray has exited, so the server has stopped. Start it again")
+        if _answers(self._url, self._timeouts.response):
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
-        elif _listens(self._url, self._timeouts.answer):
+        elif _listens(self._url, self._timeouts.response):
             self._listened = time.monotonic()
         self._check_timeouts(time.monotonic())
 
     def _check_timeouts(self, now: float) -> None:
-        if now - self._listened > self._timeouts.absence:
-            seconds = self._timeouts.absence
+        if now - self._listened > self._timeouts.lost:
+            seconds = self._timeouts.lost
             raise ServerLostError(
-                f"nobody has listened at {self._url} for {seconds:g} s: start it again"
+                f"the server has not listened at {self._url} for {seconds:g} s. Start it again"
             )
-        if not self._is_slow and now - self._answered > self._timeouts.silence:
+        if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True
-            seconds = self._timeouts.silence
+            seconds = self._timeouts.slow
             print(
-                f"warning: {self._url}/health has not answered for {seconds:g} s: the server has "
-                "too much to do, or its replicas have failed",
+                f"warning: {self._url}/health has not responded for {seconds:g} s. The server is "
+                "overloaded, or its replicas have failed",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def _has_exited(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -126,8 +126,8 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Whether anything listens at `url`, even if it is slow to accept. Only a refused connection
-    counts as no."""
+    """Whether a server listens at `url`, even if it is slow to accept: False only if the connection
+    is refused."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

@@ -32,7 +32,7 @@ _CLOSE_CODES = 4000
 
 def check_is_ndjson(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
     """Raise ApiError 415 if the media type is not in `kinds` or the body is compressed: the
-    decompressed length of a stream has no limit."""
+    decompressed length of a stream is not limited."""
     kind, _ = content_type(request.headers)
     if kind not in kinds:
         message = f"Content-Type {kind[:80]!r} is not supported. Send lines of JSON as {NDJSON}"
@@ -96,7 +96,7 @@ class LinesOut:
         await self._pass({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def line(self, line: str) -> None:
-        """Send a line; `line` has no line end."""
+        """Send a line. `line` does not include the line end."""
         body = line.encode() + b"\n"
         await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 

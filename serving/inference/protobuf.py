@@ -181,5 +181,5 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
-        raise invalid_inference(f"parameter {name[:80]} has no value. Set or remove it")
+        raise invalid_inference(f"parameter {name[:80]} is empty. Set or remove it")
     return getattr(value, choice)

@@ -99,7 +99,7 @@ def check_inference(
 
 
 def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
-    """The requested tensors of an answer. Raises ApiError if a class has no threshold."""
+    """The requested tensors of an answer. Raises ApiError for a class without a threshold."""
     rows = [result.verdicts for result in answer.results]
     shape = (len(rows), len(request.classes))
     tensors = {
@@ -275,13 +275,13 @@ class InferenceModel:
         return version("kway")
 
     def check(self, name: str, model_version: str) -> None:
-        """Raise ApiError 404 for any other model name, and for any version, because the model has
-        none."""
+        """Raise ApiError 404 for any other model name, and for any version, because models
+        are not versioned."""
         if name != self.name:
             message = f"unknown model {name[:80]!r}. This server serves {self.name!r}"
             raise ApiError(404, "unknown_model", message)
         if model_version:
-            message = f"model {self.name!r} has no versions. Remove version {model_version[:80]!r}"
+            message = f"model {self.name!r} is not versioned. Remove version {model_version[:80]!r}"
             raise ApiError(404, "unknown_version", message)
 
     def is_ready(self) -> bool:

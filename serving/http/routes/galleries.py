@@ -85,7 +85,9 @@ async def thumbnail(
         raise ApiError(404, "unknown_item", str(error)) from error
     if not small:
         raise ApiError(
-            404, "no_thumbnail", f"gallery {name} has no thumbnails. Index it again with thumbnails"
+            404,
+            "no_thumbnail",
+            f"gallery {name} was indexed without thumbnails. Index it again with thumbnails",
         )
     return Response(small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"})
 
