@@ -1,7 +1,7 @@
 """Every private name of Ray that kway uses, with the reason. `pyproject.toml` caps Ray's version.
 
-Ray 2.60 does not have a public option for any of these. Each function raises RuntimeError if the installed
-Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
+Ray 2.60 does not have a public option for any of these. Each function raises RuntimeError if the
+installed Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
 """
 
 import asyncio

@@ -34,8 +34,8 @@ class RouteFacts:
       parameters.
     - `streams`: the body may arrive, or the response be written, for as long as the client likes.
       HAProxy then applies no time or size limit, so the route must apply its own.
-    - `is_idempotent`: repeating the request does not change the result. If a replica fails before it
-      responds, HAProxy sends the request to another one. Always true for GET and HEAD.
+    - `is_idempotent`: repeating the request does not change the result. If a replica fails before
+      it responds, HAProxy sends the request to another one. Always true for GET and HEAD.
     """
 
     needs_token: bool = True

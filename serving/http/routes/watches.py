@@ -190,7 +190,7 @@ def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
     for class_id in query.class_ids:
         name = bundle.names.names[class_id]
         if threshold_of(bundle, class_id, query).threshold is None:
-            message = f"the model does not have a threshold for {name!r} at this recall. Set threshold instead"
+            message = f"class {name!r} does not have a threshold for this recall. Set threshold"
             raise ApiError(422, "no_threshold", message)
         names[name] = None
     return tuple(names)
