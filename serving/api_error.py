@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
+# The error codes for too many inputs, by what the model reads.
+TOO_MANY_INPUTS = {"images": "too_many_pictures", "texts": "too_many_texts"}
 
 
 class ApiError(Exception):

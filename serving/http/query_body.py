@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, validated
+from serving.api_error import TOO_MANY_INPUTS, ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import form_images, known_charset, parse_form, text_fields
 from serving.http.request_body import (
@@ -221,7 +221,7 @@ def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: R
     if len(inputs) > limits.max_inputs:
         raise ApiError(
             413,
-            f"too_many_{reads}",
+            TOO_MANY_INPUTS[reads],
             f"the request has {len(inputs)} {reads}; the limit is {limits.max_inputs}. Split it",
         )
 

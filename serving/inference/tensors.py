@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.api_error import ApiError
+from serving.api_error import TOO_MANY_INPUTS, ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
 
@@ -199,7 +199,7 @@ def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConf
             raise invalid_inference(f"the input {name!r} is empty. Send at least one element")
         if len(values) > limit:
             message = f"the request has {len(values)} {name}; the limit is {limit}. Split it"
-            raise ApiError(413, f"too_many_{name}", message)
+            raise ApiError(413, TOO_MANY_INPUTS.get(name, "too_many_classes"), message)
     longest = max((len(one) for one in request.inputs if isinstance(one, str)), default=0)
     if longest > limits.max_text_chars:
         message = (

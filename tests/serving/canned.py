@@ -1,4 +1,4 @@
-"""A server of a test that says what it was told to, whatever it is asked."""
+"""A test server that sends predefined responses, regardless of the request."""
 
 import socket
 from collections.abc import Iterator
@@ -10,15 +10,16 @@ LINES = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: c
 
 @contextmanager
 def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Its URL, and the heads of what it was asked; the last of the answers is given over and over.
+    """Yield the server's URL and the heads of the requests it receives. Once `answers` are used up,
+    the last one is repeated.
 
-    After each it says no more, and reads on until the client has left.
+    After each response it sends nothing more, and reads until the client disconnects.
     """
     heads: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        with suppress(OSError):  # the listener's end
+        with suppress(OSError):  # the listener was shut down
             while True:
                 connection, _ = listener.accept()
                 with connection, suppress(ConnectionError):

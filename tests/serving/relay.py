@@ -1,4 +1,4 @@
-"""A relay before a server of a test: it counts what goes through, and can be cut in the middle."""
+"""A TCP relay in front of a test server. It counts bytes and can cut connections."""
 
 import socket
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 
 class Relay:
-    """TCP from a free port to `url`. `sent` counts bytes to the server."""
+    """Relays TCP from a free port to `url`. `sent` counts bytes to the server."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -21,7 +21,7 @@ class Relay:
         self._start(self._accept)
 
     def cut(self) -> None:
-        """Hang up on both sides of all connections; new ones are let through."""
+        """Close both sides of all open connections. New connections are accepted."""
         while self._open:
             one = self._open.pop()
             with suppress(OSError):

@@ -532,7 +532,7 @@ def test_bad_requests_are_refused_with_a_reason(
     answer = ask(method, f"/v1/galleries/{path}", content=body)
     assert refusal(answer) == (status, code), answer.text
     if code == "unknown_gallery":
-        assert answer.json()["error"]["message"].endswith("; this server has: pets")
+        assert "pets" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
