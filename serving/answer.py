@@ -55,7 +55,8 @@ def make_query(
 
 
 def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
-    """Features [B, dim] -> verdicts for B inputs. Reads only the rows of the requested classes."""
+    """Compute the verdicts for features [B, dim] of B inputs. Reads only the rows of the requested
+    classes."""
     scores = bundle.scores(features, query.class_ids).tolist()
     thresholds = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]
     loss = bundle.spec.loss
@@ -74,7 +75,7 @@ def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
 
 
 def verdict(decided: ClassThreshold, score: float) -> Verdict:
-    """The verdict on one class for one input."""
+    """Return the verdict on one class for one input."""
     return Verdict(
         class_name=decided.class_name,
         class_id=decided.class_id,
@@ -87,7 +88,7 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 
 def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
-    """The threshold of a class for this query, with the class's validation counts."""
+    """Return the threshold of a class for this query, with the class's validation counts."""
     name = bundle.names.names[class_id]
     if query.recall is None:
         return ClassThreshold(

@@ -31,7 +31,7 @@ def validated(model: type[M], values: object, code: str, *, status: int = 422) -
 
 
 def first_of(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors, on one line."""
+    """Return the first of pydantic's errors, on one line."""
     first = errors[0]
     where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
     return f"{where}: {first['msg']}" if where else str(first["msg"])

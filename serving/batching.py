@@ -51,7 +51,7 @@ class Batcher:
         self._started: float | None = None
 
     async def submit(self, inputs: Sequence[Any]) -> Tensor:
-        """Inputs -> their rows of the result of `forward` [len(inputs), ...].
+        """Queue inputs and return their rows of the result of `forward` [len(inputs), ...].
 
         Raises QueueFullError if the inputs do not fit into the queue, and whatever `forward`
         raises.
@@ -71,11 +71,12 @@ class Batcher:
                 one.result.cancel()
 
     def num_queued(self) -> int:
-        """Inputs that wait for a batch, including those of clients that have disconnected."""
+        """Return the number of inputs that wait for a batch, including those of clients that have
+        disconnected."""
         return len(self._queue)
 
     def seconds_in_forward(self) -> float:
-        """Seconds since the current forward pass started; 0 when idle."""
+        """Return the time since the current forward pass started; 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
     async def _work(self) -> None:

@@ -85,7 +85,8 @@ class Uploads:
     async def _next(
         self, body: AsyncIterator[bytes], started: float, received: int
     ) -> bytes | None:
-        """The next part, or None at the end of the body. Raises ApiError 408 if it is late."""
+        """Return the next part, or None at the end of the body. Raises ApiError 408 if it is
+        late."""
         seconds = self._grace_seconds + received / self._min_rate
         try:
             async with asyncio.timeout_at(started + seconds):

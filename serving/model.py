@@ -85,7 +85,7 @@ class Model:
 
     @torch.inference_mode()
     def features(self, prepared: Sequence[Any]) -> Tensor:
-        """Prepared inputs of any size -> features [B, dim], in one forward pass.
+        """Compute the features [B, dim] of B prepared inputs in one forward pass.
 
         The result is on the CPU, where the class rows are: multiplying by a few rows costs less
         than a kernel launch.
@@ -96,7 +96,7 @@ class Model:
         return self._backbone(inputs).float().cpu()
 
     def answer(self, prepared: Sequence[Any], query: Query) -> Answer:
-        """Verdicts for prepared inputs, computed in one forward pass."""
+        """Compute the verdicts for prepared inputs in one forward pass."""
         return answer(self.bundle, self.features(prepared), query)
 
     def self_check(self) -> None:
@@ -155,21 +155,21 @@ class Reader(Protocol):
     """Decodes images or texts into backbone inputs."""
 
     def prepare(self, raw: Any) -> Any:
-        """One input as the client sent it -> one element of a batch. Raises ValueError if it is
-        invalid."""
+        """Convert an input as the client sent it to an element of a batch. Raises ValueError if it
+        is invalid."""
         ...
 
     def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
-        """Prepared inputs of any length -> the backbone's inputs."""
+        """Combine prepared inputs into a batch of backbone inputs."""
         ...
 
     def examples(self) -> list[Any]:
-        """Prepared inputs that every model must be able to process."""
+        """Return prepared inputs that every model must be able to process."""
         ...
 
 
 def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
-    """The reader for the model in `bundle`. Raises what `Bundle.load_tokenizer` raises."""
+    """Return the reader for the model in `bundle`. Raises what `Bundle.load_tokenizer` raises."""
     if bundle.spec.image is not None:
         return ImageReader(bundle.spec.image, max_pixels)
     return TextReader(bundle.load_tokenizer())
@@ -183,8 +183,8 @@ class ImageReader:
         self._max_pixels = max_pixels
 
     def prepare(self, raw: bytes) -> Tensor:
-        """Raises ValueError if the bytes are not an image or are damaged, or if the image has too
-        many pixels or an extreme aspect ratio."""
+        """Decode an image. Raises ValueError if the bytes are not an image or are damaged, or if
+        the image has too many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
     def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -205,12 +205,12 @@ class TextReader:
         self._tokenizer = tokenizer
 
     def prepare(self, raw: str) -> list[int]:
-        """Raises ValueError if the text is not valid Unicode."""
+        """Tokenize a text. Raises ValueError if the text is not valid Unicode."""
         return self._tokenizer.encode([raw])[0]
 
     def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def examples(self) -> list[list[int]]:
-        """A short text, and one that is truncated at `max_length` tokens."""
+        """Return a short text, and one that is truncated at `max_length` tokens."""
         return self._tokenizer.encode([_EXAMPLE_TEXT, _EXAMPLE_TEXT * self._tokenizer.max_length])

@@ -163,7 +163,8 @@ class Service:
         return await self.in_thread(self._make_query, classes, recall, threshold)
 
     async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
-        """Image bytes or texts -> features [n, dim], batched with the inputs of other requests.
+        """Compute the features [n, dim] of images (bytes) or texts, batched with those of other
+        requests.
 
         Raises ApiError for an input that cannot be decoded, with its index in `field`, and
         QueueFullError if the model's queue is full.
@@ -177,7 +178,7 @@ class Service:
         return await self._batcher.submit(prepared)
 
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
-        """Verdicts for each input. Raises what `features` raises."""
+        """Compute the verdicts for each input. Raises what `features` raises."""
         features = await self.features(inputs)
         return await self.in_thread(answer, self.model.bundle, features, query)
 

@@ -36,8 +36,8 @@ class Tokens:
         self._refresh()
 
     def client_of(self, token: str) -> str | None:
-        """The name of the client that sends `token`: the first 8 hex digits of its SHA-256. None if
-        the token is unknown.
+        """Return the name of the client that sends `token`: the first 8 hex digits of its SHA-256.
+        None if the token is unknown.
 
         Takes constant time, whether or not the token is found. Raises OSError or ValueError if the
         file has changed and can no longer be read; tokens from its previous contents are not
@@ -128,7 +128,7 @@ class Clients:
 
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
-        """Clients with the tokens in `file`; if None, all clients are accepted. Raises what
+        """Create clients with the tokens in `file`; if None, all clients are accepted. Raises what
         `Tokens` raises."""
         return cls(None if file is None else Tokens(file))
 
@@ -164,6 +164,6 @@ class Clients:
 
 
 def bearer_token(header: str) -> str | None:
-    """The token in an Authorization header, or None for another scheme."""
+    """Return the token in an Authorization header, or None for another scheme."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None

@@ -40,7 +40,8 @@ def build(arguments: ClusterArguments) -> Application:
 
 
 def config_file(bundle: str, config: ServingConfig) -> str:
-    """A Serve config file (YAML) for the bundle folder `bundle`, with every limit explicit."""
+    """Return a Serve config file (YAML) for the bundle folder `bundle`, with every limit
+    explicit."""
     arguments = ClusterArguments(bundle=bundle, config=config).model_dump(mode="json")
     arguments["config"] = {
         name: value for name, value in arguments["config"].items() if name not in _SET_BY_CLUSTER

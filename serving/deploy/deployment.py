@@ -105,7 +105,7 @@ class Kway:
 def application(
     bundle: str, config: ServingConfig, errors: Path | None, *, grace_seconds: float
 ) -> Application:
-    """The application for `serve.run`, with all of Ray's limits set explicitly.
+    """Return the application for `serve.run`, with all of Ray's limits set explicitly.
 
     `bundle` is a path that every node of the cluster can open. `errors` is the file that replicas
     append their errors to; if None, they go to Ray's logs only. `grace_seconds` is the time that a
@@ -128,8 +128,8 @@ def application(
 
 
 def _max_ongoing_requests(config: ServingConfig) -> int:
-    """Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway rejects
-    first and all errors have the same format.
+    """Return Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway
+    rejects first and all errors have the same format.
 
     Clients decide how long feeds, listeners and uploads last. All of these are included here,
     because other requests would otherwise queue behind them forever. Streams count towards
@@ -140,7 +140,7 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
 
 
 def grpc_options(port: int) -> dict[str, Any]:
-    """gRPC options for Ray Serve. Only the protocol's methods are served."""
+    """Return the gRPC options for Ray Serve. Only the protocol's methods are served."""
     function = f"{add_methods_to_server.__module__}.{add_methods_to_server.__name__}"
     return {"port": port, "grpc_servicer_functions": [function], "enable_reflection": False}
 

@@ -95,7 +95,8 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
 
 
 def grpc_limits(config: ServingConfig) -> dict[str, str]:
-    """Limits the message size in gRPC itself; the replica enforces `max_body_bytes`."""
+    """Return variables that limit the message size in gRPC itself; the replica enforces
+    `max_body_bytes`."""
     most = min(max(config.max_body_bytes, _MIN_MESSAGE_BYTES), _MAX_MESSAGE_BYTES)
     return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(most)}
 
@@ -165,7 +166,7 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
 
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
-    """The host names of a server that is protected only by listening on loopback; otherwise
+    """Return the host names of a server that is protected only by listening on loopback; otherwise
     empty."""
     is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
     return _LOOPBACK_NAMES if is_local_only else ()

@@ -87,7 +87,8 @@ def _count(descriptor: int) -> None:
 
 
 def error_status(line: bytes) -> str | None:
-    """The status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected first."""
+    """Return the status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected
+    first."""
     status, _, termination = line.decode("ascii", "replace").partition(" ")
     is_error = len(status) == 3 and "400" <= status <= "599"
     return status if is_error and not termination.startswith("C") else None

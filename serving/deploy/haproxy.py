@@ -114,8 +114,8 @@ def rewrite(text: str, settings: ProxySettings) -> str:
 
 
 def _sections(text: str) -> Iterator[list[str]]:
-    """The sections of a configuration, each starting with its title, without comments and blank
-    lines."""
+    """Yield the sections of a configuration, each starting with its title, without comments and
+    blank lines."""
     section: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -248,7 +248,7 @@ def _rules(settings: ProxySettings) -> list[str]:
 
 
 def _is_one_of(paths: Iterable[str]) -> str:
-    """A condition that is true if the path of the request is one of `paths`.
+    """Return a condition that is true if the path of the request is one of `paths`.
 
     Routes match the decoded path, in which `%3A` is `:`, so this does as well.
     """
@@ -256,7 +256,8 @@ def _is_one_of(paths: Iterable[str]) -> str:
 
 
 def _pattern(path: str) -> str:
-    """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for unsupported characters."""
+    """Convert a path such as `/v1/feeds/{feed}` to a regular expression. Raises ValueError for
+    unsupported characters."""
     literals = _PARAMETER.split(path)
     if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
         raise ValueError(
@@ -281,7 +282,7 @@ def _host_rules(settings: ProxySettings) -> list[str]:
 
 
 def _grpc_rules(settings: ProxySettings) -> list[str]:
-    """The rules for gRPC calls."""
+    """Return the rules for gRPC calls."""
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
@@ -298,7 +299,7 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
 
 
 def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
-    """A backend of replicas, without Ray's own proxy as a backup.
+    """Return a backend of replicas, without Ray's own proxy as a backup.
 
     At shutdown that proxy returns NOT_FOUND in the trailers of a response, which HAProxy cannot
     read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
@@ -345,7 +346,7 @@ def _plain(status: int) -> str:
 
 
 def _body(code: str, message: str) -> str:
-    """An `ErrorBody` (`serving/schemas.py`) that can be placed in single quotes."""
+    """Return an `ErrorBody` (`serving/schemas.py`) that can be placed in single quotes."""
     body = json.dumps({"error": {"code": code, "message": message}})
     assert "'" not in body
     return body

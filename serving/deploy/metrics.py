@@ -131,7 +131,7 @@ class HttpErrorMetrics:
 
 
 def agent_pages() -> list[str]:
-    """The URLs of the metrics pages of Ray's agents, one per node. Call it inside Ray; it
+    """Return the URLs of the metrics pages of Ray's agents, one per node. Call it inside Ray; it
     blocks."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

@@ -26,7 +26,7 @@ _EXPORTED_LABELS = {
 
 
 async def exposition(pages: Iterable[str]) -> bytes:
-    """kway's own metrics from the agents' pages, in the Prometheus text format."""
+    """Return kway's own metrics from the agents' pages, in the Prometheus text format."""
     families: dict[str, Metric] = {}
     # Connect to nodes directly, ignoring proxies from the environment.
     async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
@@ -57,7 +57,8 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
 
 
 def render(families: dict[str, Metric]) -> bytes:
-    """Prometheus text of `families`, with Ray's estimated sum of seconds replaced by the exact one.
+    """Render `families` as Prometheus text, with the exact sum of seconds instead of Ray's
+    estimate.
 
     Ray reconstructs a histogram from the midpoints of its buckets. The exact sum is a separate
     counter.

@@ -72,7 +72,7 @@ def own_process_groups() -> Iterator[None]:
 
 
 def local_options(address: str, temp_folder: str) -> dict[str, Any]:
-    """Arguments of `ray.init` whose names begin with an underscore.
+    """Return the arguments of `ray.init` whose names begin with an underscore.
 
     They set the node's address, the folder for all its files, and the interval of metric reports.
     """

@@ -155,7 +155,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
 
 
 def _replica_messages() -> str:
-    """Ray's messages about replicas that failed to start; empty if it deployed none."""
+    """Return Ray's messages about replicas that failed to start; empty if it deployed none."""
     from ray import serve
 
     found = serve.status().applications.get(_APPLICATION)

@@ -41,7 +41,7 @@ _ROUND_SECONDS = 0.5
 
 
 def free_port(host: str, port: int, *, option: str = "--port") -> int:
-    """`port`, or any free port if it is 0.
+    """Return `port`, or any free port if it is 0.
 
     Raises OSError if the port is taken or `host` is not an address of this machine. The message
     contains the `option` to change.
@@ -72,7 +72,7 @@ def _any_port(host: str, option: str) -> int:
 
 
 def free_block(num_ports: int) -> int:
-    """The first of `num_ports` consecutive ports on loopback. The first two are free at this
+    """Return the first of `num_ports` consecutive ports on loopback. The first two are free at this
     moment.
 
     The block is random, so that two servers do not share one: a proxy that looks for a dead replica

@@ -126,8 +126,8 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Whether a server listens at `url`, even if it is slow to accept: False only if the connection
-    is refused."""
+    """Return whether a server listens at `url`, even if it is slow to accept: False only if the
+    connection is refused."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

@@ -44,7 +44,7 @@ class Access:
 
 
 def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; None if there is none or more than one."""
+    """Return the bearer token of a request; None if there is none or more than one."""
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) == 1:
         return bearer_token(found[0].decode("latin-1"))

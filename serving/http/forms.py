@@ -16,7 +16,7 @@ _CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 
 
 def known_charset(name: str) -> str:
-    """The codec for the `charset` of a request; UTF-8 if it is empty.
+    """Return the codec for the `charset` of a request; UTF-8 if it is empty.
 
     Raises ApiError 415 for an unsupported one.
     """
@@ -85,7 +85,7 @@ async def parse_form(
 
 
 def text_fields(form: FormData) -> dict[str, list[str]]:
-    """The fields that contain text. Raises ApiError 422 for an invalid or unknown field."""
+    """Return the fields that contain text. Raises ApiError 422 for an invalid or unknown field."""
     unknown = sorted(set(form) - set(_FIELDS))
     if unknown:
         raise ApiError(
@@ -112,7 +112,8 @@ def text_fields(form: FormData) -> dict[str, list[str]]:
 
 
 async def form_images(form: FormData) -> list[bytes]:
-    """The bytes of the files in `images`. Raises ApiError 400 for a value that is not a file."""
+    """Return the bytes of the files in `images`. Raises ApiError 400 for a value that is not a
+    file."""
     files = form.getlist("images")
     for position, file in enumerate(files):
         if not isinstance(file, UploadFile):

@@ -99,7 +99,7 @@ def read_inference(
 def response_of(
     name: str, body: InferenceRequest, outputs: Sequence[Tensor], answer: Answer
 ) -> Response:
-    """The response to `body`, in the format that the request specifies."""
+    """Return the response to `body`, in the format that the request specifies."""
     binary = _binary_outputs(body, outputs)
     described, raw = [], []
     for tensor in outputs:
@@ -120,7 +120,7 @@ def response_of(
 
 
 def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
-    """The JSON and the bytes after it."""
+    """Return the JSON and the bytes after it."""
     if json_length is None:
         return raw, b""
     is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
@@ -131,7 +131,7 @@ def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
-    """The elements of each input; those of BYTES tensors are `bytes`."""
+    """Return the elements of each input; those of BYTES tensors are `bytes`."""
     found, offset = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
@@ -174,7 +174,7 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """The names of the outputs to send as binary. Each output sets this, or else the request
+    """Return the names of the outputs to send as binary. Each output sets this, or else the request
     does."""
     default = {"binary_data": body.parameters.get("binary_data_output", False)}
     requested = {one.name: default | one.parameters for one in body.outputs}

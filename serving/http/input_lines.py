@@ -29,13 +29,13 @@ class FrameIn(_FrameFields):
 
 
 def max_json_bytes(limits: ServingConfig) -> int:
-    """The maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
+    """Return the maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
     sequences (12 bytes for a surrogate pair), plus the other fields."""
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
 
 
 def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """A line of JSON, or None for a line that was too long -> a frame.
+    """Convert a line of JSON, or None for a line that was too long, to a frame.
 
     If the line is invalid, the content of the frame is the error.
     """
@@ -52,8 +52,8 @@ def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: Servin
 
 
 def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """The bytes of an image -> a frame. If they are invalid, the content of the frame is the
-    error."""
+    """Convert the bytes of an image to a frame. If they are invalid, the content of the frame is
+    the error."""
     try:
         if reads == "texts":
             message = 'this model reads texts. Send text messages with JSON, {"text": …}'
@@ -64,7 +64,7 @@ def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfi
 
 
 def _frame_fields(found: object) -> _FrameFields:
-    """The id and time of a frame, if they are valid, even if the frame itself is not."""
+    """Return the id and time of a frame, if they are valid, even if the frame itself is not."""
     try:
         return _FrameFields.model_validate(found)
     except ValidationError:
@@ -111,7 +111,7 @@ class Line:
 
 
 def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
-    """A line of JSON -> its image or text.
+    """Parse a line of JSON that contains an image or a text.
 
     Raises ApiError if the line is not JSON. Any other error is returned as the content.
     """
@@ -125,7 +125,7 @@ def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
 
 
 def _id_of(found: object) -> Id | None:
-    """The id of an invalid line, if the id is valid."""
+    """Return the id of an invalid line, if the id is valid."""
     try:
         return _LineId.model_validate(found).id
     except ValidationError:
@@ -133,6 +133,6 @@ def _id_of(found: object) -> Id | None:
 
 
 def selected_verdicts(answer: Answer, *, matches_only: bool) -> list[Verdict]:
-    """The verdicts on the only input of an answer; only the matches if `matches_only`."""
+    """Return the verdicts on the only input of an answer; only the matches if `matches_only`."""
     (result,) = answer.results
     return [one for one in result.verdicts if one.match or not matches_only]

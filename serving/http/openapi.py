@@ -21,19 +21,20 @@ class NdjsonSchema(JSONResponse):
 
 
 def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain JSON."""
+    """Return the errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain
+    JSON."""
     described = {"description": "Rejected", "content": _ERROR}
     return dict.fromkeys(statuses, described)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body that FastAPI does not parse. `complete_document` moves its `$defs` to
-    the location that its references point to."""
+    """Return the schema of a body that FastAPI does not parse. `complete_document` moves its
+    `$defs` to the location that its references point to."""
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
 def request_body(model: type[BaseModel], kind: str = "application/json") -> dict[str, Any]:
-    """The `openapi_extra` of a route whose body is `model`."""
+    """Return the `openapi_extra` of a route whose body is `model`."""
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema_of(model)}}}}
 
 

@@ -46,7 +46,7 @@ class QueryParameters(BaseModel):
     )
 
     def needed_classes(self, most: int) -> list[str | int]:
-        """The requested classes. Raises ApiError if there are none or more than `most`."""
+        """Return the requested classes. Raises ApiError if there are none or more than `most`."""
         if not self.classes:
             raise ApiError(
                 422,
@@ -152,8 +152,8 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
 
 
 def max_values(limits: ServingConfig) -> int:
-    """The most values in the JSON of a body. High enough that slightly too many inputs or classes
-    get their own specific error."""
+    """Return the maximum number of values in the JSON of a body. It is high enough that slightly
+    too many inputs or classes get their own specific error."""
     return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
@@ -236,7 +236,7 @@ def _check_counts(query: QueryRequest, limits: ServingConfig, reads: Reads) -> N
 def one_input(
     image: str | None, text: str | None, code: str, reads: Reads, limits: ServingConfig
 ) -> bytes | str:
-    """The image or text of a line of JSON, which must contain exactly one of them.
+    """Return the image or text of a line of JSON, which must contain exactly one of them.
 
     Raises ApiError: `code` if it contains none or both; otherwise if the model does not read this
     kind of input, the base64 is invalid or the text is too long.

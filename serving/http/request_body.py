@@ -32,7 +32,8 @@ _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The media type, in lower case, and the charset of a request; "" for each that is missing."""
+    """Return the media type, in lower case, and the charset of a request; "" for each that is
+    missing."""
     kind, separator, _ = headers.get("content-type", "").partition(";")
     charset = _charset(headers["content-type"]) if separator else ""
     return kind.strip().lower(), charset
@@ -81,7 +82,7 @@ async def bounded_parts(
 
 
 def encoding_of(request: Request) -> str:
-    """The content encoding of a body, in lower case; "" if there is none."""
+    """Return the content encoding of a body, in lower case; "" if there is none."""
     stated = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     return "" if stated == "identity" else stated
 
@@ -129,7 +130,7 @@ def _invalid_compression(encoding: str, what: str) -> ApiError:
 
 
 def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
-    """UTF-8 JSON -> dicts, lists, strings and numbers, at most about `most` of them.
+    """Parse UTF-8 JSON to dicts, lists, strings and numbers, at most about `most` of them.
 
     Raises ApiError 400 `invalid_json` for too many values, before any is created; for invalid UTF-8
     or JSON and for JSON that is nested too deeply; and for duplicate keys, objects with too many
@@ -190,7 +191,7 @@ def _invalid_json(reason: str) -> ApiError:
 
 
 def image_bytes(text: str, field: str) -> bytes:
-    """Base64 of an image file, or `data:image/…;base64,…` -> its bytes.
+    """Decode an image file in base64, or a URL `data:image/…;base64,…`.
 
     Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`. `field` is the
     name of the input in the message.

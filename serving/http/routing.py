@@ -60,7 +60,8 @@ def facts(
 def paths_of(
     routers: Iterable[APIRouter], condition: Callable[[RouteFacts], bool]
 ) -> tuple[str, ...]:
-    """The paths, such as `/v1/feeds/{feed}`, of the routes whose facts satisfy `condition`."""
+    """Return the paths, such as `/v1/feeds/{feed}`, of the routes whose facts satisfy
+    `condition`."""
     found = (route.path for route in _routes(routers) if condition(_facts_of(route)))
     return tuple(dict.fromkeys(found))
 
@@ -92,7 +93,7 @@ class Resources:
         api.state.resources = self
 
     def once(self, make: Callable[["Resources"], T]) -> T:
-        """The result of `make`, which is called once per instance."""
+        """Return the result of `make`, which is called once per instance."""
         if make not in self._made:
             self._made[make] = make(self)
         found: T = self._made[make]
@@ -114,7 +115,7 @@ ServiceDep = Annotated[Service, Depends(_service)]
 
 
 def per_application(make: Callable[[Resources], T]) -> Callable[[HTTPConnection], Awaitable[T]]:
-    """A dependency that is created once per application, on first use.
+    """Return a dependency that is created once per application, on first use.
 
     Use it for state of a single route module, such as a limit on concurrent clients.
     """

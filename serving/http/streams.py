@@ -77,7 +77,7 @@ async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[
 
 
 def count_lines(item: bytes | None) -> int:
-    """The number of lines in an item of `split_lines`."""
+    """Return the number of lines in an item of `split_lines`."""
     return 1 if item is None else 1 + item.count(b"\n")
 
 
@@ -141,7 +141,7 @@ class NdjsonAnswer(Response):
 
 
 def final_error_line(error: ApiError) -> str:
-    """The last line of a stream that ends with an error."""
+    """Return the last line of a stream that ends with an error."""
     detail = ErrorDetail(code=error.code, message=str(error))
     return FrameError(error=detail).model_dump_json(exclude={"frame"})
 

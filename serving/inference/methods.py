@@ -65,7 +65,7 @@ class InferenceMethods:
         self._model = InferenceModel(service)
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
-        """The response to `raw`, a request of `method`, or an empty message and a status in
+        """Return the response to `raw`, a request of `method`, or an empty message and a status in
         `context`.
 
         Raises nothing except on cancellation, because gRPC would show exceptions to clients.
@@ -124,8 +124,8 @@ class InferenceMethods:
         return response_of(request, outputs, parameters_of(answer))
 
     def _max_values(self) -> int:
-        """A packed number occupies up to ten bytes, and `check_count` counts each of its bytes as a
-        value."""
+        """Return the maximum number of values in a message. A packed number occupies up to ten
+        bytes, and `check_count` counts each of its bytes as a value."""
         limits = self._service.config
         return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
@@ -154,7 +154,7 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
 
 
 def _token(context: Context) -> str | None:
-    """The bearer token of a call; None if there is none or more than one."""
+    """Return the bearer token of a call; None if there is none or more than one."""
     found = [value for name, value in context.invocation_metadata() if name == "authorization"]
     return bearer_token(found[0]) if len(found) == 1 else None
 

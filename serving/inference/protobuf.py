@@ -63,7 +63,7 @@ def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]
 
 
 def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
-    """A varint (7 bits per byte) and the offset after it."""
+    """Return a varint (7 bits per byte) and the offset after it."""
     value = 0
     for count, byte in enumerate(raw[offset : min(end, offset + _VARINT_BYTES)]):
         value |= (byte & 127) << 7 * count
@@ -93,7 +93,7 @@ def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
 
 
 def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Inference:
-    """The tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
+    """Return the tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
     truncated or sent in both forms; 413 if a tensor has more than `most` raw elements."""
     typed = [one.name for one in request.inputs if one.HasField("contents")]
     if request.raw_input_contents:
@@ -126,7 +126,7 @@ def response_of(
     outputs: Sequence[Tensor],
     parameters: dict[str, bool | str],
 ) -> pb.ModelInferResponse:
-    """The response to a request, with tensors in the same form."""
+    """Return the response to a request, with tensors in the same form."""
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, value in parameters.items():
         field = "bool_param" if isinstance(value, bool) else "string_param"

@@ -99,7 +99,8 @@ def check_inference(
 
 
 def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
-    """The requested tensors of an answer. Raises ApiError for a class without a threshold."""
+    """Return the requested tensors of an answer. Raises ApiError for a class without a
+    threshold."""
     rows = [result.verdicts for result in answer.results]
     shape = (len(rows), len(request.classes))
     tensors = {
@@ -120,7 +121,7 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
 
 
 def parameters_of(answer: Answer) -> dict[str, bool | str]:
-    """The parameters of a response: whether the loss makes the score of a single class
+    """Return the parameters of a response: whether the loss makes the score of a single class
     meaningful."""
     parameters: dict[str, bool | str] = {"aligned": answer.aligned}
     return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
@@ -209,8 +210,8 @@ def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConf
 
 
 def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
-    """The elements of an input. Raises ApiError: 400 for an unsupported datatype or truncated data,
-    413 for more than `most` elements."""
+    """Return the elements of an input. Raises ApiError: 400 for an unsupported datatype or
+    truncated data, 413 for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
         kinds = " or ".join(_INPUT_DATATYPES)
         raise invalid_inference(f"{name[:80]} has datatype {datatype[:20]}. Send {kinds}")
@@ -226,8 +227,8 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """The elements of an output, converted to its datatype. A threshold from the request that FP32
-    cannot represent becomes infinite."""
+    """Return the elements of an output, converted to its datatype. A threshold from the request
+    that FP32 cannot represent becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
 

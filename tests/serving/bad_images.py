@@ -20,7 +20,8 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def png(
     width: int, height: int, *, depth: int = 8, color: int = 0, extra: bytes = b"", rows: int = 0
 ) -> bytes:
-    """A PNG of zeros that contains only `rows` of its rows, with the chunks `extra` before them."""
+    """Return a PNG of zeros that contains only `rows` of its rows, with the chunks `extra` before
+    them."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     row_bytes = 1 + (width * channels * depth + 7) // 8
     packer = zlib.compressobj(9)
@@ -36,7 +37,7 @@ def png(
 
 
 def apng(side: int, frames: int) -> bytes:
-    """An animated PNG of `frames` gray squares."""
+    """Return an animated PNG of `frames` gray squares."""
     control = struct.pack(">IIIIIHHBB", 0, side, side, 0, 0, 1, 10, 0, 0)
     data = zlib.compress((b"\0" + b"\x80" * side) * side)
     parts = [chunk(b"acTL", struct.pack(">II", frames, 0)), chunk(b"fcTL", control)]
@@ -49,14 +50,14 @@ def apng(side: int, frames: int) -> bytes:
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], frames: int = 1) -> bytes:
-    """A GIF whose frames may differ in size from its screen; each has one pixel of data."""
+    """Return a GIF whose frames may differ in size from its screen; each has one pixel of data."""
     head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
     one = b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00"
     return head + one * frames + b";"
 
 
 def webp_canvas(width: int, height: int) -> bytes:
-    """A WebP of 16 x 16 pixels whose header declares a canvas of another size."""
+    """Return a WebP of 16 x 16 pixels whose header declares a canvas of another size."""
     inner = encoded(Image.new("RGB", (16, 16), "red"), "webp", lossless=True)[12:]
     extended = b"\0\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     body = b"WEBP" + b"VP8X" + struct.pack("<I", 10) + extended + inner
@@ -75,12 +76,12 @@ def jpeg_segment(marker: int, data: bytes) -> bytes:
 
 
 def with_segment(jpeg: bytes, marker: int, data: bytes) -> bytes:
-    """A JPEG with an additional segment at its beginning."""
+    """Return a JPEG with an additional segment at its beginning."""
     return jpeg[:2] + jpeg_segment(marker, data) + jpeg[2:]
 
 
 def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
-    """A small progressive JPEG whose decoder must process the entire image `scans` times.
+    """Return a small progressive JPEG whose decoder must process the entire image `scans` times.
 
     Each scan is encoded as runs of 32,767 empty blocks.
     """

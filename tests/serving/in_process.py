@@ -92,7 +92,7 @@ def post(api: FastAPI, url: str, body: bytes, kind: str) -> httpx.Response:
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """The status and code of an error response, which must have the documented format."""
+    """Return the status and code of an error response, which must have the documented format."""
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
     assert set(body) == {"error"}

@@ -48,7 +48,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def ask(*arguments: object) -> str:
-    """The output of `kway query`, run in this process because a new process takes seconds."""
+    """Return the output of `kway query`, run in this process because a new process takes
+    seconds."""
     app = typer.Typer()
     app.command()(query.query)
     ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -196,7 +197,7 @@ def wait_for_counts(
 
 
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
-    """The results of `read` for all processes of the server; those that exit meanwhile are
+    """Return the results of `read` for all processes of the server; those that exit meanwhile are
     skipped."""
     found = []
     server_process = psutil.Process(server.process.pid)

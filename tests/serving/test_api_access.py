@@ -318,8 +318,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 async def connect(file: Path, headers: list, subprotocols: list[str], *, answers: bool) -> list:
-    """The messages sent to a WebSocket client. Uses ASGI directly, because httpx supports only
-    HTTP."""
+    """Return the messages sent to a WebSocket client. Uses ASGI directly, because httpx supports
+    only HTTP."""
     api = FastAPI()
     api.add_middleware(Access, clients=Clients.of_file(file))
 

@@ -80,8 +80,8 @@ def call_operation(operation: Any, mode: GenerationMode, examples: int) -> set[s
 
 
 def answerable(case: schemathesis.Case) -> schemathesis.Case:
-    """The same request with an existing class and a valid input, because generated values are
-    almost never valid."""
+    """Return the same request with an existing class and a valid input, because generated values
+    are almost never valid."""
     query, body = dict(case.query), case.body
     if case.path.startswith("/v1/query") and case.media_type != JSON:
         query["classes"] = ["husky"]

@@ -87,8 +87,8 @@ class Conversation:
 async def conversation(
     api: FastAPI, query: str = "?classes=husky", *, reads: bool = True
 ) -> AsyncIterator[Conversation]:
-    """A stream that calls the ASGI application directly, as a server does. `send(None)` disconnects
-    the client."""
+    """Open a stream that calls the ASGI application directly, as a server does. `send(None)`
+    disconnects the client."""
     body: asyncio.Queue = asyncio.Queue()
     lines: asyncio.Queue = asyncio.Queue()
 

@@ -296,7 +296,7 @@ def all_open(proxy: Proxy, starts: list[bytes]) -> Iterator[list[socket.socket]]
 
 
 def response_to(proxy: Proxy, request: bytes) -> bytes:
-    """The complete response to these bytes, until the proxy closes the connection."""
+    """Return the complete response to these bytes, until the proxy closes the connection."""
     with raw(proxy) as connection:
         connection.sendall(request)
         return connection.makefile("rb").read()
@@ -722,7 +722,7 @@ def test_no_error_in_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: P
 
 
 def lines_of(fifo: IO[bytes], count: int) -> list[bytes]:
-    """The content of a FIFO once it has at least `count` lines."""
+    """Return the content of a FIFO once it has at least `count` lines."""
     read, until = b"", time.monotonic() + 20
     while read.count(b"\n") < count:
         assert time.monotonic() < until, read

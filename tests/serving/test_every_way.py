@@ -80,7 +80,7 @@ def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluat
 
 
 def scores_of(trained: TrainedRun) -> torch.Tensor:
-    """Scores [N, K], computed with the functions of the evaluation."""
+    """Compute scores [N, K] with the functions of the evaluation."""
     recipe, world, head = trained.recipe, rank_world(), trained.task.head
     with open_split(recipe.data.shards, recipe.data.eval_split) as split, torch.no_grad():
         loader = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)

@@ -100,7 +100,7 @@ def as_json(value: Any) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, original: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes of `original`, possibly with some replaced, removed or inserted."""
+    """Draw bytes of `original`, possibly with some replaced, removed or inserted."""
     body = bytearray(draw(original))
     for _ in range(draw(st.integers(0, 4))):
         start = draw(st.integers(0, len(body)))

@@ -46,7 +46,7 @@ def begun(
 
 
 def answer_of(connection: socket.socket) -> tuple[int, str]:
-    """The status, and the code of an error."""
+    """Return the status, and the code of an error."""
     head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
     status = int(head.split()[1])
     while status >= 400 and not body.endswith(b"}}"):
@@ -92,7 +92,8 @@ BODIES = [
 
 
 def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
-    """Status and code for a body of `size` bytes, sent at once: 400 if the server read it."""
+    """Return status and code for a body of `size` bytes, sent at once: 400 if the server read
+    it."""
     headers = {"authorization": f"Bearer {token}", "content-type": JSON}
     answer = httpx.post(f"{url}/v1/query", headers=headers, content=b"x" * size)
     return answer.status_code, answer.json()["error"]["code"]
@@ -209,7 +210,7 @@ def slow_server() -> Iterator[Slow]:
 
 @contextmanager
 def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for a signal while the server at `url` is healthy."""
+    """Start a process that waits for a signal while the server at `url` is healthy."""
     command = [sys.executable, "-c", WAIT, url]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -296,7 +297,7 @@ def named(server: Server, name: str) -> list[psutil.Process]:
 
 
 def the_haproxy(server: Server) -> psutil.Process:
-    """The final HAProxy process: the first one is replaced when the replicas are ready."""
+    """Return the final HAProxy process: the first one is replaced when the replicas are ready."""
     until = time.monotonic() + 30
     while len(found := named(server, "haproxy")) != 1:
         assert time.monotonic() < until, found

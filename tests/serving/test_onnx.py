@@ -32,7 +32,7 @@ def of_images(path: Path) -> Path:
 
 
 def of_crops(path: Path, images: Path) -> Path:
-    """The same network, over ten crops of each image."""
+    """Write the same network with ten crops per image."""
     shutil.copytree(images, path)
     content = json.loads((path / "bundle.json").read_text())
     content["model"]["image"].update(resize=20, crops=10)

@@ -13,7 +13,8 @@ ENVIRONMENT = Path("serving/deploy/environment.py")
 
 
 def run(code: str) -> str:
-    """The output of `code` in a new interpreter, because the patches affect the entire process."""
+    """Return the output of `code` in a new interpreter, because the patches affect the entire
+    process."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -45,7 +45,7 @@ def url(bundle: Path) -> Iterator[str]:
 
 
 def logits(texts: list[str], class_ids: list[int]) -> list[list[float]]:
-    """Logits computed for one text at a time, without padding."""
+    """Compute logits for one text at a time, without padding."""
     backbone, found = tiny_text_backbone(), []
     for ids in tiny_tokenizer().encode(texts):
         tokens = torch.tensor([ids])

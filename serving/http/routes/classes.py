@@ -74,8 +74,8 @@ async def classes(
 
 
 def _page(service: Service, parameters: ClassSearch) -> bytes:
-    """The JSON of the response, also created in the thread: serializing a thousand classes takes
-    long."""
+    """Return the JSON of the response, also created in the thread: serializing a thousand classes
+    takes long."""
     found, total = service.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )

@@ -111,7 +111,7 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
-    """The frames in a body. Empty lines are skipped, but they keep the feed alive.
+    """Yield the frames in a body. Empty lines are skipped, but they keep the feed alive.
 
     Raises ApiError if no line arrives for too long.
     """
@@ -128,8 +128,8 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
 
 
 async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
-    """The frames in messages; empty messages are skipped. Raises ApiError if no message arrives for
-    too long."""
+    """Yield the frames in messages; empty messages are skipped. Raises ApiError if no message
+    arrives for too long."""
     config, reads = service.config, service.model.reads
     most, position = max_json_bytes(config), 0
     while True:

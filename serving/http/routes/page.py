@@ -53,7 +53,7 @@ _HEADERS = {
 
 
 def _paths() -> Iterator[tuple[str, Traversable]]:
-    """The path of each URL, and the file that is served at it."""
+    """Yield the path of each URL, and the file that is served at it."""
     for file in files("serving").joinpath("page").iterdir():
         if _media_type(file):
             yield _PAGES.get(file.name, f"/page/{file.name}"), file
@@ -63,7 +63,7 @@ def _paths() -> Iterator[tuple[str, Traversable]]:
 
 
 def _media_type(file: Traversable) -> str:
-    """The media type of a file of the page; "" for a file that is not served."""
+    """Return the media type of a file of the page; "" for a file that is not served."""
     return _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}", "")
 
 
@@ -76,7 +76,7 @@ class _File:
         self._headers = {**_HEADERS, "ETag": self._tag}
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 if the browser's copy is current."""
+        """Return the file, or 304 if the browser's copy is current."""
         known = request.headers.get("If-None-Match", "")
         if self._tag in (one.strip().removeprefix("W/") for one in known.split(",")):
             return Response(status_code=304, headers=self._headers)

@@ -141,7 +141,7 @@ async def stream(
 
 
 def _as_json(line: Hit | LineError | Done) -> str:
-    """A line as JSON, without its top-level fields that are null."""
+    """Return a line as JSON, without its top-level fields that are null."""
     unset = {name for name in ("line", "id", "notice") if getattr(line, name, "") is None}
     return line.model_dump_json(by_alias=True, exclude=unset)
 
@@ -175,8 +175,8 @@ class _Stream:
         await out.line(_as_json(Done(done=self._counts)))
 
     async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
-        """The lines with their positions; None for a line that is too long. Raises ApiError if no
-        line arrives for too long."""
+        """Yield the lines with their positions; None for a line that is too long. Raises ApiError
+        if no line arrives for too long."""
         lines, position = split_lines(body, self._limits.max_body_bytes), 0
         seconds = self._limits.stream_idle_seconds
         while True:

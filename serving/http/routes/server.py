@@ -55,8 +55,7 @@ router = APIRouter()
 
 @router.get("/v1/model")
 async def model(service: ServiceDep) -> ModelInfo:
-    """Return the model's number of classes, preprocessing, logit map, loss and recalls, and the
-    limits of the server."""
+    """Return the properties of the model and the limits of the server."""
     return _model_info(service)
 
 

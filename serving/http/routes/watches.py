@@ -178,8 +178,8 @@ async def _checked_names(
     recall: float | None,
     threshold: float | None,
 ) -> tuple[str, ...]:
-    """The names of `classes`, without duplicates. Raises ApiError if a class is unknown or has no
-    threshold."""
+    """Return the names of `classes`, without duplicates. Raises ApiError if a class is unknown or
+    has no threshold."""
     check_class_count(len(classes), service.config.max_classes)
     query = await service.make_query(classes, recall, threshold)
     return await service.in_thread(_decided_names, service, query)
@@ -205,8 +205,8 @@ def _checked_ttl(service: Service, seconds: float) -> float:
 
 
 async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -> dict[str, object]:
-    """The terms to replace. Recall and threshold replace each other: setting a recall removes the
-    threshold."""
+    """Return the terms to replace. Recall and threshold replace each other: setting a recall
+    removes the threshold."""
     sent = body.model_fields_set
     fields: dict[str, object] = {}
     recall, threshold = before.recall, before.threshold

@@ -95,7 +95,7 @@ def typed(paths: list[Path], *class_ids: int, **parameters: float) -> pb.ModelIn
 
 
 def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
-    """The same with raw_input_contents."""
+    """Build the same request with raw_input_contents."""
     request = typed(paths, *class_ids)
     for tensor in request.inputs:
         tensor.ClearField("contents")
@@ -110,7 +110,7 @@ def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
 
 
 def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """The status of a call that must fail, with its trailing metadata."""
+    """Return the status of a call that must fail, with its trailing metadata."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     error = caught.value

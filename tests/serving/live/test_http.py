@@ -182,7 +182,7 @@ def test_the_error_for_an_invalid_image_contains_its_index(
 
 
 def form(*fields: tuple[str, str]) -> bytes:
-    """A multipart form that also contains an invalid image."""
+    """Return a multipart form that also contains an invalid image."""
     parts = [*fields, ('images"; filename="b', "x")]
     head = 'Content-Disposition: form-data; name="'
     return "".join(f'--b\r\n{head}{name}"\r\n\r\n{value}\r\n' for name, value in parts).encode() + (

@@ -71,12 +71,12 @@ def test_the_counts_match_the_requests_sent(increases: dict[str, float]) -> None
 
 
 def config(target: str, credentials: Path) -> str:
-    """A configuration that scrapes `target` each second."""
+    """Return a configuration that scrapes `target` each second."""
     return CONFIG.format(target=target, credentials=credentials)
 
 
 def value(api: httpx.Client, query: str) -> dict[str, float]:
-    """The values of an instant query by outcome."""
+    """Return the values of an instant query by outcome."""
     series = api.get("query", params={"query": query}).json()["data"]["result"]
     return {one["metric"].get("outcome", ""): float(one["value"][1]) for one in series}
 
@@ -106,7 +106,7 @@ def test_prometheus_scrapes_the_counts_of_the_page(
 
 
 def wait_for_page(client: httpx.Client, condition: Callable[[list[str]], bool]) -> list[str]:
-    """The lines of the page once they satisfy `condition`. Replicas report each second."""
+    """Return the lines of the page once they satisfy `condition`. Replicas report each second."""
     deadline = time.monotonic() + 30
     while True:
         lines = client.get("/metrics").text.splitlines()
@@ -168,7 +168,7 @@ def test_the_metrics_page_passes_promtool(client: httpx.Client) -> None:
 
 
 def is_answered(server: Server) -> bool:
-    """Whether a replica has processed a request. For some seconds there is no replica."""
+    """Return whether a replica has processed a request. For some seconds there is no replica."""
     try:
         return httpx.post(f"{server.url}/v1/query", timeout=20).status_code == 400
     except httpx.TransportError:

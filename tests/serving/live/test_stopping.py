@@ -59,7 +59,8 @@ def test_two_servers_serve_their_own_models_and_a_killed_one_leaves_nothing(
 async def statuses_during_shutdown(
     server: Server, client: httpx.Client
 ) -> set[tuple[int, str | None]]:
-    """Status and Retry-After of every response to many clients while the server shuts down."""
+    """Return status and Retry-After of every response to many clients while the server shuts
+    down."""
     found: set[tuple[int, str | None]] = set()
 
     async def poll(one: httpx.AsyncClient) -> None:
