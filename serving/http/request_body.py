@@ -39,15 +39,15 @@ def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
     return kind.strip().lower(), charset
 
 
-def _charset(stated: str) -> str:
+def _charset(header: str) -> str:
     message = Message()
-    message["content-type"] = stated.replace("\r", " ").replace("\n", " ")
+    message["content-type"] = header.replace("\r", " ").replace("\n", " ")
     charset = message.get_param("charset", "")
     return charset if isinstance(charset, str) else charset[2]
 
 
 async def read_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """Read the body of a request, then take a slot for `progress`. Raises the ApiErrors of
+    """Read the body of a request, then acquire a slot for `progress`. Raises the ApiErrors of
     `bounded_parts`.
 
     Parse the body only after this, because slots limit the amount of concurrent parsing.
@@ -69,8 +69,8 @@ async def bounded_parts(
     too_large = ApiError(
         413, "body_too_large", f"the body is larger than {limit} bytes. Split the request"
     )
-    stated = request.headers.get("content-length", "0")
-    if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
+    length = request.headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
         raise too_large
     received = 0
     async with aclosing(uploads.parts(request.state.client, decompressed_parts(request))) as parts:
@@ -83,8 +83,8 @@ async def bounded_parts(
 
 def encoding_of(request: Request) -> str:
     """Return the content encoding of a body, in lower case; "" if there is none."""
-    stated = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    return "" if stated == "identity" else stated
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    return "" if encoding == "identity" else encoding
 
 
 async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:

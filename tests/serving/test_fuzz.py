@@ -84,7 +84,7 @@ valid = st.fixed_dictionaries(
     optional={"recall": st.sampled_from([0.9, 0.99])},
 ) | st.just({"classes": ["husky"], "threshold": 0})
 valid_bodies = st.builds(
-    lambda asked, inputs: {**asked, **inputs},
+    lambda query, inputs: {**query, **inputs},
     valid,
     st.builds(lambda n: {"images": BASE64[n:][:3]}, st.integers(0, len(BASE64) - 1))
     | st.builds(lambda text: {"texts": [text]}, st.sampled_from(["a cat", "", "猫 🐶"])),
@@ -204,10 +204,10 @@ def fuzz_queries(apis: list[FastAPI], examples: int) -> None:
     seen = set()
 
     @bounded(examples)
-    @given(request=requests, asked=st.just([]) | parameters)
-    def queries(request: tuple[str, bytes], asked: list[tuple[str, str]]) -> None:
+    @given(request=requests, query=st.just([]) | parameters)
+    def queries(request: tuple[str, bytes], query: list[tuple[str, str]]) -> None:
         kind, body = request
-        for answer in send(apis, "POST", f"/v1/query?{encoded_parameters(asked)}", body, kind):
+        for answer in send(apis, "POST", f"/v1/query?{encoded_parameters(query)}", body, kind):
             check(answer)
             seen.add(answer.status_code)
 
@@ -219,10 +219,10 @@ def fuzz_streams(apis: list[FastAPI], examples: int) -> None:
     answered = 0
 
     @bounded(examples)
-    @given(body=lines | damaged(lines), asked=st.just([("classes", "husky")]) | parameters)
-    def streams(body: bytes, asked: list[tuple[str, str]]) -> None:
+    @given(body=lines | damaged(lines), query=st.just([("classes", "husky")]) | parameters)
+    def streams(body: bytes, query: list[tuple[str, str]]) -> None:
         nonlocal answered
-        url, kind = f"/v1/query:stream?{encoded_parameters(asked)}", "application/x-ndjson"
+        url, kind = f"/v1/query:stream?{encoded_parameters(query)}", "application/x-ndjson"
         for answer in send(apis, "POST", url, body, kind):
             check(answer)
             if answer.status_code == 200:
@@ -287,9 +287,9 @@ def test_many_generated_lines_never_cause_an_internal_error(apis: list[FastAPI])
 def test_generated_searches_and_paths_never_cause_an_internal_error(
     apis: list[FastAPI], search: str, limit: object, offset: object, path: str
 ) -> None:
-    asked = [("search", search), ("limit", str(limit)), ("offset", str(offset))]
+    query = [("search", search), ("limit", str(limit)), ("offset", str(offset))]
     url = httpx.URL(
-        "http://kway", raw_path=(base_path(path) + b"?" + encoded_parameters(asked).encode())
+        "http://kway", raw_path=(base_path(path) + b"?" + encoded_parameters(query).encode())
     )
     for answer in send(apis, "GET", str(url), b"", "text/plain"):
         assert answer.status_code in (200, 404, 405, 422), answer.text

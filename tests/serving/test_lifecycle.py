@@ -101,16 +101,16 @@ def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
 
 def test_slow_bodies_occupy_no_slot_and_end_with_408(url: str) -> None:
     """More of them than `max_requests`."""
-    with ExitStack() as held:
-        slow = [held.enter_context(begun(url, *body)) for body in BODIES]
+    with ExitStack() as opened:
+        slow = [opened.enter_context(begun(url, *body)) for body in BODIES]
         assert status_of(url, BOB) == (400, "empty_body")
         assert {answer_of(one) for one in slow} == {(408, "slow_body")}
 
 
 def test_the_limit_of_uploads_of_one_client_leaves_uploads_for_others(url: str) -> None:
-    with ExitStack() as held:
+    with ExitStack() as opened:
         for body in BODIES:
-            held.enter_context(begun(url, *body))
+            opened.enter_context(begun(url, *body))
         wait_until(lambda: status_of(url, ALICE) == (429, "too_many_uploads"))
         with begun(url, *BODIES[0], token=BOB):
             wait_until(lambda: status_of(url, BOB) == (429, "too_many_uploads"))

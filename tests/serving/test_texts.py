@@ -83,8 +83,8 @@ def test_json_forms_and_the_command_return_the_answer_of_the_bundle(
 
     (tmp_path / "texts").write_bytes("\n".join(TEXTS[1:]).replace("猫 🐶", "猫 🐶\r").encode())
     for source in (url, bundle):  # more texts than one request may contain
-        asked = ("--class", "samoyed", "--class", "7", "--json", "--texts", tmp_path / "texts")
-        found = json.loads(started.ask(source, *asked, "--text", TEXTS[0]))
+        options = ("--class", "samoyed", "--class", "7", "--json", "--texts", tmp_path / "texts")
+        found = json.loads(started.ask(source, *options, "--text", TEXTS[0]))
         assert [result["input"] for result in found["results"]] == list(range(5))
         assert_equal(found, wanted)
 

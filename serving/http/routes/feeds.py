@@ -172,8 +172,8 @@ async def _within_idle_timeout(awaitable: Awaitable[T], seconds: float) -> T:
 
 @asynccontextmanager
 async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncIterator[None]:
-    """Take one of the client's feed slots and keep the copy of the watches current. Raises ApiError
-    if no slot is free or the watches are unavailable."""
+    """Acquire one of the client's feed slots and keep the copy of the watches current. Raises
+    ApiError if no slot is free or the watches are unavailable."""
     with limit.slot(client):
         try:
             async with feeds.live.followed():
