@@ -20,8 +20,8 @@ NOT_ALIGNED = (
 
 @dataclass(frozen=True)
 class Query:
-    """The classes to test each input for, and how to decide: by the threshold for `recall`, by
-    `threshold`, or, if both are None, not at all (scores only)."""
+    """The classes to test each input for, and the decision rule: the threshold for `recall`, or
+    `threshold`. If both are None, only scores are computed."""
 
     class_ids: tuple[int, ...]
     recall: float | None = None

@@ -1,4 +1,4 @@
-"""`ApiError`: a request that cannot be answered, over HTTP or gRPC."""
+"""`ApiError`: a rejected request, over HTTP or gRPC."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class QueueFullError(Exception):
-    """The model's queue would exceed its limit."""
+    """Raised if inputs do not fit into the queue of the model."""
 
 
 @dataclass(frozen=True)

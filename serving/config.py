@@ -1,4 +1,7 @@
-"""Address and limits of a server: the options of `kway serve`. Does not import torch or Ray."""
+"""Address and limits of a server: the options of `kway serve`.
+
+This module does not import torch or Ray.
+"""
 
 import os
 from pathlib import Path
@@ -22,7 +25,7 @@ _MIB = 2**20
 
 
 class ServingConfig(BaseModel):
-    """One server. Every limit is for one replica or one request; none is unbounded.
+    """Configuration of a server. Every limit applies to one replica or one request.
 
     Fields marked as `Option` are options of `kway serve`; the others can be set in the config file
     of a Ray cluster (`kway serve --print-config`).

@@ -14,9 +14,9 @@ from serving.config import ServingConfig
 from serving.deploy.deployment import application, grpc_options
 from serving.deploy.environment import SERVING, grpc_limits
 
-# The cluster configures these itself.
+# Not arguments of the application: the file sets them in http_options and grpc_options.
 _SET_BY_CLUSTER = {"host", "port", "grpc_port"}
-# Added to the request timeout, for the work of a request outside of it.
+# Added to the request timeout to cover processing outside of it.
 _SPARE_SECONDS = 5
 
 

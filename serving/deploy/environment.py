@@ -23,12 +23,12 @@ _NUM_PORTS = 1000
 # Lets a replica finish its last requests while HAProxy is notified of its removal.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
-# Added to kway's own limits, so that those apply first. The outer limits only cover what kway
-# cannot see.
+# Margin over kway's own limits, so that kway's limits apply first. The outer limits only cover
+# cases that kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
-# Ray starts another HAProxy when the third consecutive check fails. Its default period of 10 s
-# would make that half a minute. A proxy that is only slow gets three timeouts, a minute, as with
-# Ray's defaults.
+# Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of
+# 10 s that would take half a minute. A proxy that is only slow is replaced after three timeouts, a
+# minute, as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # A response takes a few KiB, however small the request limit is, and gRPC has one limit for both.
@@ -37,7 +37,7 @@ _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
 HTTP_ERRORS_FIFO = "http-errors"
 
-# For every Ray that serves a bundle, including on a cluster.
+# Variables for every Ray instance that serves a bundle, including on a cluster.
 SERVING = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 _POLL_SECONDS = 0.3
-_END = b"end\n"  # ends the reading of the FIFO
+_END = b"end\n"  # stops the thread that reads the FIFO
 
 
 def append_errors(path: Path) -> None:

@@ -36,8 +36,8 @@ _NO_RAY_SERVICE = (
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
 # queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
-# that proxy answers 404. kway has a route for every path, so this 404 means "not ready" and becomes
-# 503: clients and caches would treat a 404 as final.
+# that proxy responds with 404. kway has a route for every path, so this 404 means "not ready" and
+# becomes 503: clients and caches would treat a 404 as final.
 _FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
@@ -288,7 +288,7 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
         *(f"del-header {name}" for name in _RAY_METADATA),
         _drop_unless_name("request_id"),
         # The body of a streaming call stays open as long as the client likes, so do not wait for
-        # it. The replica answers that it does not support streaming.
+        # it. The replica responds that streaming is not supported.
         f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
     return [

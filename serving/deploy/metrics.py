@@ -1,6 +1,6 @@
 """Metrics of a replica, recorded with `ray.serve.metrics`; Ray's agent on each node exports them.
 
-A prometheus_client registry inside a replica would report that replica alone. The page that shows
+A prometheus_client registry inside a replica would report only that replica. The page that shows
 the metrics is `serving/deploy/metrics_page.py`, which does not import Ray.
 """
 
@@ -19,7 +19,7 @@ _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class QueryMetrics:
-    """Counters of one replica; create them inside it."""
+    """Counters of one replica. Create an instance inside the replica."""
 
     def __init__(self) -> None:
         self._requests = Counter(

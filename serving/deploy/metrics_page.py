@@ -1,4 +1,4 @@
-"""The page at /metrics: metrics of the whole server, fetched from Ray's agents on its nodes.
+"""The page at /metrics: metrics of the entire server, fetched from Ray's agents on its nodes.
 
 Every replica returns the metrics of all replicas. They lag by Ray's report interval
 (`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over them. The
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 EXACT_SECONDS = "kway_query_exact_seconds"
 _PREFIX = "ray_"
-# Ray's label name -> ours.
+# Ray's label name -> kway's.
 _EXPORTED_LABELS = {
     "outcome": "outcome",
     "status": "status",

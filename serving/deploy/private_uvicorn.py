@@ -1,7 +1,7 @@
-"""Patches of uvicorn, which Ray starts in each replica without options for it.
+"""Patches of uvicorn. Ray starts it in each replica and does not expose its options.
 
 Call these in a replica's constructor, before Ray starts the replica's server. They raise
-RuntimeError if the installed uvicorn no longer has what they need;
+RuntimeError if the installed uvicorn no longer has the names that they need;
 `tests/serving/test_private_names.py` checks both.
 """
 

@@ -1,4 +1,4 @@
-"""Start the whole server on this machine and stop all of its processes on exit."""
+"""Start the complete server on this machine and stop all of its processes on exit."""
 
 import logging
 import shutil

@@ -1,7 +1,7 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Only paths that reveal nothing about the model need no token. Browsers cannot set headers on a
-WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
+Paths that reveal nothing about the model need no token; all others do. Browsers cannot set headers
+on a WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,9 @@
 """Bodies of `POST /v2/models/{name}/infer`: JSON, optionally followed by binary tensors.
 
 With the binary tensor extension, the header `Inference-Header-Content-Length` is the length of the
-JSON. After it come the elements of each input that has a `binary_data_size`, in order
-(`serving/inference/tensors.py`). A response has this format if the request asks for binary outputs.
+JSON. The elements of each input with a `binary_data_size` follow it in order
+(`serving/inference/tensors.py`). A response has this format if the request specifies binary
+outputs.
 """
 
 from collections.abc import Sequence

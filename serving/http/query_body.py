@@ -94,7 +94,7 @@ class QueryBody(BaseModel):
 class QueryRequest:
     """A well-formed request. Classes and inputs are not validated yet.
 
-    `inputs`: what the model reads, either the bytes of images or texts.
+    `inputs`: the bytes of images, or texts, depending on the model.
     """
 
     classes: list[str | int]

@@ -32,8 +32,8 @@ class RouteFacts:
 
     - `needs_token`: False only for a route that reveals nothing about the model; its path has no
       parameters.
-    - `streams`: the body may arrive, or the response be written, for as long as the client likes.
-      HAProxy then applies no time or size limit, so the route must apply its own.
+    - `streams`: the client decides how long the body or the response takes. HAProxy then applies no
+      time or size limit, so the route must apply its own.
     - `is_idempotent`: repeating the request does not change the result. If a replica fails before
       it responds, HAProxy sends the request to another one. Always true for GET and HEAD.
     """

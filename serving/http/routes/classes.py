@@ -46,7 +46,7 @@ router = APIRouter()
 
 
 class _Searches:
-    """Runs one search at a time, in a thread that does not prepare queries."""
+    """Runs one search at a time in its own thread, so that searches do not delay queries."""
 
     def __init__(self, resources: Resources) -> None:
         self.thread = ThreadPoolExecutor(1, "search")

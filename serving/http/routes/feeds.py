@@ -1,5 +1,5 @@
-"""Feeds: `POST /v1/feeds/{feed}` with lines, and the WebSocket `/v1/feeds/{feed}/frames`. Frames
-in, hits out."""
+"""Feeds: `POST /v1/feeds/{feed}` with lines, and the WebSocket `/v1/feeds/{feed}/frames`. Clients
+send frames and receive hits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
