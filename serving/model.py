@@ -77,7 +77,7 @@ class Model:
         )
 
     def prepare(self, raw: bytes | str) -> Any:
-        """Decode the bytes of an image file, or a text -> one input of `features`.
+        """Decode an image file (bytes) or a text to an input of `features`.
 
         Raises ValueError if the input is invalid.
         """

@@ -83,7 +83,7 @@ def _check_file(path: Path, state: os.stat_result) -> None:
 
 
 def _digests(path: Path, content: bytes) -> list[bytes]:
-    """SHA-256 of each token. Error messages must not contain any token."""
+    """Return the SHA-256 of each token. Error messages must not contain any token."""
     if len(content) > _MAX_FILE_BYTES:
         raise ValueError(
             f"token file {path} is larger than {_MAX_FILE_BYTES} bytes. Check the path"

@@ -250,7 +250,7 @@ def _rules(settings: ProxySettings) -> list[str]:
 def _is_one_of(paths: Iterable[str]) -> str:
     """Return a condition that is true if the path of the request is one of `paths`.
 
-    Routes match the decoded path, in which `%3A` is `:`, so this does as well.
+    Routes match the decoded path, in which `%3A` is `:`, so this condition does too.
     """
     return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
 
@@ -314,7 +314,7 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
 
 
 def _grpc_error_response(status: int) -> str:
-    """HTTP response `status` with the corresponding gRPC status."""
+    """Return the HTTP response `status` with the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
         f'hdr grpc-message "{_ERRORS[status][1]}"'

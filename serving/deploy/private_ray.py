@@ -23,7 +23,7 @@ def bound_request_buffers() -> None:
     """Buffer at most a few parts of a request's body between Ray and the application.
 
     Ray reads ahead without a limit, so a stream that is sent faster than it is answered would be
-    buffered in memory in full. Call this in a replica's constructor.
+    buffered completely in memory. Call this in a replica's constructor.
     """
     proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
     if not isinstance(getattr(proxy, "queue", None), property):
@@ -42,7 +42,7 @@ def check_replicas_use_uvicorn() -> None:
     """Raise RuntimeError unless a replica creates its server with `uvicorn.Config`, which kway
     patches.
 
-    `ray.serve.config.HTTPOptions` does not pass on uvicorn's options for WebSockets.
+    `ray.serve.config.HTTPOptions` does not expose uvicorn's options for WebSockets.
     """
     import uvicorn
 

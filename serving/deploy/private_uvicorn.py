@@ -15,7 +15,7 @@ def set_server_options(max_message_bytes: int) -> None:
     """Accept WebSocket messages of at most `max_message_bytes`, without compression.
 
     uvicorn's default limit is 16 MiB per message, and a single read may decompress to any number of
-    such messages. These options of `uvicorn.Config` are public, but Ray has none that set them.
+    such messages. These options of `uvicorn.Config` are public, but Ray cannot set them.
     """
     options = {
         "ws_max_size": max_message_bytes,

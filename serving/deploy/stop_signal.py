@@ -59,8 +59,8 @@ class StopSignal:
     def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
         """Wait for a signal. Raises ServerLostError if Ray exits or no server listens at `url`.
 
-        A server that responds slowly is overloaded, not lost: a warning is printed to standard
-        error, once until it responds again, and the wait continues.
+        A server that responds slowly is overloaded, not lost: one warning is printed to standard
+        error until it responds again, and the wait continues.
         """
         self._raises = False
         health = _Health(url, timeouts or HealthTimeouts())

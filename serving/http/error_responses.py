@@ -31,7 +31,7 @@ def error_response(
 
 
 def install_handlers(api: FastAPI) -> None:
-    """Return all errors of `api`, including the framework's, in one format."""
+    """Install handlers that return all errors, including the framework's, in one format."""
     from ray.exceptions import TaskCancelledError
 
     @api.exception_handler(ApiError)

@@ -68,7 +68,7 @@ class InferenceMethods:
         """Return the response to `raw`, a request of `method`, or an empty message and a status in
         `context`.
 
-        Raises nothing except on cancellation, because gRPC would show exceptions to clients.
+        Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """
         try:
             if method not in _OPEN:

@@ -145,7 +145,7 @@ def response_of(
 
 
 def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    """Metadata of a model's inputs or outputs: names, datatypes and shapes."""
+    """Return metadata of a model's inputs or outputs: names, datatypes and shapes."""
     kind = pb.ModelMetadataResponse.TensorMetadata
     return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
 
