@@ -274,7 +274,7 @@ def test_a_stream_without_lines_returns_zero_counts(api: FastAPI, body: bytes) -
 # ---------------------------------------------------------------------------- during the body
 
 
-def test_a_line_is_answered_before_the_next_one_arrives_byte_by_byte(
+def test_a_line_sent_byte_by_byte_is_answered_before_the_next_one(
     api: FastAPI,
 ) -> None:
     async def scenario() -> None:
