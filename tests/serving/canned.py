@@ -1,4 +1,4 @@
-"""A test server that sends predefined responses, regardless of the request."""
+"""A TCP server that sends prepared responses, regardless of the requests."""
 
 import socket
 from collections.abc import Iterator
@@ -10,16 +10,17 @@ LINES = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: c
 
 @contextmanager
 def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield the server's URL and the heads of the requests it receives. Once `answers` are used up,
-    the last one is repeated.
+    """Start a server and yield its URL and the received requests. Sends `answers` in order and then
+    repeats the last one.
 
-    After each response it sends nothing more, and reads until the client disconnects.
+    After each response, it shuts down its side of the connection and reads until the client
+    disconnects.
     """
     heads: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        with suppress(OSError):  # the listener was shut down
+        with suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = listener.accept()
                 with connection, suppress(ConnectionError):
