@@ -446,7 +446,7 @@ def test_a_folder_that_is_not_a_bundle_is_rejected_before_anything_starts(
         (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "bundle.json"),
         (
             ("{url}", "--token-file", "{tokens}", "--class", "husky", "{bundle}/bundle.json"),
-            "bundle.json",
+            "images[0]",
         ),
         (("{bundle}", "--class", "husky", "--threshold", "nan", "{image}"), "finite"),
         (("{bundle}", "--class", "husky", "--threshold", "inf", "{image}"), "finite"),

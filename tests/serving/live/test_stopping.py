@@ -29,9 +29,8 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         deadline = time.monotonic() + 60
         children: list[psutil.Process] = []
-        while (
-            len(children) < 2 and time.monotonic() < deadline
-        ):  # the first is the clean-up process
+        # The first child is the clean-up process.
+        while len(children) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
             children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, number)
