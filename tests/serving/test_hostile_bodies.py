@@ -310,9 +310,8 @@ def test_a_long_websocket_text_is_not_parsed(url: str) -> None:
 def test_a_replica_rejects_longer_and_compressed_messages(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        uvicorn.Config, "__init__", uvicorn.Config.__init__
-    )  # restored after the test
+    # Restore the original after the test.
+    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
     set_server_options(50_000)
     # The board of watches is bound to one event loop, so each server needs its own application.
     api = in_process.application(bundle, max_frame_bytes=2000)

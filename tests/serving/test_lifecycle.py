@@ -339,9 +339,8 @@ def test_when_ray_dies_the_server_exits_with_one_line_and_leaves_no_process(
 ) -> None:
     (daemon,) = named(server, name)
     os.kill(daemon.pid, signal.SIGKILL)
-    assert (
-        server.process.wait(timeout=45) == 2
-    )  # after a minute, Ray would exit it with another message
+    # After a minute, Ray would exit the process with another message.
+    assert server.process.wait(timeout=45) == 2
     (line,) = server.errors.read_text().splitlines()
     assert line.startswith("error: Ray has exited")
     assert [process for process in server.children if process.is_running()] == []
