@@ -42,8 +42,8 @@ def test_a_token_file_that_is_of_no_use_is_told_with_its_option_path_and_remedy(
     assert line.startswith("error: --token-file")
     assert str(path) in line
     assert "Errno" not in line
-    remedies = {"none": "name a file", "folder": "name one"}
-    assert remedies.get(file, "openssl rand -hex 32 makes one") in line
+    if file != "folder":
+        assert "openssl rand -hex 32" in line
 
 
 @pytest.mark.parametrize("option", ["--token-file", "--texts"])
