@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, Field, ValidationError
 
-from serving.answer import Question, answer, ask
+from serving.answer import Query, answer, make_query
 from serving.model import Model
 from serving.schemas import Answer
 
@@ -32,7 +32,7 @@ _BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
 _BATCH_SECONDS = 0.002
 
 
-class Query(BaseModel):
+class QueryBody(BaseModel):
     """A query whether each image is of these classes."""
 
     classes: Annotated[list[str | int], Field(min_length=1, max_length=100)]
@@ -41,16 +41,16 @@ class Query(BaseModel):
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
-def images_of(query: Query) -> list[bytes]:
+def images_of(body: QueryBody) -> list[bytes]:
     try:
-        return [base64.b64decode(one, validate=True) for one in query.images]
+        return [base64.b64decode(one, validate=True) for one in body.images]
     except binascii.Error as error:
         raise HTTPException(400, f"images: {error}") from error
 
 
-def question_of(model: Model, query: Query) -> Question:
+def query_of(model: Model, body: QueryBody) -> Query:
     try:
-        return ask(model.bundle, query.classes, recall=query.recall, threshold=query.threshold)
+        return make_query(model.bundle, body.classes, recall=body.recall, threshold=body.threshold)
     except ValueError as error:
         raise HTTPException(422, str(error)) from error
 
@@ -67,7 +67,7 @@ class Waiting:
     """A request waiting for its batch."""
 
     images: list[bytes]
-    question: Question
+    query: Query
     answer: asyncio.Future[Answer]
 
 
@@ -82,12 +82,12 @@ class Batches:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(_QUEUED)
         self._thread = ThreadPoolExecutor(1)
 
-    async def answer(self, images: list[bytes], question: Question) -> Answer:
+    async def answer(self, images: list[bytes], query: Query) -> Answer:
         """Answer a query.
 
         Raises HTTPException 400 for data that is not an image, 429 if too many queries are waiting.
         """
-        waiting = Waiting(images, question, asyncio.get_running_loop().create_future())
+        waiting = Waiting(images, query, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull as error:
@@ -124,7 +124,7 @@ class Batches:
                 answers.append(one)
                 continue
             features = torch.stack([next(rows) for _ in waiting.images])
-            answers.append(answer(self._model.bundle, features, waiting.question))
+            answers.append(answer(self._model.bundle, features, waiting.query))
         return answers
 
 
@@ -142,10 +142,10 @@ def plain(bundle: Path) -> FastAPI:
     api = FastAPI(lifespan=lifespan)
 
     @api.post(PATH)
-    async def query(request: Request, body: Query) -> Answer:
+    async def query(request: Request, body: QueryBody) -> Answer:
         if int(request.headers.get("content-length", _MAX_BODY_BYTES)) > _MAX_BODY_BYTES:
             raise HTTPException(413, "the request body is too large: send fewer images")
-        return await batches.answer(images_of(body), question_of(model, body))
+        return await batches.answer(images_of(body), query_of(model, body))
 
     return api
 
@@ -161,22 +161,22 @@ class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
         torch.set_num_threads(1)
         self.model = Model.open(self._bundle)
 
-    def decode_request(self, request: dict[str, Any]) -> tuple[Any, Question]:
+    def decode_request(self, request: dict[str, Any]) -> tuple[Any, Query]:
         try:
-            query = Query.model_validate(request)
+            body = QueryBody.model_validate(request)
         except ValidationError as error:
             raise HTTPException(422, error.errors(include_url=False)[0]["msg"]) from error
         (one,) = prepared(self.model, images_of(query))
-        return one, question_of(self.model, query)
+        return one, query_of(self.model, body)
 
-    def batch(self, inputs: list[tuple[Any, Question]]) -> list[tuple[Any, Question]]:
+    def batch(self, inputs: list[tuple[Any, Query]]) -> list[tuple[Any, Query]]:
         return inputs
 
-    def predict(self, inputs: list[tuple[Any, Question]]) -> list[Answer]:
+    def predict(self, inputs: list[tuple[Any, Query]]) -> list[Answer]:
         features = self.model.features([one for one, _ in inputs])
         return [
-            answer(self.model.bundle, row[None], question)
-            for row, (_, question) in zip(features, inputs, strict=True)
+            answer(self.model.bundle, row[None], query)
+            for row, (_, query) in zip(features, inputs, strict=True)
         ]
 
     def unbatch(self, output: list[Answer]) -> list[Answer]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from benchmarks.serving_bundles import RESNET_50, name_of, stretch, write_random
 from benchmarks.timing import CONSOLE, Row, rate_row, take_turns
-from serving.answer import answer, ask
+from serving.answer import answer, make_query
 from serving.model import Engine, Model
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import WEIGHTS
@@ -151,7 +151,7 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
 
     def queries() -> None:
         for name in names:
-            answer(bundle, features, ask(bundle, [name], recall=0.9))
+            answer(bundle, features, make_query(bundle, [name], recall=0.9))
 
     return queries
 
@@ -167,8 +167,8 @@ def _forward(model: Model) -> Callable[[], None]:
 
 def _query(model: Model, image: bytes) -> Callable[[], None]:
     def query() -> None:
-        question = ask(model.bundle, [name_of(_MANY // 2)], recall=0.9)
-        model.answer([model.prepare(image)], question)
+        query = make_query(model.bundle, [name_of(_MANY // 2)], recall=0.9)
+        model.answer([model.prepare(image)], query)
 
     return query
 

@@ -1,4 +1,4 @@
-"""Compute verdicts from features and a question.
+"""Compute verdicts from features and a query.
 
 The server, `kway query` on a folder and the tests all use this module.
 """
@@ -13,15 +13,15 @@ from serving.schemas import Answer, ClassThreshold, InputVerdicts, Verdict
 from trainer.bundle.bundle import Bundle
 
 NOT_ALIGNED = (
-    "this model was trained with {kind}, which is not aligned with the Principle of Logit "
-    "Separation: the logit of one class says little on its own, take these verdicts with care"
+    "this model was trained with {kind}, which does not follow the Principle of Logit Separation: "
+    "the logit of a single class is not a reliable score, so interpret these verdicts with care"
 )
 
 
 @dataclass(frozen=True)
-class Question:
-    """Which classes to test each input for, and how to decide: by the threshold for `recall`, by a
-    given `threshold`, or, if both are None, not at all (scores only)."""
+class Query:
+    """The classes to test each input for, and the decision rule: the threshold for `recall`, or
+    `threshold`. If both are None, only scores are computed."""
 
     class_ids: tuple[int, ...]
     recall: float | None = None
@@ -32,41 +32,42 @@ class Question:
         return self.recall is not None or self.threshold is not None
 
 
-def ask(
+def make_query(
     bundle: Bundle,
     classes: Sequence[str | int],
     *,
     recall: float | None = None,
     threshold: float | None = None,
-) -> Question:
-    """Create a question from class names or ids.
+) -> Query:
+    """Create a query from class names or ids.
 
-    Raises ValueError for an unknown class, for a recall that has no thresholds, for a threshold
-    that is not finite, and if both are given.
+    Raises ValueError for an unknown class, for a recall without thresholds, for a threshold that
+    is not finite, and if both are set.
     """
     if recall is not None and threshold is not None:
-        raise ValueError("give recall or threshold, not both")
+        raise ValueError("recall and threshold are both set. Pass only one of them")
     if threshold is not None and not math.isfinite(threshold):
-        raise ValueError(f"threshold {threshold} decides nothing: give a finite number")
-    class_ids = tuple(bundle.class_id(wanted) for wanted in classes)
+        raise ValueError(f"threshold is {threshold}. Pass a finite number")
+    class_ids = tuple(bundle.class_id(name_or_id) for name_or_id in classes)
     if recall is not None and class_ids:
         bundle.threshold(class_ids[0], recall)  # reject an unknown recall before any work
-    return Question(class_ids, recall, threshold)
+    return Query(class_ids, recall, threshold)
 
 
-def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
-    """Features [B, dim] -> verdicts for B inputs. Reads only the rows of the requested classes."""
-    scores = bundle.scores(features, question.class_ids).tolist()
-    asked = [threshold_of(bundle, class_id, question) for class_id in question.class_ids]
+def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
+    """Compute the verdicts for features [B, dim] of B inputs. Reads only the rows of the requested
+    classes."""
+    scores = bundle.scores(features, query.class_ids).tolist()
+    thresholds = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]
     loss = bundle.spec.loss
     return Answer(
         aligned=loss.aligned,
         notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
-        thresholds=asked if question.decides else [],
+        thresholds=thresholds if query.decides else [],
         results=[
             InputVerdicts(
                 input=position,
-                verdicts=[verdict(one, score) for one, score in zip(asked, row, strict=True)],
+                verdicts=[verdict(*pair) for pair in zip(thresholds, row, strict=True)],
             )
             for position, row in enumerate(scores)
         ],
@@ -74,31 +75,30 @@ def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
 
 
 def verdict(decided: ClassThreshold, score: float) -> Verdict:
-    """One class for one input."""
-    bar = decided.threshold
+    """Return the verdict on one class for one input."""
     return Verdict(
         class_name=decided.class_name,
         class_id=decided.class_id,
         score=score,
-        threshold=bar,
+        threshold=decided.threshold,
         threshold_source=decided.threshold_source,
         expected_precision=decided.expected_precision,
-        match=None if bar is None else score >= bar,
+        match=None if decided.threshold is None else score >= decided.threshold,
     )
 
 
-def threshold_of(bundle: Bundle, class_id: int, question: Question) -> ClassThreshold:
-    """The threshold of a class for this question, with the class's validation counts."""
+def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
+    """Return the threshold of a class for this query, with the class's validation counts."""
     name = bundle.names.names[class_id]
-    if question.recall is None:
+    if query.recall is None:
         return ClassThreshold(
             class_name=name,
             class_id=class_id,
-            threshold=question.threshold,
-            threshold_source=None if question.threshold is None else "request",
+            threshold=query.threshold,
+            threshold_source=None if query.threshold is None else "request",
             class_samples=bundle.positives(class_id),
         )
-    found = bundle.threshold(class_id, question.recall)
+    found = bundle.threshold(class_id, query.recall)
     return ClassThreshold(
         class_name=name,
         class_id=class_id,

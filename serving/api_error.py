@@ -1,4 +1,4 @@
-"""`ApiError`: a request that cannot be answered, over HTTP or gRPC."""
+"""`ApiError`: a rejected request, over HTTP or gRPC."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
+# The error codes for too many inputs, by what the model reads.
+TOO_MANY_INPUTS = {"images": "too_many_pictures", "texts": "too_many_texts"}
 
 
 class ApiError(Exception):
@@ -29,7 +31,7 @@ def validated(model: type[M], values: object, code: str, *, status: int = 422) -
 
 
 def first_of(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors, on one line."""
+    """Return the first of pydantic's errors, on one line."""
     first = errors[0]
     where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
     return f"{where}: {first['msg']}" if where else str(first["msg"])

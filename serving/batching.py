@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class QueueFullError(Exception):
-    """The model's queue would exceed its limit."""
+    """Raised if inputs do not fit into the queue of the model."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects single inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
+    """Collects individual inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
 
     Use it from one event loop. An idle batcher starts immediately, or after `wait_seconds`.
     """
@@ -51,7 +51,7 @@ class Batcher:
         self._started: float | None = None
 
     async def submit(self, inputs: Sequence[Any]) -> Tensor:
-        """Inputs -> their rows of the result of `forward` [len(inputs), ...].
+        """Queue inputs and return their rows of the result of `forward` [len(inputs), ...].
 
         Raises QueueFullError if the inputs do not fit into the queue, and whatever `forward`
         raises.
@@ -61,21 +61,22 @@ class Batcher:
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(one, loop.create_future()) for one in inputs]
         self._queue.extend(waiting)
-        # The worker ends when the queue is empty, so that an idle batcher has no task.
+        # The worker ends when the queue is empty, so that an idle batcher does not have a task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         try:
             return torch.stack(await asyncio.gather(*(one.result for one in waiting)))
         finally:
-            for one in waiting:  # do not run the model for a client that disconnected
+            for one in waiting:  # do not run the model for clients that have disconnected
                 one.result.cancel()
 
     def num_queued(self) -> int:
-        """Inputs that wait for a batch, including those of clients that have disconnected."""
+        """Return the number of inputs that wait for a batch, including those of clients that have
+        disconnected."""
         return len(self._queue)
 
     def seconds_in_forward(self) -> float:
-        """Seconds since the current forward pass started; 0 when idle."""
+        """Return the time since the current forward pass started; 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
     async def _work(self) -> None:

@@ -17,7 +17,7 @@ from data.images.config import ImageConfig
 from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
 from data.loading.inputs import pad_tokens
 from data.text.tokenizer import Tokenizer
-from serving.answer import Question, answer
+from serving.answer import Query, answer
 from serving.schemas import Answer
 from trainer.bundle.bundle import Bundle, onnx_is_installed
 
@@ -25,7 +25,7 @@ Device = Literal["cpu", "cuda"]
 Engine = Literal["torch", "onnxruntime"]
 
 _log = logging.getLogger("kway.serving")
-_ANY_TEXT = "Is this a text? "
+_EXAMPLE_TEXT = "Is this a text? "
 
 
 class Model:
@@ -44,14 +44,14 @@ class Model:
         engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """`engine` None selects the fastest one available. onnxruntime uses as many threads as
-        torch is currently set to.
+        """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
+        as torch is currently set to.
 
         Raises ValueError if the device does not exist, if the device does not support the engine,
         or if torch would need a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda and torch finds no GPU here: give cpu")
+            raise ValueError("device is cuda, but torch does not find a GPU. Use device cpu")
         self.bundle = bundle
         self.device: Device = device
         self.reads = bundle.spec.reads
@@ -77,7 +77,7 @@ class Model:
         )
 
     def prepare(self, raw: bytes | str) -> Any:
-        """Decode the bytes of an image file, or a text -> one input of `features`.
+        """Decode an image file (bytes) or a text to an input of `features`.
 
         Raises ValueError if the input is invalid.
         """
@@ -85,7 +85,7 @@ class Model:
 
     @torch.inference_mode()
     def features(self, prepared: Sequence[Any]) -> Tensor:
-        """Prepared inputs of any size -> features [B, dim], in one forward pass.
+        """Compute the features [B, dim] of B prepared inputs in one forward pass.
 
         The result is on the CPU, where the class rows are: multiplying by a few rows costs less
         than a kernel launch.
@@ -95,26 +95,26 @@ class Model:
             inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         return self._backbone(inputs).float().cpu()
 
-    def answer(self, prepared: Sequence[Any], question: Question) -> Answer:
-        """Verdicts for prepared inputs, computed in one forward pass."""
-        return answer(self.bundle, self.features(prepared), question)
+    def answer(self, prepared: Sequence[Any], query: Query) -> Answer:
+        """Compute the verdicts for prepared inputs in one forward pass."""
+        return answer(self.bundle, self.features(prepared), query)
 
     def self_check(self) -> None:
         """Run example inputs, including the longest possible one. Raises ValueError if the model
         cannot process them or returns a logit that is not finite."""
         try:
-            found = self.answer(self._reader.examples(), Question((0,)))
+            found = self.answer(self._reader.examples(), Query((0,)))
         except (RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"{self.bundle.path} fails at any of the {self.reads} ({reason}): its files do not "
-                "fit together, export it again"
+                f"{self.bundle.path} fails on example {self.reads} ({reason}). Its files are "
+                "inconsistent; export the bundle again"
             ) from error
         for score in (result.verdicts[0].score for result in found.results):
             if not math.isfinite(score):
                 raise ValueError(
-                    f"{self.bundle.path} answers {score} for any of the {self.reads}: its "
-                    "weights are damaged or the run diverged, export it again"
+                    f"{self.bundle.path} returns {score} for example {self.reads}. Its weights are "
+                    "corrupted or training diverged; export the bundle again"
                 )
 
 
@@ -123,8 +123,8 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
         return "torch"
     if not onnx_is_installed():
         _log.warning(
-            "%s has an ONNX backbone and onnxruntime is not installed: torch computes instead, at "
-            "about twice the time; install kway[onnx]",
+            "%s has an ONNX backbone, but onnxruntime is not installed. Falling back to torch, "
+            "which takes about twice as long. Install kway[onnx]",
             bundle.path.name,
         )
         return "torch"
@@ -133,7 +133,7 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
 
 def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]) -> None:
     """Raise ValueError if a `Model` would import code that is not in `allow_imports`. onnxruntime
-    needs no backbone code; torch does."""
+    does not need the code of the backbone; torch does."""
     if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
         bundle.check_imports(allow_imports)
 
@@ -144,7 +144,8 @@ def _backbone(
     if engine == "onnxruntime":
         if device != "cpu" or not bundle.has_onnx:
             raise ValueError(
-                "engine onnxruntime needs the CPU, and a bundle of kway export --onnx: give torch"
+                "engine onnxruntime requires device cpu and a bundle exported with kway export "
+                "--onnx. Use engine torch"
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
     return bundle.load_backbone(allow_imports=allow_imports).to(device)
@@ -154,21 +155,21 @@ class Reader(Protocol):
     """Decodes images or texts into backbone inputs."""
 
     def prepare(self, raw: Any) -> Any:
-        """One input as the client sent it -> one element of a batch. Raises ValueError if it is
-        invalid."""
+        """Convert an input as the client sent it to an element of a batch. Raises ValueError if it
+        is invalid."""
         ...
 
     def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
-        """Prepared inputs of any length -> the backbone's inputs."""
+        """Combine prepared inputs into a batch of backbone inputs."""
         ...
 
     def examples(self) -> list[Any]:
-        """Prepared inputs for which every model must return an answer."""
+        """Return prepared inputs that every model must be able to process."""
         ...
 
 
 def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
-    """The reader for the model in `bundle`. Raises what `Bundle.load_tokenizer` raises."""
+    """Return the reader for the model in `bundle`. Raises what `Bundle.load_tokenizer` raises."""
     if bundle.spec.image is not None:
         return ImageReader(bundle.spec.image, max_pixels)
     return TextReader(bundle.load_tokenizer())
@@ -182,8 +183,8 @@ class ImageReader:
         self._max_pixels = max_pixels
 
     def prepare(self, raw: bytes) -> Tensor:
-        """Raises ValueError if the bytes are not an image or are damaged, or if the image has too
-        many pixels or an extreme aspect ratio."""
+        """Decode an image. Raises ValueError if the bytes are not an image or are damaged, or if
+        the image has too many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
     def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -204,12 +205,12 @@ class TextReader:
         self._tokenizer = tokenizer
 
     def prepare(self, raw: str) -> list[int]:
-        """Raises ValueError if the text is not valid Unicode."""
+        """Tokenize a text. Raises ValueError if the text is not valid Unicode."""
         return self._tokenizer.encode([raw])[0]
 
     def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def examples(self) -> list[list[int]]:
-        """A short text, and one that is truncated at `max_length` tokens."""
-        return self._tokenizer.encode([_ANY_TEXT, _ANY_TEXT * self._tokenizer.max_length])
+        """Return a short text, and one that is truncated at `max_length` tokens."""
+        return self._tokenizer.encode([_EXAMPLE_TEXT, _EXAMPLE_TEXT * self._tokenizer.max_length])

@@ -89,7 +89,7 @@ async def pump_latest(
 
 
 async def _awaited(work: Awaitable[R]) -> R:
-    # `create_task` takes coroutines only.
+    # `create_task` accepts only coroutines.
     return await work
 
 
@@ -111,14 +111,14 @@ class _Slot(Generic[T]):
         self._news.set()
 
     async def is_filled(self) -> bool:
-        """Wait for an item. Returns False if the slot is closed and empty."""
+        """Wait for an item. Return False if the slot is closed and empty."""
         while not self._items and not self._is_closed:
             self._news.clear()
             await self._news.wait()
         return bool(self._items)
 
     def take(self) -> tuple[T, int]:
-        """The item, and the number of items that it replaced since the last call."""
+        """Return the item and the number of items that it replaced since the last call."""
         (item,), dropped = self._items, self._dropped
         self._items, self._dropped = [], 0
         return item, dropped

@@ -51,11 +51,13 @@ class ClassThreshold(BaseModel):
     )
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     threshold_samples: int | None = Field(
-        None, description="validation samples it was computed from: of the class, or of all classes"
+        None,
+        description="validation samples that the threshold was computed from: of the class, or "
+        "of all classes",
     )
     class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(
-        None, description="how many of these are at or above the threshold"
+        None, description="number of these samples at or above the threshold"
     )
     all_reached: int | None = Field(
         None, description="number of validation samples of any class at or above the threshold"
@@ -70,7 +72,7 @@ class Verdict(BaseModel):
     class_name: str = Field(alias="class")
     class_id: int
     score: float = Field(
-        description="the logit; where `loss.score` of /v1/model is another, that of the logit"
+        description="the logit, or what `loss.score` of /v1/model computes from it"
     )
     threshold: float | None
     threshold_source: ThresholdSource | None = Field(
@@ -107,10 +109,10 @@ Id = (
 class Hit(BaseModel):
     """Verdicts on one line. Contains only the classes that match, unless all were requested."""
 
-    line: int = Field(description="the line's place in the body, from 0; empty lines count")
+    line: int = Field(description="line number in the body, from 0, counting empty lines")
     id: Id | None = None
     verdicts: list[Verdict]
-    notice: str | None = Field(None, description="only there where the model's loss is not aligned")
+    notice: str | None = Field(None, description="set only if the model's loss is not aligned")
 
 
 class LineError(BaseModel):
@@ -122,9 +124,11 @@ class LineError(BaseModel):
 
 
 class Counts(BaseModel):
-    inputs: int = Field(description="lines that were answered")
-    hits: int | None = Field(description="of these, with a match; null without a threshold")
-    errors: int = Field(description="lines that were refused")
+    inputs: int = Field(description="number of lines that were answered")
+    hits: int | None = Field(
+        description="number of these lines with a match; null without a threshold"
+    )
+    errors: int = Field(description="number of lines that were rejected")
 
 
 class Done(BaseModel):
@@ -147,17 +151,20 @@ class GalleryList(BaseModel):
 class GalleryHit(Verdict):
     """The verdict on one class for one item of a gallery."""
 
-    item: int = Field(description="the item's index in the gallery")
-    name: str = Field(description="its path in the collection, or the number of its line")
-    text: str | None = Field(description="of a text: its beginning")
+    item: int = Field(description="index of the item in the gallery")
+    name: str = Field(description="path of the item in the collection, or its line number")
+    text: str | None = Field(description="beginning of the text; null for images")
 
 
 class ClassHits(ClassThreshold):
     """One page of a gallery's items, sorted by descending score of the class."""
 
-    total: int = Field(description="items to page over: those that match, or all of them")
+    total: int = Field(
+        description="number of items in all pages: the matches, or all items if there is no "
+        "threshold"
+    )
     matches: int | None = Field(
-        description="items whose score reaches the threshold; null without one"
+        description="number of items at or above the threshold; null without a threshold"
     )
     hits: list[GalleryHit]
 

@@ -1,7 +1,6 @@
 """How one replica processes a request: admission, decoding, batching, the answer, metrics.
 
-This module has no HTTP routes (`serving/http/`) and does not know how replicas are deployed
-(`serving/deploy/`).
+HTTP routes are in `serving/http/`, and the deployment of replicas in `serving/deploy/`.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from serving.answer import Question, answer, ask
+from serving.answer import Query, answer, make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
@@ -44,20 +43,20 @@ class Counts(Protocol):
 class Slots:
     """Limits how many requests a replica processes at once."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self.taken = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self.in_use = limit, 0
 
     def check(self) -> None:
         """Raise ApiError 429 if no slot is free."""
-        if self.taken >= self._most:
-            raise _busy()
+        if self.in_use >= self._limit:
+            raise _too_many_requests()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         self.check()
-        self.taken += 1
+        self.in_use += 1
 
-    def give_back(self) -> None:
-        self.taken -= 1
+    def release(self) -> None:
+        self.in_use -= 1
 
 
 class InProgress:
@@ -68,15 +67,15 @@ class InProgress:
         self.has_slot = False
         self.inputs = 0
 
-    def take_slot(self) -> None:
-        """Take a slot until the end of the request. Call it once the body has arrived, because slow
-        bodies must not occupy the model. Raises ApiError 429 if no slot is free."""
-        self._slots.take()
+    def acquire_slot(self) -> None:
+        """Acquire a slot until the end of the request. Call this after the body has been received,
+        because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is free."""
+        self._slots.acquire()
         self.has_slot = True
 
-    def give_back_slot(self) -> None:
+    def release_slot(self) -> None:
         if self.has_slot:
-            self._slots.give_back()
+            self._slots.release()
 
 
 class Service:
@@ -85,7 +84,7 @@ class Service:
     def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
         """The service is ready once this returns. Raises ValueError if the model fails its
         self-check."""
-        threads = config.threads_each
+        threads = config.threads_per_replica
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy's threads, which search galleries
         self.model, self.config = model, config
@@ -104,19 +103,22 @@ class Service:
     def check_health(self) -> None:
         """Raise RuntimeError if the model hangs. A full queue does not make a replica unhealthy."""
         if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
-            raise RuntimeError(f"a forward pass has taken over {_HUNG_SECONDS:.0f} s")
+            raise RuntimeError(
+                f"a forward pass has been running for more than {_HUNG_SECONDS:.0f} s"
+            )
 
     def load(self) -> tuple[int, int]:
-        """The number of requests in progress, and the number of inputs waiting for the model."""
-        return self._slots.taken, self._batcher.num_queued()
+        """Return the number of requests in progress and the number of inputs that wait for the
+        model."""
+        return self._slots.in_use, self._batcher.num_queued()
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Admit a request for the duration of the context, and count it once by its outcome.
 
-        Inside, read the body, then call `take_slot`. Raises ApiError: 429 if too many requests are
-        in progress or wait for the model; after the timeout, 408 if the request has no slot yet and
-        503 if it has one. A stream has no overall timeout.
+        Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
+        many requests are in progress or wait for the model; after the timeout, 408 if the request
+        has no slot yet and 503 if it has one. Streams are not limited in time.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots)
@@ -145,23 +147,24 @@ class Service:
                 yield
         except TimeoutError as error:
             if progress.has_slot:
-                message = f"no answer within {seconds:g} s: try again"
+                message = f"no response within {seconds:g} s. Try again"
                 raise ApiError(503, "timeout", message, _RETRY) from error
-            message = f"the body did not arrive within {seconds:g} s: send it faster"
+            message = f"the body did not arrive within {seconds:g} s. Send it faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
-            raise _busy() from error
+            raise _too_many_requests() from error
         finally:
-            progress.give_back_slot()
+            progress.release_slot()
 
-    async def question(
+    async def make_query(
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
-    ) -> Question:
-        """Create a question from class names or ids. Raises ApiError if it is invalid."""
-        return await self.in_thread(self._ask, classes, recall, threshold)
+    ) -> Query:
+        """Create a query from class names or ids. Raises ApiError if it is invalid."""
+        return await self.in_thread(self._make_query, classes, recall, threshold)
 
     async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
-        """Image bytes or texts -> features [n, dim], batched with the inputs of other requests.
+        """Compute the features [n, dim] of images (bytes) or texts, batched with those of other
+        requests.
 
         Raises ApiError for an input that cannot be decoded, with its index in `field`, and
         QueueFullError if the model's queue is full.
@@ -174,13 +177,13 @@ class Service:
         )
         return await self._batcher.submit(prepared)
 
-    async def answer(self, inputs: Sequence[bytes | str], question: Question) -> Answer:
-        """Verdicts for each input. Raises what `features` raises."""
+    async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
+        """Compute the verdicts for each input. Raises what `features` raises."""
         features = await self.features(inputs)
-        return await self.in_thread(answer, self.model.bundle, features, question)
+        return await self.in_thread(answer, self.model.bundle, features, query)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of `attempt`, which is retried while it raises QueueFullError.
+        """Return the result of `attempt`, which is retried while it raises QueueFullError.
 
         Streams use this because they wait instead of failing. Raises ApiError 503 after the request
         timeout.
@@ -194,7 +197,9 @@ class Service:
                     except QueueFullError:
                         await asyncio.sleep(_QUEUE_SECONDS)
         except TimeoutError as error:
-            raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
+            raise ApiError(
+                503, "timeout", f"no response within {seconds:g} s. Try again"
+            ) from error
 
     async def in_thread(self, function: Any, *arguments: Any) -> Any:
         """Run a function that would block the event loop in this replica's thread pool."""
@@ -208,15 +213,15 @@ class Service:
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
 
-    def _ask(
+    def _make_query(
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
-    ) -> Question:
+    ) -> Query:
         try:
-            class_ids = [self.model.bundle.class_id(wanted) for wanted in classes]
+            class_ids = [self.model.bundle.class_id(name_or_id) for name_or_id in classes]
         except ValueError as error:
             raise ApiError(404, "unknown_class", str(error)) from error
         try:
-            return ask(self.model.bundle, class_ids, recall=recall, threshold=threshold)
+            return make_query(self.model.bundle, class_ids, recall=recall, threshold=threshold)
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
@@ -224,16 +229,18 @@ class Service:
         try:
             return self.model.prepare(raw)
         except ValueError as error:
-            code, usual = (
+            code, default_field = (
                 ("not_a_picture", "images") if isinstance(raw, bytes) else ("not_a_text", "texts")
             )
-            raise ApiError(400, code, f"{field or usual}[{position}]: {error}") from error
+            raise ApiError(400, code, f"{field or default_field}[{position}]: {error}") from error
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
-        """The ids of classes whose names contain `text`, one page of them, and their total
+        """Return one page of the ids of classes whose names contain `text`, and their total
         number."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
 
 
-def _busy() -> ApiError:
-    return ApiError(429, "too_busy", "too many requests wait for the model: try again", _RETRY)
+def _too_many_requests() -> ApiError:
+    return ApiError(
+        429, "too_busy", "too many requests are waiting for the model. Try again", _RETRY
+    )

@@ -26,7 +26,7 @@ _SETTLED_SECONDS = 1.0
 
 
 class Tokens:
-    """The tokens in the file `path`. Only their SHA-256 digests are kept."""
+    """The tokens in the file `path`. Only their SHA-256 digests are stored."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError or ValueError if the file cannot be read or has unsafe permissions."""
@@ -36,8 +36,8 @@ class Tokens:
         self._refresh()
 
     def client_of(self, token: str) -> str | None:
-        """The name of the client that sends `token`: the first 8 hex digits of its SHA-256. None if
-        the token is unknown.
+        """Return the name of the client that sends `token`: the first 8 hex digits of its SHA-256.
+        None if the token is unknown.
 
         Takes constant time, whether or not the token is found. Raises OSError or ValueError if the
         file has changed and can no longer be read; tokens from its previous contents are not
@@ -72,36 +72,41 @@ class Tokens:
 
 def _check_file(path: Path, state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
-        raise ValueError(f"token file {path} is no regular file: name one")
+        raise ValueError(f"token file {path} is not a regular file. Pass the path of a file")
     # A file with another owner, such as a mounted secret, is readable only through its group.
     own = state.st_uid == os.geteuid()
     if state.st_mode & (0o077 if own else 0o027):
         raise ValueError(
-            f"token file {path} can be read or written by others (mode "
-            f"{stat.S_IMODE(state.st_mode):04o}): chmod {'600' if own else '440'} {path}"
+            f"token file {path} is accessible to other users (mode "
+            f"{stat.S_IMODE(state.st_mode):04o}). Run chmod {'600' if own else '440'} {path}"
         )
 
 
 def _digests(path: Path, content: bytes) -> list[bytes]:
-    """SHA-256 of each token. Error messages must not contain any token."""
+    """Return the SHA-256 of each token. Error messages must not contain any token."""
     if len(content) > _MAX_FILE_BYTES:
-        raise ValueError(f"token file {path} is over {_MAX_FILE_BYTES} bytes: is it the right one?")
+        raise ValueError(
+            f"token file {path} is larger than {_MAX_FILE_BYTES} bytes. Check the path"
+        )
     digests = []
     for number, line in enumerate(content.splitlines(), 1):
         token = line.strip()
         if not token or token.startswith(b"#"):
             continue
         if not all(0x21 <= byte <= 0x7E for byte in token):
-            raise ValueError(f"token file {path} line {number}: only letters, digits and signs")
+            raise ValueError(
+                f"token file {path} line {number}: the token contains characters other than "
+                "printable ASCII. Remove them"
+            )
         if not MIN_CHARS <= len(token) <= _MAX_CHARS:
             raise ValueError(
-                f"token file {path} line {number}: a token has {MIN_CHARS} to {_MAX_CHARS} "
-                f"characters, this one {len(token)}; make one by: openssl rand -hex 32"
+                f"token file {path} line {number}: the token has {len(token)} characters, not "
+                f"{MIN_CHARS} to {_MAX_CHARS}. Create one with: openssl rand -hex 32"
             )
         digests.append(sha256(token).digest())
     if not digests:
         raise ValueError(
-            f"token file {path} holds no token: write one a line; openssl rand -hex 32 makes one"
+            f"token file {path} does not contain any tokens. Create one with: openssl rand -hex 32"
         )
     return digests
 
@@ -123,12 +128,12 @@ class Clients:
 
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
-        """Clients with the tokens in `file`; if None, everyone is accepted. Raises what `Tokens`
-        raises."""
+        """Create clients with the tokens in `file`; if None, all clients are accepted. Raises what
+        `Tokens` raises."""
         return cls(None if file is None else Tokens(file))
 
     def name_of(self, token: str | None) -> str:
-        """The client that sends `token`.
+        """Return the name of the client that sends `token`.
 
         Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
         because the tokens read earlier may have been revoked.
@@ -139,24 +144,26 @@ class Clients:
             client = self._tokens.client_of(token or "")
         except (OSError, ValueError) as error:
             self._report(str(error))
-            message = "the server cannot read its tokens; its log says why: try again"
+            message = "the server cannot read its token file; see its log. Try again later"
             raise ApiError(503, "no_tokens", message, {"Retry-After": "1"}) from error
         self._reported = None
         if client is not None:
             return client
         if token is None:
-            message = "this server asks for a token: send the header Authorization: Bearer TOKEN"
+            message = "this server requires a token. Send the header Authorization: Bearer TOKEN"
             raise ApiError(401, "no_token", message, {"WWW-Authenticate": "Bearer"})
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
-        raise ApiError(401, "wrong_token", "the token is not known to this server", challenge)
+        raise ApiError(
+            401, "wrong_token", "the token is unknown to this server. Check it", challenge
+        )
 
     def _report(self, reason: str) -> None:
-        if reason != self._reported:  # log it once, not at every request
+        if reason != self._reported:  # log it once, not for every request
             self._reported = reason
-            _log.error("all requests are refused: %s", reason)
+            _log.error("rejecting all requests: %s", reason)
 
 
 def bearer_token(header: str) -> str | None:
-    """The token in an Authorization header, or None for another scheme."""
+    """Return the token in an Authorization header, or None for another scheme."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None

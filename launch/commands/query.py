@@ -13,7 +13,7 @@ from launch.options import AllowImport
 from launch.terminal import table_cell
 
 if TYPE_CHECKING:
-    from serving.answer import Question
+    from serving.answer import Query
     from serving.model import Model
     from serving.schemas import Answer, ClassThreshold
 
@@ -133,7 +133,7 @@ def _ask_bundle(
     threshold: float | None,
     allow_imports: list[str],
 ) -> "Answer":
-    from serving.answer import ask
+    from serving.answer import make_query
     from serving.client import joined
     from serving.model import Model
     from trainer.bundle.bundle import Bundle
@@ -142,20 +142,20 @@ def _ask_bundle(
     _check_kind(str(bundle), opened.spec.reads, inputs)
     opened.verify(class_weights=False)  # a query reads only a few rows of a possibly huge file
     model = Model(opened, allow_imports=allow_imports)
-    question = ask(model.bundle, classes, recall=recall, threshold=threshold)
+    query = make_query(model.bundle, classes, recall=recall, threshold=threshold)
     size = max(1, _BATCH // model.crops)
     parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
-    return joined([_answer(model, question, part) for part in parts])
+    return joined([_answer(model, query, part) for part in parts])
 
 
-def _answer(model: "Model", question: "Question", inputs: Inputs) -> "Answer":
+def _answer(model: "Model", query: "Query", inputs: Inputs) -> "Answer":
     prepared = []
     for item in inputs:
         try:
             prepared.append(model.prepare(item.read_bytes() if isinstance(item, Path) else item))
         except ValueError as error:
             raise ValueError(f"{str(item)[:_SHOWN]}: {error}") from error
-    return model.answer(prepared, question)
+    return model.answer(prepared, query)
 
 
 def _ask_server(

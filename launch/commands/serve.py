@@ -97,7 +97,7 @@ def serve(
         typer.echo(printable(f"curl {url}/v1/query {line}"))
         if grpc is not None:
             typer.echo(f"Open Inference Protocol over gRPC: {grpc}")
-        stop.hold(url)
+        stop.wait(url)
         typer.echo("stopping")
 
 

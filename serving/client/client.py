@@ -12,7 +12,7 @@ from serving.client.messages import (
     check_iterable,
     joined,
     path_of,
-    question,
+    query_fields,
     renumbered,
     requests,
 )
@@ -96,7 +96,7 @@ class Client(StandingQueries):
         any.
         """
         fields, inputs = (
-            question(classes, recall, threshold),
+            query_fields(classes, recall, threshold),
             list(check_iterable("inputs", inputs)),
         )
         served = self.served() if served is None else served
@@ -124,7 +124,7 @@ class Client(StandingQueries):
         there is no response; ConnectionError if the stream breaks off; and what `inputs` raises. A
         stream that has begun is not retried.
         """
-        asked = as_text_fields(question(classes, recall, threshold))
+        asked = as_text_fields(query_fields(classes, recall, threshold))
         return self._transport.stream_events(
             STREAM_EVENTS,
             "POST",
@@ -188,7 +188,7 @@ class Client(StandingQueries):
 
         Raises RefusedError and OSError.
         """
-        body = question(classes, recall, threshold) | {"limit": limit, "offset": offset}
+        body = query_fields(classes, recall, threshold) | {"limit": limit, "offset": offset}
         return self._transport.request(
             Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body
         )

@@ -111,7 +111,7 @@ class ClassesFound(BaseModel):
     classes: list[ClassFound]
 
 
-def question(
+def query_fields(
     classes: Iterable[str | SupportsIndex], recall: float | None, threshold: float | None
 ) -> dict[str, Any]:
     """The fields of a query, as in JSON.

@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 import httpx
 
-from serving.client.messages import RefusedError, check_iterable, path_of, question
+from serving.client.messages import RefusedError, check_iterable, path_of, query_fields
 from serving.client.ndjson import (
     FEED_EVENTS,
     LISTEN_EVENTS,
@@ -48,7 +48,10 @@ class StandingQueries:
         Not retried, because that could create a second watch. Raises RefusedError. Raises OSError
         if there is no response; the watch may have been created nevertheless, see `watches`.
         """
-        body = question(classes, recall, threshold) | {"ttl_seconds": ttl_seconds, "label": label}
+        body = query_fields(classes, recall, threshold) | {
+            "ttl_seconds": ttl_seconds,
+            "label": label,
+        }
         answer = self._transport.request_once(
             "POST", "/v1/watches", json=body | {"feeds": list(check_iterable("feeds", feeds))}
         )

@@ -1,6 +1,6 @@
-"""The same application on a Ray cluster: a Serve config file and the function that it names.
+"""The same application on a Ray cluster: a Serve config file and the function it names.
 
-`serve deploy`, `serve run` and KubeRay's RayService take the file. kway must be installed on all
+`serve deploy`, `serve run` and KubeRay's RayService accept the file. kway must be installed on all
 nodes, and the bundle's folder must exist at the same path on each.
 """
 
@@ -14,9 +14,9 @@ from serving.config import ServingConfig
 from serving.deploy.deployment import application, grpc_options
 from serving.deploy.environment import SERVING, grpc_limits
 
-# The cluster configures these itself.
-_NOT_OURS = {"host", "port", "grpc_port"}
-# Added to the request timeout, for the work of a request outside of it.
+# Not arguments of the application: the file sets them in http_options and grpc_options.
+_SET_BY_CLUSTER = {"host", "port", "grpc_port"}
+# Added to the request timeout to cover processing outside of it.
 _SPARE_SECONDS = 5
 
 
@@ -25,7 +25,7 @@ class ClusterArguments(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    bundle: str = Field(description="folder of the bundle, at the same path on every node")
+    bundle: str = Field(description="bundle folder, at the same path on every node")
     config: ServingConfig = ServingConfig()
 
 
@@ -40,10 +40,11 @@ def build(arguments: ClusterArguments) -> Application:
 
 
 def config_file(bundle: str, config: ServingConfig) -> str:
-    """A Serve config file (YAML) for the bundle folder `bundle`, with every limit explicit."""
+    """Return a Serve config file (YAML) for the bundle folder `bundle`, with every limit
+    explicit."""
     arguments = ClusterArguments(bundle=bundle, config=config).model_dump(mode="json")
     arguments["config"] = {
-        name: value for name, value in arguments["config"].items() if name not in _NOT_OURS
+        name: value for name, value in arguments["config"].items() if name not in _SET_BY_CLUSTER
     }
     tree = {
         "proxy_location": "EveryNode",
@@ -67,8 +68,8 @@ def config_file(bundle: str, config: ServingConfig) -> str:
 def _heading(environment: Mapping[str, str]) -> str:
     variables = "".join(f"#   {name}={value}\n" for name, value in environment.items())
     return (
-        "# For `serve deploy`, or serveConfigV2 of a RayService. Set on every node, before Ray\n"
-        f"# starts:\n{variables}"
-        "# Ray's ports then listen on all addresses, without TLS: keep the cluster in a network\n"
-        "# of its own, with RAY_AUTH_MODE=token, behind an ingress that limits bodies and time.\n"
+        "# For `serve deploy`, or serveConfigV2 of a RayService. Set these variables on every\n"
+        f"# node before Ray starts:\n{variables}"
+        "# Ray then listens on all addresses, without TLS. Run the cluster in a private network,\n"
+        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and times.\n"
     )

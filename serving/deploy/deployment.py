@@ -27,13 +27,14 @@ from serving.deploy.private_ray import bound_request_buffers, check_replicas_use
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
 from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
-from serving.http.input_lines import most_json_bytes
+from serving.http.input_lines import max_json_bytes
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
 
-# Room for requests that no limit counts and that are answered immediately, such as rejections.
+# Spare capacity for requests that no limit counts and that are answered immediately, such as
+# rejections.
 _SPARE_REQUESTS = 64
 
 
@@ -51,9 +52,9 @@ class Kway:
         drop_trailers()
         checked = ServingConfig.model_validate(config)
         check_replicas_use_uvicorn()
-        set_server_options(most_json_bytes(checked))
+        set_server_options(max_json_bytes(checked))
         # Set this before opening the model, which may start threads of its own.
-        torch.set_num_threads(checked.threads_each)
+        torch.set_num_threads(checked.threads_per_replica)
         model = Model.open(
             Path(bundle),
             max_pixels=checked.max_pixels,
@@ -104,7 +105,7 @@ class Kway:
 def application(
     bundle: str, config: ServingConfig, errors: Path | None, *, grace_seconds: float
 ) -> Application:
-    """The application for `serve.run`, with all of Ray's limits set explicitly.
+    """Return the application for `serve.run`, with all of Ray's limits set explicitly.
 
     `bundle` is a path that every node of the cluster can open. `errors` is the file that replicas
     append their errors to; if None, they go to Ray's logs only. `grace_seconds` is the time that a
@@ -114,7 +115,7 @@ def application(
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),
         ray_actor_options={"num_cpus": 1, "num_gpus": int(config.device == "cuda")},
-        max_ongoing_requests=_most_at_once(config),
+        max_ongoing_requests=_max_ongoing_requests(config),
         max_queued_requests=config.max_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=1,
@@ -126,9 +127,9 @@ def application(
     ).bind(bundle, config.model_dump(mode="json"), None if errors is None else str(errors))
 
 
-def _most_at_once(config: ServingConfig) -> int:
-    """Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway rejects
-    first and all errors have the same format.
+def _max_ongoing_requests(config: ServingConfig) -> int:
+    """Return Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway
+    rejects first and all errors have the same format.
 
     Clients decide how long feeds, listeners and uploads last. All of these are included here,
     because other requests would otherwise queue behind them forever. Streams count towards
@@ -139,7 +140,7 @@ def _most_at_once(config: ServingConfig) -> int:
 
 
 def grpc_options(port: int) -> dict[str, Any]:
-    """gRPC options for Ray Serve. Only the protocol's methods are served."""
+    """Return the gRPC options for Ray Serve. Only the protocol's methods are served."""
     function = f"{add_methods_to_server.__module__}.{add_methods_to_server.__name__}"
     return {"port": port, "grpc_servicer_functions": [function], "enable_reflection": False}
 

@@ -20,24 +20,24 @@ from serving.http.routing import paths_of
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
-# Lets a replica finish its last requests while HAProxy learns that it is being removed.
+# Lets a replica finish its last requests while HAProxy is notified of its removal.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
-# Added to kway's own limits, so that those apply first. The outer limits only cover what kway
-# cannot see.
+# Margin over kway's own limits, so that kway's limits apply first. The outer limits only cover
+# cases that kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
-# Ray starts another HAProxy when the third consecutive check fails. Its default period of 10 s
-# would make that half a minute. A proxy that is only slow gets three timeouts, a minute, as with
-# Ray's defaults.
+# Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of
+# 10 s that would take half a minute. A proxy that is only slow is replaced after three timeouts, a
+# minute, as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# An answer takes a few KiB, however small the request limit is, and gRPC has one limit for both.
-_LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
+# A response takes a few KiB, however small the request limit is, and gRPC has one limit for both.
+_MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
 HTTP_ERRORS_FIFO = "http-errors"
 
-# For every Ray that serves a bundle, including on a cluster.
+# Variables for every Ray instance that serves a bundle, including on a cluster.
 SERVING = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -95,8 +95,9 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
 
 
 def grpc_limits(config: ServingConfig) -> dict[str, str]:
-    """Limits the message size in gRPC itself; the replica enforces `max_body_bytes`."""
-    most = min(max(config.max_body_bytes, _LEAST_MESSAGE_BYTES), _MOST_MESSAGE_BYTES)
+    """Return variables that limit the message size in gRPC itself; the replica enforces
+    `max_body_bytes`."""
+    most = min(max(config.max_body_bytes, _MIN_MESSAGE_BYTES), _MAX_MESSAGE_BYTES)
     return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(most)}
 
 
@@ -149,7 +150,7 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         max_body_bytes=config.max_body_bytes,
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
-        answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
+        response_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
         stream_paths=paths_of(ROUTERS, lambda route: route.streams),
         idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
         max_grpc_calls=config.max_requests + _SPARE_CALLS,
@@ -160,14 +161,15 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     launcher.chmod(0o700)
     if not os.access(launcher, os.X_OK):
-        raise OSError(f"no program may run from {session}: let TMPDIR name another folder")
+        raise OSError(f"programs in {session} cannot be executed. Set TMPDIR to another folder")
     return launcher
 
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
-    """The names of a server that is protected only by listening on loopback; otherwise empty."""
-    is_alone = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
-    return _LOOPBACK_NAMES if is_alone else ()
+    """Return the host names of a server that is protected only by listening on loopback; otherwise
+    empty."""
+    is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
+    return _LOOPBACK_NAMES if is_local_only else ()
 
 
 def _in_url(host: str) -> str:

@@ -1,13 +1,13 @@
 """Forwards errors of a server's other processes to the process of `kway serve`.
 
-Replicas append to a file, whose contents are printed on standard error. Ray keeps their output only
-in its session folder, which is removed.
+Replicas append to a file whose contents are printed on standard error. Ray writes their output only
+to its session folder, which is removed.
 
-HAProxy writes a line for each response of status 400 and above to a FIFO, and the lines are
-counted. Its own counters do not suffice: they restart from zero with each process, that is at each
-change of the replicas, when errors are most likely, and they count only by status class. Ray's
-collector of such lines reads a datagram socket, which drops all but the first ten of a burst; a
-FIFO holds thousands.
+HAProxy writes a line for each response with status 400 and above to a FIFO, and the lines are
+counted. Its own counters do not suffice: each change of the replicas starts a new process, whose
+counters start from zero, and errors are most likely then; also, they count only by status class.
+Ray's collector of such lines reads a datagram socket, which drops all but the first ten lines of a
+burst; a FIFO buffers thousands.
 """
 
 import logging
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 _POLL_SECONDS = 0.3
-_END = b"end\n"  # ends the reading of the FIFO
+_END = b"end\n"  # stops the thread that reads the FIFO
 
 
 def append_errors(path: Path) -> None:
@@ -34,21 +34,21 @@ def append_errors(path: Path) -> None:
 def shown_errors(path: Path) -> Iterator[None]:
     """Inside the context, print what is appended to the file `path` on standard error."""
     path.touch()
-    left = threading.Event()
+    stopped = threading.Event()
     with path.open(encoding="utf-8", errors="replace") as file:
-        thread = threading.Thread(target=_follow, args=(file, left), daemon=True)
+        thread = threading.Thread(target=_follow, args=(file, stopped), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            left.set()
+            stopped.set()
             thread.join()
 
 
-def _follow(file: TextIO, left: threading.Event) -> None:
+def _follow(file: TextIO, stopped: threading.Event) -> None:
     last = False
     while not last:
-        last = left.wait(_POLL_SECONDS)
+        last = stopped.wait(_POLL_SECONDS)
         if text := file.read():
             print(text, end="", file=sys.stderr, flush=True)
 
@@ -60,7 +60,7 @@ def counted_http_errors(fifo: Path) -> Iterator[None]:
     Start Ray and HAProxy inside the context.
     """
     os.mkfifo(fifo, 0o600)
-    # also opened for writing, so that reads never reach end of file
+    # Also open it for writing, so that reads never reach the end of the file.
     descriptor = os.open(fifo, os.O_RDWR)
     thread = threading.Thread(target=_count, args=(descriptor,), name="http errors", daemon=True)
     thread.start()
@@ -87,7 +87,8 @@ def _count(descriptor: int) -> None:
 
 
 def error_status(line: bytes) -> str | None:
-    """The status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected first."""
+    """Return the status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected
+    first."""
     status, _, termination = line.decode("ascii", "replace").partition(" ")
     is_error = len(status) == 3 and "400" <= status <= "599"
     return status if is_error and not termination.startswith("C") else None

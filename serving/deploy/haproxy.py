@@ -25,44 +25,44 @@ _RAY_HEADERS = (
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-# Ray's own pages, /-/routes and /-/healthz, answer without a token, so clients must not reach them.
+# Ray's own pages, /-/routes and /-/healthz, need no token, so clients must not reach them.
 # Targets that are not a path, such as `*`, are rejected too: no backend would accept them.
 _NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
 # The same for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
 _NO_RAY_SERVICE = (
     "return status 200 content-type application/grpc hdr grpc-status 12 "
-    'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
+    'hdr grpc-message "unknown service" if { path_beg /ray.serve. }'
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
 # queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
-# that proxy answers 404. kway has a route for every path, so this 404 means "not ready" and becomes
-# 503: clients and caches would treat a 404 as final.
-_FROM_RAYS_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
-_MEANT_BY_RAY = {404: 503}
+# that proxy responds with 404. kway has a route for every path, so this 404 means "not ready" and
+# becomes 503: clients and caches would treat a 404 as final.
+_FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
+_STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for responses
 _RETRY_SECONDS = 1
-_REFUSALS = {
+_ERRORS = {
     400: ("bad_request", "malformed HTTP request"),
-    403: ("refused", "this is not allowed"),
-    404: ("no_such_path", "there is nothing at this path"),
-    405: ("wrong_method", "this path does not take this method"),
-    408: ("slow_request", "the request did not arrive in time: send it faster"),
-    429: ("too_busy", "too many requests wait for the model: try again"),
-    500: ("internal", "the server failed; its log says why"),
-    501: ("wrong_method", "this server does not know such requests"),
-    502: ("replica_lost", "the replica that worked on the request was lost: try again"),
-    503: ("not_ready", "no replica is ready: try again"),
-    504: ("timeout", "no answer in time: try again"),
+    403: ("refused", "the request is not allowed"),
+    404: ("no_such_path", "the path does not exist"),
+    405: ("wrong_method", "the path does not support this method"),
+    408: ("slow_request", "the request did not arrive in time. Send it faster"),
+    429: ("too_busy", "too many requests are waiting for the model. Try again"),
+    500: ("internal", "internal server error; see the log of the server"),
+    501: ("wrong_method", "the server does not support this method"),
+    502: ("replica_lost", "the replica failed while it processed the request. Try again"),
+    503: ("not_ready", "no replica is ready. Try again"),
+    504: ("timeout", "no response in time. Try again"),
 }
 # This must be the last response rule. An earlier `return` replaces the response with an error and
 # ends the evaluation of rules, so errors are still logged.
-_LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
+_LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Logging to a local port where nothing may listen, and custom error pages.
+# Logging to a local port that may have no listener, and custom error pages.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
@@ -85,7 +85,7 @@ class ProxySettings:
     max_body_bytes: int
     head_seconds: float
     idle_seconds: float
-    answer_seconds: float
+    response_seconds: float
     stream_paths: tuple[str, ...] = ()
     idempotent_paths: tuple[str, ...] = ()
     max_grpc_calls: int = 256
@@ -109,13 +109,13 @@ def rewrite(text: str, settings: ProxySettings) -> str:
     found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
     wanted = sorted(bind for bind in (settings.http_bind, settings.grpc_bind) if bind is not None)
     if found != wanted:
-        raise ValueError(f"HAProxy would listen on {found}, not {wanted}: another version of Ray?")
+        raise ValueError(f"HAProxy would listen on {found} instead of {wanted}. Install Ray 2.60")
     return "\n".join([*lines, ""])
 
 
 def _sections(text: str) -> Iterator[list[str]]:
-    """The sections of a configuration, each starting with its title, without comments and blank
-    lines."""
+    """Yield the sections of a configuration, each starting with its title, without comments and
+    blank lines."""
     section: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -132,7 +132,9 @@ def _sections(text: str) -> Iterator[list[str]]:
 def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
     title, *lines = section
     if _SECTION.fullmatch(title) is None:
-        raise ValueError(f"HAProxy's configuration has {title!r}: another version of Ray?")
+        raise ValueError(
+            f"HAProxy's configuration has an unknown section {title!r}. Install Ray 2.60"
+        )
     if title in _DROPPED_SECTIONS:
         return []
     kept = [line for line in lines if not _DROPPED_LINES.match(line.strip())]
@@ -140,7 +142,7 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
         case "global":
             return [title, *(line.replace(" mode 666 ", " mode 600 ") for line in kept)]
         case "defaults":
-            kept = [line for line in kept if not _is_ours_to_time(line)]
+            kept = [line for line in kept if not _is_replaced_timeout(line)]
             return [title, *kept, *_defaults(settings)]
         case "frontend http_frontend":
             own = [f"    bind {settings.http_bind}", *_error_log(settings), *_rules(settings)]
@@ -154,21 +156,21 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
                 *_grpc_rules(settings),
                 *_without_bind(kept),
             ]
-        case "backend default_backend":  # nothing is deployed
-            return [title, "    http-request return " + _refusal(503)]
+        case "backend default_backend":  # no application is deployed
+            return [title, "    http-request return " + _error_response(503)]
         case "backend default_grpc_backend":
-            return [title, "    http-request return " + _grpc_refusal(503)]
+            return [title, "    http-request return " + _grpc_error_response(503)]
     if title.startswith("backend grpc-"):
         return [title, *_grpc_backend(kept, settings)]
     if title.startswith("backend http-"):
         kept.append(
-            f"    http-request set-timeout server {_time(settings.answer_seconds)} "
+            f"    http-request set-timeout server {_time(settings.response_seconds)} "
             f"unless {_is_one_of(settings.stream_paths)}"
         )
     return [title, *kept]
 
 
-def _is_ours_to_time(line: str) -> bool:
+def _is_replaced_timeout(line: str) -> bool:
     return line.split()[:2] in (
         ["timeout", "client"],
         ["timeout", "server"],
@@ -189,7 +191,7 @@ def _defaults(settings: ProxySettings) -> list[str]:
         f"    timeout client {_time(settings.idle_seconds)}",
         "    timeout server 1h",  # for streams; other requests get a rule with their own timeout
         "    timeout tunnel 1h",
-        *(f"    http-error {_refusal(status)}" for status in sorted(_REFUSALS)),
+        *(f"    http-error {_error_response(status)}" for status in sorted(_ERRORS)),
     ]
 
 
@@ -206,57 +208,61 @@ def _error_log(settings: ProxySettings) -> list[str]:
 
 def _rules(settings: ProxySettings) -> list[str]:
     is_stream = _is_one_of(settings.stream_paths)
-    too_large = f"the body is over {settings.max_body_bytes} bytes: send less at once"
+    too_large = f"the body is larger than {settings.max_body_bytes} bytes. Split the request"
     body = _body("body_too_large", too_large)
     rules = [
         *_host_rules(settings),
-        f"return {_refusal(404)} if {_NO_PATH}",
-        # Checks the announced size: the Content-Length or the size of a first chunk.
+        f"return {_error_response(404)} if {_NO_PATH}",
+        # Check the declared size: the Content-Length or the size of the first chunk.
         f"return status 413 content-type application/json string '{body}' "
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
-        _unless_a_name("x-request-id"),
+        _drop_unless_name("x-request-id"),
         # Not idempotent: retrying the creation of a watch could create two.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
         # Wait here for bodies that arrive slowly, so that they do not occupy a replica. A body that
-        # is larger than the buffer is passed on as it arrives, and the replica limits its time.
+        # is larger than the buffer is forwarded as it arrives, and the replica limits the time.
         f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]
     # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
-        f"return {_refusal(503)} if {_IS_SOCKET} {_FROM_RAYS_PROXY} {_plain(500)}",
+        f"return {_error_response(503)} if {_IS_SOCKET} {_FROM_RAY_PROXY} {_plain(500)}",
         # Ray rejects a WebSocket handshake like a request: with 429 or, on a replica that is
         # shutting down, with a status that asks for a retry. uvicorn turns both into a plain-text
         # 500. kway itself never sends one: it rejects a token with JSON and an unknown path with
         # 403, and reports all other errors after the handshake.
-        f"return {_refusal(429)} if {_IS_SOCKET} {_plain(500)}",
+        f"return {_error_response(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
-            f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"
-            for status in sorted(_REFUSALS)
+            f"return {_error_response(_STATUS_REPLACEMENTS.get(status, status))} if "
+            f"{_plain(status)}"
+            for status in sorted(_ERRORS)
         ),
     ]
     return [
         "    option disable-h2-upgrade",  # no client needs HTTP/2 on this port
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
-        _LOG_ERRORS_ALONE,
+        _LOG_ERRORS_ONLY,
     ]
 
 
 def _is_one_of(paths: Iterable[str]) -> str:
-    """A condition that is true if the path of the request is one of `paths`.
+    """Return a condition that is true if the path of the request is one of `paths`.
 
-    Routes match the decoded path, in which `%3A` is `:`, so this does as well.
+    Routes match the decoded path, in which `%3A` is `:`, so this condition does too.
     """
     return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
 
 
 def _pattern(path: str) -> str:
-    """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for unsupported characters."""
+    """Convert a path such as `/v1/feeds/{feed}` to a regular expression. Raises ValueError for
+    unsupported characters."""
     literals = _PARAMETER.split(path)
     if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
-        raise ValueError(f"HAProxy's rules know no route {path!r}: use letters, digits, / : _ -")
+        raise ValueError(
+            f"route {path!r} has unsupported characters. Use letters, digits and / : _ -"
+        )
     return "[^/]+".join(literals)
 
 
@@ -266,7 +272,7 @@ def _host_rules(settings: ProxySettings) -> list[str]:
     if not settings.hosts:
         return []
     message = (
-        f"without tokens this server answers to {', '.join(settings.hosts)} alone: ask for one"
+        f"without --token-file this server accepts only the host names {', '.join(settings.hosts)}"
     )
     return [
         "return status 403 content-type application/json "
@@ -276,24 +282,24 @@ def _host_rules(settings: ProxySettings) -> list[str]:
 
 
 def _grpc_rules(settings: ProxySettings) -> list[str]:
-    """The rules for gRPC calls."""
+    """Return the rules for gRPC calls."""
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
-        _unless_a_name("request_id"),
+        _drop_unless_name("request_id"),
         # The body of a streaming call stays open as long as the client likes, so do not wait for
-        # it. The replica answers that it does not support streaming.
+        # it. The replica responds that streaming is not supported.
         f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
     return [
-        f"    http-error {_grpc_refusal(408)}",
+        f"    http-error {_grpc_error_response(408)}",
         *(f"    http-request {rule}" for rule in rules),
-        _LOG_ERRORS_ALONE,
+        _LOG_ERRORS_ONLY,
     ]
 
 
 def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
-    """A backend of replicas, without Ray's own proxy as a backup.
+    """Return a backend of replicas, without Ray's own proxy as a backup.
 
     At shutdown that proxy returns NOT_FOUND in the trailers of a response, which HAProxy cannot
     read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
@@ -302,16 +308,16 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
         # memory before it checks the token.
         *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
-        f"    http-request set-timeout server {_time(settings.answer_seconds)}",
-        *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
+        f"    http-request set-timeout server {_time(settings.response_seconds)}",
+        *(f"    http-error {_grpc_error_response(status)}" for status in _GRPC_STATUSES),
     ]
 
 
-def _grpc_refusal(status: int) -> str:
-    """HTTP response `status` with the corresponding gRPC status."""
+def _grpc_error_response(status: int) -> str:
+    """Return the HTTP response `status` with the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
-        f'hdr grpc-message "{_REFUSALS[status][1]}"'
+        f'hdr grpc-message "{_ERRORS[status][1]}"'
     )
 
 
@@ -319,16 +325,19 @@ def _with_maxconn(line: str, settings: ProxySettings) -> str:
     return f"{line} maxconn {settings.max_grpc_calls}" if line.split()[0] == "server" else line
 
 
-def _unless_a_name(header: str) -> str:
-    """Drop a header unless it occurs once and is one plain word. `req.hdr` would split the value at
-    commas and accept it if one part matches, so the rule uses `req.fhdr`."""
+def _drop_unless_name(header: str) -> str:
+    """Drop a header unless it occurs once and its value is one plain word.
+
+    `req.hdr` would split the value at commas and accept it if one part matches, so the rule uses
+    `req.fhdr`.
+    """
     is_a_name = f"{{ req.fhdr({header}) -m reg ^[A-Za-z0-9._-]{{1,100}}$ }}"
     return f"del-header {header} unless {{ req.fhdr_cnt({header}) 1 }} {is_a_name}"
 
 
-def _refusal(status: int) -> str:
+def _error_response(status: int) -> str:
     retry = f" hdr Retry-After {_RETRY_SECONDS}" if status in (429, 502, 503, 504) else ""
-    body = _body(*_REFUSALS[status])
+    body = _body(*_ERRORS[status])
     return f"status {status} content-type application/json{retry} string '{body}'"
 
 
@@ -337,7 +346,7 @@ def _plain(status: int) -> str:
 
 
 def _body(code: str, message: str) -> str:
-    """An `ErrorBody` (`serving/schemas.py`) that can be placed in single quotes."""
+    """Return an `ErrorBody` (`serving/schemas.py`) that can be placed in single quotes."""
     body = json.dumps({"error": {"code": code, "message": message}})
     assert "'" not in body
     return body

@@ -1,6 +1,6 @@
 """Metrics of a replica, recorded with `ray.serve.metrics`; Ray's agent on each node exports them.
 
-A prometheus_client registry inside a replica would report that replica alone. The page that shows
+A prometheus_client registry inside a replica would report only that replica. The page that shows
 the metrics is `serving/deploy/metrics_page.py`, which does not import Ray.
 """
 
@@ -19,20 +19,19 @@ _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class QueryMetrics:
-    """Counters of one replica; create them inside it."""
+    """Counters of one replica. Create an instance inside the replica."""
 
     def __init__(self) -> None:
         self._requests = Counter(
             "kway_query_requests_total",
-            description="Requests to /v1/query by outcome: ok, or the error's code.",
+            description="Requests to /v1/query by outcome: ok or the error code.",
             tag_keys=("outcome",),
         )
-        self._inputs = Counter(
-            "kway_query_inputs_total", description="Inputs that the model has answered about."
-        )
+        self._inputs = Counter("kway_query_inputs_total", description="Inputs that were answered.")
         self._seconds = Histogram(
             "kway_query_seconds",
-            description="Time from a request's head to its answer, refusals included, streams not.",
+            description="Time from the head of a request to its response, including rejected "
+            "requests but not streams.",
             boundaries=_SECONDS_BUCKETS,
         )
         self._exact_seconds = Counter(EXACT_SECONDS, description="Sum of kway_query_seconds.")
@@ -52,7 +51,7 @@ class ReplicaMetrics:
     """Gauges of one replica: its model and its current load.
 
     Ray's agent drops a gauge that has not been set for some seconds. A thread of the replica sets
-    them rather than Ray's health checks, which stop while the head node of a cluster is down and
+    them instead of Ray's health checks, which stop while the head node of a cluster is down and
     replicas still answer.
     """
 
@@ -61,22 +60,22 @@ class ReplicaMetrics:
         from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
-            description="1 where the model's loss follows the Principle of Logit Separation.",
+            description="1 if the model's loss follows the Principle of Logit Separation, else 0.",
             tag_keys=("loss",),
         )
         self._requests = Gauge(
-            "kway_requests_in_progress", description="Requests that a replica has let in."
+            "kway_requests_in_progress", description="Requests that a replica is processing."
         )
         self._queued = Gauge(
-            "kway_queued_inputs", description="Inputs that wait for a replica's model."
+            "kway_queued_inputs", description="Inputs that wait for the model of a replica."
         )
         self._loss, self._load = loss, load
 
     def start(self) -> None:
         """Start a thread that sets the gauges every few seconds."""
-        Thread(target=self._report_for_ever, name="metrics", daemon=True).start()
+        Thread(target=self._report_forever, name="metrics", daemon=True).start()
 
-    def _report_for_ever(self) -> None:
+    def _report_forever(self) -> None:
         while True:
             requests, inputs = self._load()
             self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
@@ -91,15 +90,15 @@ class WatchMetrics:
     def __init__(self) -> None:
         self._frames = Counter(
             "kway_feed_frames_total",
-            description="Frames by outcome: ok, unwatched, dropped, or the error's code.",
+            description="Frames by outcome: ok, unwatched, dropped or the error code.",
             tag_keys=("outcome",),
         )
         self._hits = Counter("kway_watch_hits_total", description="Hits of all watches.")
         self._lost = Counter(
-            "kway_watch_lost_hits_total", description="Hits that were not passed on to listeners."
+            "kway_watch_lost_hits_total", description="Hits that were not delivered to listeners."
         )
         self._watches = Gauge(
-            "kway_watches", description="Watches that a replica knows of while frames come."
+            "kway_watches", description="Watches in the copy of a replica that receives frames."
         )
 
     def count_frame(self, outcome: str) -> None:
@@ -123,7 +122,7 @@ class HttpErrorMetrics:
     def __init__(self) -> None:
         self._errors = Counter(
             "kway_http_errors_total",
-            description="HTTP answers of status 400 and above, including those of the proxy.",
+            description="HTTP responses with status 400 and above, including those of the proxy.",
             tag_keys=("status",),
         )
 
@@ -132,7 +131,7 @@ class HttpErrorMetrics:
 
 
 def agent_pages() -> list[str]:
-    """The URLs of the metrics pages of Ray's agents, one per node. Call it inside Ray; it
+    """Return the URLs of the metrics pages of Ray's agents, one per node. Call it inside Ray; it
     blocks."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

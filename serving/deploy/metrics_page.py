@@ -1,9 +1,9 @@
-"""The page at /metrics: metrics of the whole server, fetched from Ray's agents on its nodes.
+"""The page at /metrics: metrics of the entire server, fetched from Ray's agents on its nodes.
 
 Every replica returns the metrics of all replicas. They lag by Ray's report interval
 (`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over them. The
-series of a lost replica keep their last values, next to those of its successor, until Ray's agent
-drops them.
+series of a lost replica keep their last values, in addition to those of its successor, until
+Ray's agent drops them.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 EXACT_SECONDS = "kway_query_exact_seconds"
 _PREFIX = "ray_"
-# Ray's label name -> ours.
-_KEPT_LABELS = {
+# Ray's label name -> kway's.
+_EXPORTED_LABELS = {
     "outcome": "outcome",
     "status": "status",
     "le": "le",
@@ -26,7 +26,7 @@ _KEPT_LABELS = {
 
 
 async def exposition(pages: Iterable[str]) -> bytes:
-    """kway's own metrics from the agents' pages, in the Prometheus text format."""
+    """Return kway's own metrics from the agents' pages, in the Prometheus text format."""
     families: dict[str, Metric] = {}
     # Connect to nodes directly, ignoring proxies from the environment.
     async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
@@ -38,8 +38,7 @@ async def exposition(pages: Iterable[str]) -> bytes:
 
 
 def _collect(text: str, families: dict[str, Metric]) -> None:
-    """Add the metric families on an agent's page whose names are ours, without Ray's prefix and
-    labels."""
+    """Add kway's metric families from an agent's page, without Ray's prefix and labels."""
     ours = "\n".join(
         line
         for line in text.splitlines()
@@ -47,18 +46,19 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
     )
     for family in text_string_to_metric_families(ours + "\n"):
         name = family.name.removeprefix(_PREFIX)
-        kept = families.setdefault(name, Metric(name, family.documentation, family.type))
+        exported = families.setdefault(name, Metric(name, family.documentation, family.type))
         for sample in family.samples:
             labels = {
                 ours: sample.labels[theirs]
-                for theirs, ours in _KEPT_LABELS.items()
+                for theirs, ours in _EXPORTED_LABELS.items()
                 if theirs in sample.labels
             }
-            kept.add_sample(sample.name.removeprefix(_PREFIX), labels, sample.value)
+            exported.add_sample(sample.name.removeprefix(_PREFIX), labels, sample.value)
 
 
 def render(families: dict[str, Metric]) -> bytes:
-    """Prometheus text of `families`, with Ray's estimated sum of seconds replaced by the exact one.
+    """Render `families` as Prometheus text, with the exact sum of seconds instead of Ray's
+    estimate.
 
     Ray reconstructs a histogram from the midpoints of its buckets. The exact sum is a separate
     counter.

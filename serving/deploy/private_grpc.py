@@ -9,11 +9,11 @@ from typing import Any
 
 
 def bind_servers_to_loopback() -> None:
-    """Bind this process's asyncio gRPC servers to loopback if they ask for all addresses.
+    """Bind this process's asyncio gRPC servers to loopback if they would bind to all addresses.
 
     One of Ray's servers accepts pickles. Call this before they start: when a worker starts, or in a
-    replica's constructor. A second call has no effect. Raises RuntimeError if the installed gRPC no
-    longer has the method; `tests/serving/test_private_names.py` checks it.
+    replica's constructor. Calling it again changes nothing. Raises RuntimeError if the installed
+    gRPC no longer has the method; `tests/serving/test_private_names.py` checks it.
     """
     import grpc
     from grpc.aio import _server
@@ -21,7 +21,7 @@ def bind_servers_to_loopback() -> None:
     add_port = getattr(_server.Server, "add_insecure_port", None)
     if add_port is None:
         raise RuntimeError(
-            f"kway does not know grpcio {grpc.__version__}: grpc.aio's Server has no "
+            f"grpcio {grpc.__version__} is not supported: grpc.aio's Server does not have "
             "add_insecure_port"
         )
 

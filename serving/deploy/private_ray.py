@@ -1,7 +1,7 @@
 """Every private name of Ray that kway uses, with the reason. `pyproject.toml` caps Ray's version.
 
-Ray 2.60 has no public option for any of these. Each function raises RuntimeError if the installed
-Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
+Ray 2.60 does not have a public option for any of these. Each function raises RuntimeError if the
+installed Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ def bound_request_buffers() -> None:
     """Buffer at most a few parts of a request's body between Ray and the application.
 
     Ray reads ahead without a limit, so a stream that is sent faster than it is answered would be
-    buffered in memory in full. Call this in a replica's constructor.
+    buffered completely in memory. Call this in a replica's constructor.
     """
     proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
     if not isinstance(getattr(proxy, "queue", None), property):
-        raise _changed("ASGIDIReceiveProxy.queue is no property")
+        raise _changed("ASGIDIReceiveProxy.queue is not a property")
 
     def queue(self: Any) -> asyncio.Queue:
         if self._queue is None:
@@ -42,23 +42,23 @@ def check_replicas_use_uvicorn() -> None:
     """Raise RuntimeError unless a replica creates its server with `uvicorn.Config`, which kway
     patches.
 
-    `ray.serve.config.HTTPOptions` does not pass on uvicorn's options for WebSockets.
+    `ray.serve.config.HTTPOptions` does not expose uvicorn's options for WebSockets.
     """
     import uvicorn
 
     start = _required("ray.serve._private.http_util", "start_asgi_http_server")
     if start.__globals__.get("uvicorn") is not uvicorn or "Config" not in start.__code__.co_names:
-        raise _changed("start_asgi_http_server makes no uvicorn.Config")
+        raise _changed("start_asgi_http_server does not create a uvicorn.Config")
 
 
 @contextmanager
 def own_process_groups() -> Iterator[None]:
     """Start Ray's daemons outside our process group.
 
-    Terminals, `timeout` and other tools signal the whole group. The daemons would exit together
-    with this process instead of in order, and Ray would then wait a minute for them. Ray once
-    started its daemons in sessions of their own (ray-project/ray#6008); now it only blocks SIGINT
-    in them.
+    Terminals, `timeout` and other tools send signals to the entire group. The daemons would exit at
+    the same time as this process instead of in order, and Ray would then wait a minute for them.
+    Earlier versions of Ray started its daemons in their own sessions (ray-project/ray#6008); now it
+    only blocks SIGINT in them.
     """
     services = importlib.import_module("ray._private.services")
     start = _required(services.__name__, "ConsolePopen")
@@ -72,7 +72,7 @@ def own_process_groups() -> Iterator[None]:
 
 
 def local_options(address: str, temp_folder: str) -> dict[str, Any]:
-    """Arguments of `ray.init` whose names begin with an underscore.
+    """Return the arguments of `ray.init` whose names begin with an underscore.
 
     They set the node's address, the folder for all its files, and the interval of metric reports.
     """
@@ -127,4 +127,4 @@ def _required(module: str, name: str) -> Any:
 def _changed(reason: str) -> RuntimeError:
     import ray
 
-    return RuntimeError(f"kway does not know Ray {ray.__version__}: {reason}; install Ray 2.60")
+    return RuntimeError(f"Ray {ray.__version__} is not supported: {reason}. Install Ray 2.60")

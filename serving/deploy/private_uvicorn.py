@@ -1,7 +1,7 @@
-"""What kway changes in uvicorn, which Ray starts in each replica without passing options on.
+"""Patches of uvicorn. Ray starts it in each replica and does not expose its options.
 
 Call these in a replica's constructor, before Ray starts the replica's server. They raise
-RuntimeError if the installed uvicorn no longer has what they need;
+RuntimeError if the installed uvicorn no longer has the names that they need;
 `tests/serving/test_private_names.py` checks both.
 """
 
@@ -14,13 +14,13 @@ import uvicorn
 def set_server_options(max_message_bytes: int) -> None:
     """Accept WebSocket messages of at most `max_message_bytes`, without compression.
 
-    uvicorn's default limit is 16 MiB a message, and a single read may decompress to any number of
-    such messages. These options of `uvicorn.Config` are public, but Ray has none that set them.
+    uvicorn's default limit is 16 MiB per message, and a single read may decompress to any number of
+    such messages. These options of `uvicorn.Config` are public, but Ray cannot set them.
     """
     options = {
         "ws_max_size": max_message_bytes,
         "ws_per_message_deflate": False,
-        "http": "httptools",  # the one that `drop_trailers` changes
+        "http": "httptools",  # the implementation that `drop_trailers` patches
     }
     init = uvicorn.Config.__init__
     if missing := options.keys() - inspect.signature(init).parameters.keys():
@@ -36,16 +36,16 @@ def set_server_options(max_message_bytes: int) -> None:
 def drop_trailers() -> None:
     """Do not add the trailers of a chunked body to the headers of its request.
 
-    No rule of HAProxy has seen them, and HAProxy 2.8 has no option that drops them. uvicorn appends
-    them to `scope["headers"]`, which Ray and the application read; it has no support for trailers
-    (Kludex/uvicorn#1596).
+    HAProxy's rules are not applied to trailers, and HAProxy 2.8 cannot drop them. uvicorn, which
+    does not support trailers (Kludex/uvicorn#1596), appends them to `scope["headers"]`, which Ray
+    and the application read.
     """
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     add_header = getattr(HttpToolsProtocol, "on_header", None)
     complete = getattr(HttpToolsProtocol, "on_headers_complete", None)
     if add_header is None or complete is None or "scope" not in complete.__code__.co_names:
-        raise _changed("HttpToolsProtocol reads headers in another way")
+        raise _changed("HttpToolsProtocol reads headers differently")
 
     def on_header(protocol: HttpToolsProtocol, name: bytes, value: bytes) -> None:
         if "method" not in protocol.scope:  # set when the head is complete
@@ -55,4 +55,4 @@ def drop_trailers() -> None:
 
 
 def _changed(reason: str) -> RuntimeError:
-    return RuntimeError(f"kway does not know uvicorn {uvicorn.__version__}: {reason}")
+    return RuntimeError(f"uvicorn {uvicorn.__version__} is not supported: {reason}")

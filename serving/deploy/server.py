@@ -1,4 +1,4 @@
-"""Start the whole server on this machine and stop all of its processes on exit."""
+"""Start the complete server on this machine and stop all of its processes on exit."""
 
 import logging
 import shutil
@@ -23,7 +23,7 @@ _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
-# Time that requests in progress get at shutdown.
+# Time for requests in progress at shutdown.
 _GRACE_SECONDS = 10
 _STOP_SECONDS = 30
 
@@ -54,16 +54,16 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
                 _start(bundle, config, session, errors)
                 yield _addresses(config)
         finally:
-            # Once Ray's processes are lost, a shutdown through Ray would wait a minute for them and
-            # then exit this process with Ray's own message. Skip it: the clean-up process kills
-            # what is left.
+            # After Ray's processes have died, a shutdown through Ray would wait a minute for them
+            # and then exit this process with Ray's own message. Skip it: the clean-up process kills
+            # the remaining processes.
             if not isinstance(sys.exception(), ServerLostError):
                 _stop(before)
                 shutil.rmtree(session, ignore_errors=True)
 
 
 def _with_ports(config: ServingConfig) -> ServingConfig:
-    """Replace ports of 0 by free ones."""
+    """Replace ports of 0 with free ports."""
     port, grpc_port = free_port(config.host, config.port), config.grpc_port
     while grpc_port == 0:
         drawn = free_port(config.host, 0)
@@ -89,15 +89,15 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
         _start_ray(config, session)
         if ray.util.get_node_ip_address() != _LOOPBACK:
             raise ChildProcessError(
-                "Ray was imported before the server and would listen on every network interface: "
-                "start the server in a process of its own"
+                "Ray was imported before the server was started and would listen on every network "
+                "interface. Start the server in a separate process"
             )
         try:
             _deploy(bundle, config, errors)
         except (RuntimeError, RayError) as error:
             reason = _last_line(_replica_messages() or str(error))
             if "Address already in use" in str(error):
-                reason = f"something else has begun to listen on port {config.port} or another"
+                reason = "another process has bound one of the server's ports. Start it again"
             raise ChildProcessError(f"the server did not start: {reason}") from error
 
 
@@ -128,7 +128,7 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
 def _start_ray(config: ServingConfig, session: Path) -> None:
     import ray
 
-    # Ray makes its folder accessible to all users; the session folder around it remains private
+    # Ray makes its folder accessible to all users; the session folder that contains it is private.
     folder = session / "ray"
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -137,8 +137,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
         with own_process_groups(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # do not join a cluster that is already running
-                num_cpus=config.most_replicas,
-                num_gpus=config.most_replicas if config.device == "cuda" else 0,
+                num_cpus=config.replica_limit,
+                num_gpus=config.replica_limit if config.device == "cuda" else 0,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
@@ -155,7 +155,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
 
 
 def _replica_messages() -> str:
-    """Ray's messages about replicas that failed to start; empty if it deployed none."""
+    """Return Ray's messages about replicas that failed to start; empty if it deployed none."""
     from ray import serve
 
     found = serve.status().applications.get(_APPLICATION)
@@ -164,7 +164,7 @@ def _replica_messages() -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "Ray gives no reason"
+    return lines[-1] if lines else "Ray did not report a reason"
 
 
 @contextmanager
@@ -185,16 +185,17 @@ def _stop(before: set[psutil.Process]) -> None:
     """Stop the processes that were started since `before`, after requests in progress have
     finished.
 
-    Raises ServerLostError if Ray does not respond; the clean-up process then kills what is left.
+    Raises ServerLostError if Ray does not respond; the clean-up process then kills the
+    remaining processes.
     """
     started = set(psutil.Process().children(recursive=True)) - before
     ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
-    is_up = ray is not None and serve is not None and ray.is_initialized()
+    is_running = ray is not None and serve is not None and ray.is_initialized()
 
-    def ask() -> None:
+    def shut_down() -> None:
         if ray is None:
             return
-        if is_up and serve is not None:
+        if is_running and serve is not None:
             # Processes that fail to shut down cleanly are killed below.
             with suppress(ray.exceptions.RayError, RuntimeError, OSError):
                 # Do not call serve.shutdown: it kills the controller, which Ray prints as an error.
@@ -205,15 +206,15 @@ def _stop(before: set[psutil.Process]) -> None:
 
     with _quiet_ray():
         # If the controller hangs, Ray blocks and does not react to signals, hence the thread.
-        asking = threading.Thread(target=ask, name="stop", daemon=True)
-        asking.start()
-        asking.join(_STOP_SECONDS)
-    if asking.is_alive():
+        thread = threading.Thread(target=shut_down, name="stop", daemon=True)
+        thread.start()
+        thread.join(_STOP_SECONDS)
+    if thread.is_alive():
         raise ServerLostError(
-            f"Ray did not stop within {_STOP_SECONDS} s of the wish: its processes were killed"
+            f"Ray did not stop within {_STOP_SECONDS} s. Its processes were killed"
         )
     # Processes left by an interrupted start do not exit on their own.
-    _, left = psutil.wait_procs(started, timeout=10 if is_up else 1)
-    for process in left:
+    _, remaining = psutil.wait_procs(started, timeout=10 if is_running else 1)
+    for process in remaining:
         process.kill()
-    psutil.wait_procs(left, timeout=5)
+    psutil.wait_procs(remaining, timeout=5)

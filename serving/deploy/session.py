@@ -23,17 +23,17 @@ from pathlib import Path
 
 import psutil
 
-# Single ports are drawn from below the range of the blocks. Both ranges are below the system's
+# Single ports are chosen from below the range of the blocks. Both ranges are below the system's
 # ephemeral ports, so that no outgoing connection takes a port before the server listens on it,
 # which may take half a minute.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
-_TRIES = 100
+_ATTEMPTS = 100
 # Ray writes its logs to the folder. Without free space it restarts its processes forever.
-_LEAST_FREE_BYTES = 2**28
+_MIN_FREE_BYTES = 2**28
 # The system's limit on the length of a socket path, and Ray's longest path below the folder, with
 # the largest process id.
-_LONGEST_ADDRESS = 107
-_BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_MAX_SOCKET_PATH = 107
+_LONGEST_SUBPATH = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 # The clean-up ends after this many consecutive rounds without finding a process.
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
@@ -41,10 +41,10 @@ _ROUND_SECONDS = 0.5
 
 
 def free_port(host: str, port: int, *, option: str = "--port") -> int:
-    """`port`, or any free port if it is 0.
+    """Return `port`, or any free port if it is 0.
 
     Raises OSError if the port is taken or `host` is not an address of this machine. The message
-    names the `option` to change.
+    contains the `option` to change.
     """
     if port == 0:
         return _any_port(host, option)
@@ -54,17 +54,17 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
         try:
             listener.bind((host, port))
         except OSError as error:
-            remedy = f"stop what uses it, or give another one by {option}"
+            fix = f"Stop the process that uses it, or pass another port with {option}"
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                remedy = "give an address of this machine by --host"
+                fix = "Pass an address of this machine with --host"
             raise OSError(
-                f"cannot listen on {host} port {port} ({error.strerror or error}): {remedy}"
+                f"cannot listen on {host} port {port} ({error.strerror or error}). {fix}"
             ) from error
         return port
 
 
 def _any_port(host: str, option: str) -> int:
-    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _TRIES)
+    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _ATTEMPTS)
     for port in most:
         with suppress(OSError):
             return free_port(host, port, option=option)
@@ -72,20 +72,21 @@ def _any_port(host: str, option: str) -> int:
 
 
 def free_block(num_ports: int) -> int:
-    """The first of `num_ports` consecutive ports on loopback. The first two are free at this
+    """Return the first of `num_ports` consecutive ports on loopback. The first two are free at this
     moment.
 
     The block is random, so that two servers do not share one: a proxy that looks for a dead replica
     must not find a replica of another server. Raises OSError if no block is found.
     """
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
         with suppress(OSError):
             for port in (first + 1, first):
                 free_port("127.0.0.1", port)
             return first
     raise OSError(
-        f"no free ports on loopback between {_FIRST_BLOCK} and {_LAST_BLOCK}: end what uses them"
+        f"no free ports on loopback between {_FIRST_BLOCK} and {_LAST_BLOCK}. Stop the processes "
+        "that use them"
     )
 
 
@@ -103,16 +104,16 @@ def make_session() -> Path:
 
 def _check_usable(session: Path) -> None:
     free = shutil.disk_usage(session).free
-    if free < _LEAST_FREE_BYTES:
+    if free < _MIN_FREE_BYTES:
         raise OSError(
-            f"{session.parent} has {free / 2**20:.0f} MiB free and a server needs "
-            f"{_LEAST_FREE_BYTES / 2**20:.0f}: make room, or let TMPDIR name another folder"
+            f"{session.parent} has {free / 2**20:.0f} MiB free, but a server needs "
+            f"{_MIN_FREE_BYTES / 2**20:.0f}. Free some space, or set TMPDIR to another folder"
         )
-    excess = len(f"{session}{_BELOW}") - _LONGEST_ADDRESS
+    excess = len(f"{session}{_LONGEST_SUBPATH}") - _MAX_SOCKET_PATH
     if excess > 0:
         raise OSError(
-            f"{session.parent} is too long for the names of Ray's sockets: let TMPDIR name a "
-            f"folder of at most {len(str(session.parent)) - excess} characters"
+            f"the path {session.parent} is too long for the paths of Ray's sockets. Set TMPDIR to "
+            f"a folder whose path has at most {len(str(session.parent)) - excess} characters"
         )
 
 
@@ -140,17 +141,17 @@ def cleaned_up(session: Path) -> Iterator[None]:
 
 def clean(session: Path, owner: int) -> None:
     """Kill the processes that write into `session`, except `owner`, and remove the folder."""
-    quiet = 0
+    quiet_rounds = 0
     for _ in range(_MAX_ROUNDS):
-        if quiet == _QUIET_ROUNDS or not session.exists():
+        if quiet_rounds == _QUIET_ROUNDS or not session.exists():
             break
-        spared = (owner, os.getpid())
-        others = (one for one in psutil.process_iter() if one.pid not in spared)
+        excluded = (owner, os.getpid())
+        others = (one for one in psutil.process_iter() if one.pid not in excluded)
         found = [process for process in others if _writes(process, session)]
         for process in found:
             process.kill()
         # A process that is just starting is found in a later round.
-        quiet = 0 if found else quiet + 1
+        quiet_rounds = 0 if found else quiet_rounds + 1
         time.sleep(_ROUND_SECONDS)
     shutil.rmtree(session, ignore_errors=True)
 

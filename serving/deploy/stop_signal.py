@@ -18,12 +18,12 @@ _DAEMONS = ("gcs_server", "raylet")
 
 
 class HealthTimeouts(NamedTuple):
-    """Timeouts in seconds. `answer`: for one response. `silence`: without a response from /health
-    before a warning is printed. `absence`: without a listening server before it counts as lost."""
+    """Timeouts in seconds. `response`: for one response. `slow`: without a response from /health
+    before a warning is printed. `lost`: without a listening server before it is considered lost."""
 
-    answer: float = 5.0
-    silence: float = 30.0
-    absence: float = 60.0
+    response: float = 5.0
+    slow: float = 30.0
+    lost: float = 60.0
 
 
 class ServerLostError(ChildProcessError):
@@ -31,7 +31,7 @@ class ServerLostError(ChildProcessError):
 
 
 class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP end `hold`. Before `hold`, during start-up, they raise
+    """SIGINT, SIGTERM and SIGHUP end `wait`. Before `wait`, during start-up, they raise
     SystemExit."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class StopSignal:
         self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # SIG_IGN is set by nohup
+            # nohup sets SIG_IGN.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
@@ -53,21 +53,21 @@ class StopSignal:
 
     @property
     def was_received(self) -> bool:
-        """Whether a signal has arrived that `hold` has not yet consumed."""
+        """Whether a signal has arrived that `wait` has not yet consumed."""
         return not self._received.empty()
 
-    def hold(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
-        """Wait for a signal. Raises ServerLostError if Ray exits or nothing listens at `url`.
+    def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
+        """Wait for a signal. Raises ServerLostError if Ray exits or no server listens at `url`.
 
-        A server that responds slowly is overloaded, not lost: a warning is printed to standard
-        error, once until it responds again, and the wait continues.
+        A server that responds slowly is overloaded, not lost: one warning is printed to standard
+        error until it responds again, and the wait continues.
         """
         self._raises = False
         health = _Health(url, timeouts or HealthTimeouts())
-        while not self._comes_within(_POLL_SECONDS):
+        while not self._receives_within(_POLL_SECONDS):
             health.check()
 
-    def _comes_within(self, seconds: float) -> bool:
+    def _receives_within(self, seconds: float) -> bool:
         try:
             self._received.get(timeout=seconds)
         except Empty:
@@ -84,33 +84,33 @@ class _Health:
 
     def check(self) -> None:
         """Check the server once. Raises ServerLostError."""
-        if any(_has_ended(daemon) for daemon in self._daemons):
-            raise ServerLostError("Ray has ended, and the server with it: start it again")
-        if _answers(self._url, self._timeouts.answer):
+        if any(_has_exited(daemon) for daemon in self._daemons):
+            raise ServerLostError("Ray has exited, so the server has stopped. Start it again")
+        if _answers(self._url, self._timeouts.response):
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
-        elif _listens(self._url, self._timeouts.answer):
+        elif _listens(self._url, self._timeouts.response):
             self._listened = time.monotonic()
-        self._judge(time.monotonic())
+        self._check_timeouts(time.monotonic())
 
-    def _judge(self, now: float) -> None:
-        if now - self._listened > self._timeouts.absence:
-            seconds = self._timeouts.absence
+    def _check_timeouts(self, now: float) -> None:
+        if now - self._listened > self._timeouts.lost:
+            seconds = self._timeouts.lost
             raise ServerLostError(
-                f"nobody has listened at {self._url} for {seconds:g} s: start it again"
+                f"the server has not listened at {self._url} for {seconds:g} s. Start it again"
             )
-        if not self._is_slow and now - self._answered > self._timeouts.silence:
+        if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True
-            seconds = self._timeouts.silence
+            seconds = self._timeouts.slow
             print(
-                f"warning: {self._url}/health has not answered for {seconds:g} s: the server has "
-                "too much to do, or its replicas have failed",
+                f"warning: {self._url}/health has not responded for {seconds:g} s. The server is "
+                "overloaded, or its replicas have failed",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def _has_exited(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -126,8 +126,8 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Whether anything listens at `url`, even if it is slow to accept. Only a refused connection
-    counts as no."""
+    """Return whether a server listens at `url`, even if it is slow to accept: False only if the
+    connection is refused."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

@@ -17,9 +17,9 @@ from serving.watches.board import Board
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
 
 NAME, NAMESPACE = "kway-watches", "kway"
-# Each listener and each replica holds a call open while it waits for news.
+# Each listener and each replica holds a call open while it waits for updates.
 _MAX_CALLS = 10_000
-_ANSWER_SECONDS = 5.0
+_RESPONSE_SECONDS = 5.0
 
 
 class WatchActor(Board):
@@ -77,11 +77,11 @@ class RayWatches:
 
     async def _call(self, method: str, *arguments: object, wait: float = 0.0) -> Any:
         try:
-            async with asyncio.timeout(wait + _ANSWER_SECONDS):
+            async with asyncio.timeout(wait + _RESPONSE_SECONDS):
                 return await getattr(self._actor, method).remote(*arguments)
         except RayTaskError as error:
             if isinstance(error.cause, WatchError):
                 raise error.cause from None
             raise
         except (RayActorError, TimeoutError) as error:
-            raise WatchesDownError("the watches do not answer now: try again") from error
+            raise WatchesDownError("the watches do not respond. Try again") from error

@@ -17,7 +17,7 @@ import torch
 
 from heads.logits import ClassRows, LogitMap
 from heads.losses import score
-from serving.answer import NOT_ALIGNED, Question, threshold_of, verdict
+from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
 from serving.galleries.format import (
     DAMAGE_REMEDY,
     FEATURES,
@@ -153,8 +153,8 @@ class Galleries:
         """Raises KeyError."""
         return self._by_name[name]
 
-    def search(self, name: str, question: Question, *, offset: int, limit: int) -> Hits:
-        """For each class of `question`, items `offset` … `offset + limit` of the gallery `name` in
+    def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
+        """For each class of `query`, items `offset` … `offset + limit` of the gallery `name` in
         descending order of score. With a threshold, only the items that reach it."""
         loss = self._bundle.spec.loss
         return Hits(
@@ -162,16 +162,16 @@ class Galleries:
             notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
             num_items=self[name].num_items,
             results=[
-                self._class_hits(name, class_id, question, offset, limit)
-                for class_id in question.class_ids
+                self._class_hits(name, class_id, query, offset, limit)
+                for class_id in query.class_ids
             ],
         )
 
     def _class_hits(
-        self, name: str, class_id: int, question: Question, offset: int, limit: int
+        self, name: str, class_id: int, query: Query, offset: int, limit: int
     ) -> ClassHits:
         ranking = self._ranking(name, class_id)
-        decided = threshold_of(self._bundle, class_id, question)
+        decided = threshold_of(self._bundle, class_id, query)
         bar = decided.threshold
         matches = None if bar is None else ranking.reaching(bar)
         total = self[name].num_items if matches is None else matches

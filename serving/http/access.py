@@ -1,7 +1,7 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Only paths that reveal nothing about the model are open. Browsers cannot set headers on a WebSocket,
-so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
+Paths that reveal nothing about the model need no token; all others do. Browsers cannot set headers
+on a WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
 """
 
 from collections.abc import Collection
@@ -36,15 +36,15 @@ class Access:
             try:
                 client = self._clients.name_of(_token(scope))
             except ApiError as error:
-                refusal = error_response(error.status, error.code, str(error), error.headers)
-                await _refuse(refusal, scope, receive, send)
+                response = error_response(error.status, error.code, str(error), error.headers)
+                await _reject(response, scope, receive, send)
                 return
         scope["state"] = {**scope.get("state", {}), "client": client}
         await self._app(scope, receive, _choosing_subprotocol(scope, send))
 
 
 def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; None if there is none or more than one."""
+    """Return the bearer token of a request; None if there is none or more than one."""
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) == 1:
         return bearer_token(found[0].decode("latin-1"))
@@ -55,7 +55,7 @@ def _token(scope: Scope) -> str | None:
 
 def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
     """Select the subprotocol `kway` if the client offers it. A browser that offers subprotocols
-    requires the server to select one, and the token must not be echoed."""
+    requires the server to select one, and the server must not echo the token."""
     if _SUBPROTOCOL not in scope.get("subprotocols", ()):
         return send
 
@@ -67,11 +67,11 @@ def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
     return with_subprotocol
 
 
-async def _refuse(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def _reject(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
         "extensions", {}
     ):
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": "no valid token"})
+        await send({"type": "websocket.close", "code": 1008, "reason": "token missing or invalid"})
         return
-    await refusal(scope, receive, send)
+    await response(scope, receive, send)

@@ -41,16 +41,18 @@ class Group(NamedTuple):
 
 # In the order in which /docs shows them.
 GROUPS = (
-    Group("Query", "Is this image, or text, of class C?", (query.router,)),
-    Group("Classes", "The classes that queries can name.", (classes.router,)),
+    Group("Query", "Does this image or text belong to class C?", (query.router,)),
+    Group("Classes", "The classes of the model.", (classes.router,)),
     Group(
         "Watches",
-        "Standing queries, and the feeds of frames that they are applied to.",
+        "Standing queries, and the feeds of frames on which they are evaluated.",
         (watches.router, feeds.router),
     ),
-    Group("Galleries", "Indexed collections, searched for any class.", (galleries.router,)),
-    Group("Open Inference Protocol", "The same queries, as tensors.", (inference.router,)),
-    Group("Server", "What is served, and the state of the server.", (server.router,)),
+    Group(
+        "Galleries", "Indexed collections that can be searched for any class.", (galleries.router,)
+    ),
+    Group("Open Inference Protocol", "Queries as tensors.", (inference.router,)),
+    Group("Server", "The served model and the state of the server.", (server.router,)),
 )
 ROUTERS = (*(router for group in GROUPS for router in group.routers), page.router)
 
@@ -66,7 +68,7 @@ def build_api(
     the watches of all replicas."""
     api = FastAPI(
         title="kway",
-        description="Is this image, or text, of class C?",
+        description="Does this image or text belong to class C?",
         docs_url=None,  # FastAPI's own pages load scripts from other hosts
         redoc_url=None,
         openapi_tags=[{"name": group.name, "description": group.description} for group in GROUPS],

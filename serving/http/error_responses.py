@@ -16,7 +16,7 @@ from serving.schemas import ErrorBody, ErrorDetail
 _log = logging.getLogger("kway.serving")
 
 # For the OpenAPI document of routes that read a body.
-REFUSALS: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
 
@@ -31,7 +31,7 @@ def error_response(
 
 
 def install_handlers(api: FastAPI) -> None:
-    """Return all errors of `api`, including the framework's, in one format."""
+    """Install handlers that return all errors, including the framework's, in one format."""
     from ray.exceptions import TaskCancelledError
 
     @api.exception_handler(ApiError)
@@ -49,11 +49,13 @@ def install_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def client_disconnected(_: Request, error: Exception) -> JSONResponse:
-        return error_response(400, "client_left", "the client left before it was answered")
+        return error_response(
+            400, "client_left", "the client disconnected before the response was sent"
+        )
 
     @api.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, TaskCancelledError):  # raised by Ray when a waiting client disconnects
             return await client_disconnected(request, error)
         _log.exception("a request failed", exc_info=error)
-        return error_response(500, "internal", "the server failed; its log says why")
+        return error_response(500, "internal", "internal server error; see the log of the server")

@@ -16,7 +16,7 @@ _CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 
 
 def known_charset(name: str) -> str:
-    """The codec for the `charset` of a request; UTF-8 if it is empty.
+    """Return the codec for the `charset` of a request; UTF-8 if it is empty.
 
     Raises ApiError 415 for an unsupported one.
     """
@@ -25,7 +25,9 @@ def known_charset(name: str) -> str:
     except (LookupError, ValueError):
         codec = ""
     if codec not in _CHARSETS:
-        raise ApiError(415, "unknown_charset", f"send UTF-8, not charset {name[:40]!r}")
+        raise ApiError(
+            415, "unknown_charset", f"charset {name[:40]!r} is not supported. Send UTF-8"
+        )
     return codec
 
 
@@ -50,14 +52,14 @@ class _Parser(MultiPartParser):
                 part.data.decode(self._charset)
             except UnicodeDecodeError as error:
                 name = part.field_name[:80]
-                raise MultiPartException(f"{name!r} is no {self._charset}") from error
+                raise MultiPartException(f"{name!r} is not valid {self._charset}") from error
         super().on_part_end()
 
 
 async def parse_form(
     request: Request, body: AsyncGenerator[bytes, None], charset: str, limits: ServingConfig
 ) -> FormData:
-    """Read the form and keep its files in memory. Close it after use. Raises ApiError 400 and
+    """Read the form into memory, including its files. Close it after use. Raises ApiError 400 and
     415."""
     known_charset(charset)
     parser = _Parser(
@@ -74,44 +76,48 @@ async def parse_form(
         if parser.is_begun and not parser.is_ended:
             for file in parser._files_to_close_on_error:  # the unfinished file is not in the form
                 file.close()
-            raise MultiPartException("it ends before its last boundary")
+            raise MultiPartException("it ends before the final boundary")
         return form
     except (MultiPartException, LookupError, UnicodeError) as error:
-        reason = getattr(error, "message", None) or "damaged"
-        message = f"the multipart form cannot be read: {reason}"
+        reason = getattr(error, "message", None) or "it is malformed"
+        message = f"invalid multipart form: {reason}"
         raise ApiError(400, "invalid_form", message) from error
 
 
 def text_fields(form: FormData) -> dict[str, list[str]]:
-    """The fields that contain text. Raises ApiError 422 for an invalid or unknown field."""
+    """Return the fields that contain text. Raises ApiError 422 for an invalid or unknown field."""
     unknown = sorted(set(form) - set(_FIELDS))
     if unknown:
         raise ApiError(
             422,
             "invalid_query",
-            f"unknown field {unknown[0][:80]!r}: send classes, images or texts, recall or "
-            "threshold",
+            f"unknown field {unknown[0][:80]!r}. Known fields are {', '.join(_FIELDS)}",
         )
     fields = {
         name: [value for value in form.getlist(name) if isinstance(value, str)]
         for name in _FIELDS
         if name != "images"
     }
-    for name, what in (("classes", "names or ids as text"), ("texts", "them as text")):
+    for name, what in (("classes", "names or ids"), ("texts", "texts")):
         if len(fields[name]) != len(form.getlist(name)):
-            raise ApiError(422, "invalid_query", f"{name} holds a file: send {what}")
+            raise ApiError(
+                422, "invalid_query", f"{name} contains a file. Send {what} as plain form fields"
+            )
     for name in ("recall", "threshold"):
         if len(form.getlist(name)) > 1 or len(fields[name]) != len(form.getlist(name)):
             raise ApiError(
-                422, "invalid_query", f"{name} is a file or stands twice: send it once, as a number"
+                422, "invalid_query", f"{name} is a file or occurs more than once. Send one number"
             )
     return fields
 
 
 async def form_images(form: FormData) -> list[bytes]:
-    """The bytes of the files in `images`. Raises ApiError 400 for a value that is not a file."""
+    """Return the bytes of the files in `images`. Raises ApiError 400 for a value that is not a
+    file."""
     files = form.getlist("images")
     for position, file in enumerate(files):
         if not isinstance(file, UploadFile):
-            raise ApiError(400, "invalid_form", f"images[{position}] is no file: send its bytes")
+            raise ApiError(
+                400, "invalid_form", f"images[{position}] is not a file. Upload it as a file"
+            )
     return [await file.read() for file in files if isinstance(file, UploadFile)]

@@ -1,8 +1,9 @@
 """Bodies of `POST /v2/models/{name}/infer`: JSON, optionally followed by binary tensors.
 
 With the binary tensor extension, the header `Inference-Header-Content-Length` is the length of the
-JSON. After it come the elements of each input that has a `binary_data_size`, in order
-(`serving/inference/tensors.py`). A response has this format if the request asks for binary outputs.
+JSON. The elements of each input with a `binary_data_size` follow it in order
+(`serving/inference/tensors.py`). A response has this format if the request specifies binary
+outputs.
 """
 
 from collections.abc import Sequence
@@ -39,9 +40,9 @@ class RequestInput(BaseModel):
     name: str
     shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
     datatype: str
-    parameters: dict[str, Scalar] = Field({}, description="binary_data_size instead of data")
+    parameters: dict[str, Scalar] = Field({}, description="binary_data_size, if the data is binary")
     data: Annotated[list[Scalar], Field(fail_fast=True)] | None = Field(
-        None, description="flat; images in base64"
+        None, description="flat list of elements; images in base64"
     )
 
 
@@ -52,7 +53,9 @@ class RequestOutput(BaseModel):
 
 class InferenceRequest(BaseModel):
     id: str | None = None
-    parameters: dict[str, Scalar] = Field({}, description="recall or threshold; binary_data_output")
+    parameters: dict[str, Scalar] = Field(
+        {}, description="recall or threshold, and binary_data_output"
+    )
     inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
     outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
 
@@ -97,7 +100,7 @@ def read_inference(
 def response_of(
     name: str, body: InferenceRequest, outputs: Sequence[Tensor], answer: Answer
 ) -> Response:
-    """The response to `body`, in the format that the request asks for."""
+    """Return the response to `body`, in the format that the request specifies."""
     binary = _binary_outputs(body, outputs)
     described, raw = [], []
     for tensor in outputs:
@@ -118,43 +121,42 @@ def response_of(
 
 
 def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
-    """The JSON and the bytes after it."""
+    """Return the JSON and the bytes after it."""
     if json_length is None:
         return raw, b""
     is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
     if not is_length or int(json_length) > len(raw):
-        message = f"{HEADER} is {json_length[:40]!r}, and the body has {len(raw)} bytes"
+        message = f"{HEADER} is {json_length[:40]!r}, but the body has {len(raw)} bytes"
         raise invalid_inference(message)
     return raw[: int(json_length)], raw[int(json_length) :]
 
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
-    """The elements of each input; those of BYTES tensors are `bytes`."""
+    """Return the elements of each input; those of BYTES tensors are `bytes`."""
     found, offset = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
         if (size is None) == (one.data is None):
             raise invalid_inference(
-                f"{one.name[:80]} has data and binary_data_size, or neither: send one"
+                f"{one.name[:80]} has both data and binary_data_size, or neither. Send one of them"
             )
         if size is None:
             found.append(_json_elements(one))
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise invalid_inference(
-                f"{one.name[:80]} has binary_data_size {str(size)[:40]}: send a number of bytes"
+                f"{one.name[:80]} has binary_data_size {str(size)[:40]}. Send a number of bytes"
             )
         if offset + size > len(binary):
             raise invalid_inference(
-                f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - offset} bytes "
-                f"are left after the JSON: set {HEADER} to its length, or send binary_data=False"
+                f"{one.name[:80]} has binary_data_size {size}, but only {len(binary) - offset} "
+                f"bytes remain after the JSON. Set {HEADER} to the length of the JSON, or send "
+                "binary_data=False"
             )
         found.append(elements_of(one.name, one.datatype, binary[offset : offset + size], most))
         offset += size
     if offset != len(binary):
-        raise invalid_inference(
-            f"{len(binary) - offset} bytes follow the last input's: remove them"
-        )
+        raise invalid_inference(f"{len(binary) - offset} bytes follow the last input. Remove them")
     return found
 
 
@@ -164,15 +166,17 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
         return list(data)
     texts = [one for one in data if isinstance(one, str)]
     if len(texts) != len(data):
-        raise invalid_inference(f"{tensor.name} contains elements that are not strings")
+        raise invalid_inference(
+            f"{tensor.name} contains elements that are not strings. Send strings"
+        )
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
     return [image_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """The names of the outputs to send as binary. Each output sets this, or else the request
+    """Return the names of the outputs to send as binary. Each output sets this, or else the request
     does."""
-    usual = {"binary_data": body.parameters.get("binary_data_output", False)}
-    stated = {one.name: usual | one.parameters for one in body.outputs}
-    return {one.name for one in outputs if stated.get(one.name, usual)["binary_data"] is True}
+    default = {"binary_data": body.parameters.get("binary_data_output", False)}
+    requested = {one.name: default | one.parameters for one in body.outputs}
+    return {one.name for one in outputs if requested.get(one.name, default)["binary_data"] is True}

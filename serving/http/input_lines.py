@@ -15,8 +15,8 @@ from trainer.bundle.spec import Reads
 
 
 class _FrameFields(BaseModel):
-    id: Id | None = Field(None, description="comes back with whatever is said of this frame")
-    time: FrameTime | None = Field(None, description="comes back with its hits")
+    id: Id | None = Field(None, description="returned in all responses to this frame")
+    time: FrameTime | None = Field(None, description="returned with the hits of this frame")
 
 
 class FrameIn(_FrameFields):
@@ -24,19 +24,21 @@ class FrameIn(_FrameFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="an image file in base64, or its data URL")
+    image: StrictStr | None = Field(None, description="image file in base64, or a data URL")
     text: StrictStr | None = None
 
 
-def most_json_bytes(limits: ServingConfig) -> int:
-    """The maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
+def max_json_bytes(limits: ServingConfig) -> int:
+    """Return the maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
     sequences (12 bytes for a surrogate pair), plus the other fields."""
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
 
 
 def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """A line of JSON, or None for a line that was too long -> a frame. If the line is invalid, the
-    content of the frame is the error."""
+    """Convert a line of JSON, or None for a line that was too long, to a frame.
+
+    If the line is invalid, the content of the frame is the error.
+    """
     fields = _FrameFields()
     try:
         if raw is None:
@@ -50,11 +52,11 @@ def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: Servin
 
 
 def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """The bytes of an image -> a frame. If they are invalid, the content of the frame is the
-    error."""
+    """Convert the bytes of an image to a frame. If they are invalid, the content of the frame is
+    the error."""
     try:
         if reads == "texts":
-            message = 'this model reads texts: send text messages of JSON, {"text": …}'
+            message = 'this model reads texts. Send text messages with JSON, {"text": …}'
             raise ApiError(422, "not_a_picture_model", message)
         return Frame(position, _bounded(raw, limits.max_frame_bytes))
     except ApiError as error:
@@ -62,7 +64,7 @@ def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfi
 
 
 def _frame_fields(found: object) -> _FrameFields:
-    """The id and time of a frame, if they are valid, even if the frame itself is not."""
+    """Return the id and time of a frame, if they are valid, even if the frame itself is not."""
     try:
         return _FrameFields.model_validate(found)
     except ValidationError:
@@ -82,20 +84,20 @@ def _bounded(raw: bytes, limit: int) -> bytes:
 
 
 def _too_long(limit: int) -> ApiError:
-    message = f"the frame is over {limit} bytes: send a smaller image or text"
+    message = f"the frame is larger than {limit} bytes. Send a smaller image or text"
     return ApiError(413, "frame_too_long", message)
 
 
-class _WithId(BaseModel):
-    id: Id | None = Field(None, description="comes back with whatever is said of this line")
+class _LineId(BaseModel):
+    id: Id | None = Field(None, description="returned in the response to this line")
 
 
-class LineIn(_WithId):
+class LineIn(_LineId):
     """One image or one text."""
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="an image file in base64, or its data URL")
+    image: StrictStr | None = Field(None, description="image file in base64, or a data URL")
     text: StrictStr | None = None
 
 
@@ -109,7 +111,7 @@ class Line:
 
 
 def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
-    """A line of JSON -> its image or text.
+    """Parse a line of JSON that contains an image or a text.
 
     Raises ApiError if the line is not JSON. Any other error is returned as the content.
     """
@@ -123,14 +125,14 @@ def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
 
 
 def _id_of(found: object) -> Id | None:
-    """The id of an invalid line, if the id is valid."""
+    """Return the id of an invalid line, if the id is valid."""
     try:
-        return _WithId.model_validate(found).id
+        return _LineId.model_validate(found).id
     except ValidationError:
         return None
 
 
-def verdicts_of(answer: Answer, is_short: bool) -> list[Verdict]:
-    """The verdicts of an answer on one input; only the matches if `is_short`."""
+def selected_verdicts(answer: Answer, *, matches_only: bool) -> list[Verdict]:
+    """Return the verdicts on the only input of an answer; only the matches if `matches_only`."""
     (result,) = answer.results
-    return [one for one in result.verdicts if one.match or not is_short]
+    return [one for one in result.verdicts if one.match or not matches_only]

@@ -20,20 +20,21 @@ class NdjsonSchema(JSONResponse):
     media_type = NDJSON
 
 
-def refused(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain JSON."""
-    described = {"description": "Refused", "content": _ERROR}
+def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
+    """Return the errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain
+    JSON."""
+    described = {"description": "Rejected", "content": _ERROR}
     return dict.fromkeys(statuses, described)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body that FastAPI does not parse. `complete_document` moves its `$defs` to
-    the location that its references point to."""
+    """Return the schema of a body that FastAPI does not parse. `complete_document` moves its
+    `$defs` to the location that its references point to."""
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
 def request_body(model: type[BaseModel], kind: str = "application/json") -> dict[str, Any]:
-    """The `openapi_extra` of a route whose body is `model`."""
+    """Return the `openapi_extra` of a route whose body is `model`."""
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema_of(model)}}}}
 
 
@@ -86,7 +87,10 @@ def _add_tokens(document: dict[str, Any], open_paths: Collection[str]) -> None:
         if path in open_paths:
             continue
         operation["security"] = [{"token": []}]
-        for status, what in (("401", "No token, or a wrong one"), ("503", "Try again")):
+        for status, what in (
+            ("401", "Token missing or invalid"),
+            ("503", "Temporarily unavailable"),
+        ):
             operation["responses"].setdefault(status, {"description": what, "content": _ERROR})
 
 

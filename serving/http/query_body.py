@@ -1,4 +1,4 @@
-"""Parse a query from the body or URL of a request into a checked `Query`.
+"""Parse a query from the body or URL of a request into a checked `QueryRequest`.
 
 Bodies are parsed here and not by the framework, so that invalid UTF-8, deeply nested JSON and
 oversized bodies are rejected with a 4xx status and a specific reason.
@@ -12,44 +12,46 @@ from typing import Annotated
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, validated
+from serving.api_error import TOO_MANY_INPUTS, ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import form_images, known_charset, parse_form, text_fields
 from serving.http.request_body import (
-    MOST_VALUES,
+    MAX_VALUES,
     bounded_parts,
     content_type,
     image_bytes,
     parse_json,
-    whole_body,
+    read_body,
 )
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
 RECALL_MEANING = (
-    "decide by the threshold for this recall: the class's own or, if validation had too few "
-    "samples of the class, the pooled one of all classes"
+    "decide with the threshold for this recall: the threshold of the class or, if validation had "
+    "too few samples of the class, the pooled threshold of all classes"
 )
 
 
-class QuestionParameters(BaseModel):
+class QueryParameters(BaseModel):
     """`?classes=A&classes=B&recall=0.9`. Unknown parameters are an error; they are not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
     classes: list[str] = Field(
-        default_factory=list, description="class names, or # and a number; repeat it for more"
+        default_factory=list, description="class names, or # and a class id; repeatable"
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="decide by this score; not together with recall"
+        None, description="minimum score of a match; cannot be combined with recall"
     )
 
     def needed_classes(self, most: int) -> list[str | int]:
-        """The requested classes. Raises ApiError if there are none or more than `most`."""
+        """Return the requested classes. Raises ApiError if there are none or more than `most`."""
         if not self.classes:
             raise ApiError(
-                422, "invalid_query", "classes: name at least one in the URL, as ?classes=NAME"
+                422,
+                "invalid_query",
+                "classes is empty. Add at least one class to the URL, as ?classes=NAME",
             )
         check_class_count(len(self.classes), most)
         return list(self.classes)
@@ -59,38 +61,40 @@ def check_class_count(count: int, most: int) -> None:
     """Raise ApiError 413 for more than `most` classes in one query."""
     if count > most:
         raise ApiError(
-            413, "too_many_classes", f"{count} classes in one request, at most {most}: split it"
+            413,
+            "too_many_classes",
+            f"the request has {count} classes; the limit is {most}. Split it",
         )
 
 
 class QueryBody(BaseModel):
-    """Is each image, or each text, of these classes?"""
+    """Does each image or text belong to these classes?"""
 
     model_config = ConfigDict(extra="forbid")
 
     # fail_fast: otherwise pydantic creates an error for every invalid element of a list.
     classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
-        min_length=1, description="class names, or ids"
+        min_length=1, description="class names or ids"
     )
     images: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None,
-        description="for a model of images: files (JPEG, PNG, WebP, BMP, GIF) in base64, or "
-        "data URLs of them",
+        description="for a model that reads images: files (JPEG, PNG, WebP, BMP, GIF) in base64, "
+        "or data URLs",
     )
     texts: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
-        None, description="for a model of texts"
+        None, description="for a model that reads texts"
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="decide by this score; not together with recall"
+        None, description="minimum score of a match; cannot be combined with recall"
     )
 
 
 @dataclass(frozen=True)
-class Query:
+class QueryRequest:
     """A well-formed request. Classes and inputs are not validated yet.
 
-    `inputs`: what the model reads, either the bytes of images or texts.
+    `inputs`: the bytes of images, or texts, depending on the model.
     """
 
     classes: list[str | int]
@@ -100,62 +104,65 @@ class Query:
 
 
 async def read_query(
-    request: Request, asked: QuestionParameters, service: Service, progress: InProgress
-) -> Query:
+    request: Request, parameters: QueryParameters, service: Service, progress: InProgress
+) -> QueryRequest:
     """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
 
-    `asked` is the query in the URL, for a body that is the input itself. Takes the slot of
-    `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the
+    `parameters` is the query in the URL, for a body that is the input itself. Acquires the slot
+    of `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the
     reason.
     """
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
     if kind in ("multipart/form-data", "application/json", ""):
-        if asked != QuestionParameters():
+        if parameters != QueryParameters():
             raise ApiError(
-                422, "invalid_query", "the question stands in the URL: send it in the body"
+                422,
+                "invalid_query",
+                "the query is in the URL, but the body is JSON or a form. Send the query in the "
+                "body",
             )
         if kind == "multipart/form-data":
             query = await _from_form(request, charset, service, progress)
         else:
-            raw = await whole_body(request, limits.max_body_bytes, service, progress)
+            raw = await read_body(request, limits.max_body_bytes, service, progress)
             query = await service.parsed(_from_json, raw, limits, reads)
     else:
         _check_raw(kind, reads)
-        classes = asked.needed_classes(limits.max_classes)
-        raw = await whole_body(request, limits.max_body_bytes, service, progress)
+        classes = parameters.needed_classes(limits.max_classes)
+        raw = await read_body(request, limits.max_body_bytes, service, progress)
         one = _input(raw, charset, reads)
-        query = Query(classes, [one], asked.recall, asked.threshold)
+        query = QueryRequest(classes, [one], parameters.recall, parameters.threshold)
     _check_counts(query, limits, reads)
     return query
 
 
-def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
+def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
-        raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
-    body = validated(QueryBody, parse_json(raw, most_values(limits)), "invalid_query")
+        raise ApiError(400, "empty_body", f'the body is empty. Send {{"classes": […], {example}}}')
+    body = validated(QueryBody, parse_json(raw, max_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     _check_input_count(sent, limits, reads)  # before any input is decoded
     inputs: Sequence[bytes | str] = sent
     if reads == "images":
         inputs = [image_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
-    return Query(list(body.classes), inputs, body.recall, body.threshold)
+    return QueryRequest(list(body.classes), inputs, body.recall, body.threshold)
 
 
-def most_values(limits: ServingConfig) -> int:
-    """The most values in the JSON of a body. High enough that slightly too many inputs or classes
-    get their own specific error."""
-    return MOST_VALUES + limits.max_inputs + limits.max_classes
+def max_values(limits: ServingConfig) -> int:
+    """Return the maximum number of values in the JSON of a body. It is high enough that slightly
+    too many inputs or classes get their own specific error."""
+    return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
-    """Reject a kind of input that the model does not read, before decoding any."""
+    """Reject a kind of input that the model does not read, before any input is decoded."""
     if reads == "images" and texts:
-        raise ApiError(422, "not_a_text_model", "this model reads images: send images, not texts")
+        raise ApiError(422, "not_a_text_model", "this model reads images. Send images, not texts")
     if reads == "texts" and images:
-        raise ApiError(422, "not_a_picture_model", "this model reads texts: send texts, not images")
+        raise ApiError(422, "not_a_picture_model", "this model reads texts. Send texts, not images")
 
 
 def _check_raw(kind: str, reads: Reads) -> None:
@@ -168,40 +175,41 @@ def _check_raw(kind: str, reads: Reads) -> None:
         raise ApiError(
             415,
             "unknown_content_type",
-            "send application/json, multipart/form-data, an image as image/… or "
-            f"application/octet-stream, or a text as text/plain; not {kind[:80]!r}",
+            f"Content-Type {kind[:80]!r} is not supported. Send application/json, "
+            "multipart/form-data, an image as image/… or application/octet-stream, or a text as "
+            "text/plain",
         )
 
 
 def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
     if not raw:
-        what = "image's bytes" if reads == "images" else "text"
-        raise ApiError(400, "empty_body", f"the body is empty: send the {what}")
+        what = "image" if reads == "images" else "text"
+        raise ApiError(400, "empty_body", f"the body is empty. Send the {what}")
     if reads == "images":
         return raw
     codec = known_charset(charset)
     try:
         return raw.decode(codec)
     except UnicodeDecodeError as error:
-        message = f"the text's byte {error.start} is no {codec}: send UTF-8"
+        message = f"the text is not valid {codec} at byte {error.start}. Send UTF-8"
         raise ApiError(400, "not_a_text", message) from error
 
 
 async def _from_form(
     request: Request, charset: str, service: Service, progress: InProgress
-) -> Query:
+) -> QueryRequest:
     limits, reads = service.config, service.model.reads
     async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
         form = await parse_form(request, body, charset, limits)
     try:
-        progress.take_slot()
+        progress.acquire_slot()
         fields = text_fields(form)
         _check_kind(reads, images="images" in form, texts="texts" in form)
         numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}
         values = {"classes": fields["classes"], **numbers}
-        asked = validated(QueryBody, values, "invalid_query")
+        sent = validated(QueryBody, values, "invalid_query")
         inputs = fields["texts"] if reads == "texts" else await form_images(form)
-        return Query(list(asked.classes), inputs, asked.recall, asked.threshold)
+        return QueryRequest(list(sent.classes), inputs, sent.recall, sent.threshold)
     finally:
         await form.close()
 
@@ -209,16 +217,16 @@ async def _from_form(
 def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
     if not inputs:
         what, field = ("image", "images") if reads == "images" else ("text", "texts")
-        raise ApiError(400, "no_input", f"there is no {what} in the request: send {field}")
+        raise ApiError(400, "no_input", f"the request contains no {what}. Send {field}")
     if len(inputs) > limits.max_inputs:
         raise ApiError(
             413,
-            f"too_many_{reads}",
-            f"{len(inputs)} {reads} in one request, at most {limits.max_inputs}: split it",
+            TOO_MANY_INPUTS[reads],
+            f"the request has {len(inputs)} {reads}; the limit is {limits.max_inputs}. Split it",
         )
 
 
-def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
+def _check_counts(query: QueryRequest, limits: ServingConfig, reads: Reads) -> None:
     _check_input_count(query.inputs, limits, reads)
     check_class_count(len(query.classes), limits.max_classes)
     for position, one in enumerate(query.inputs):
@@ -228,20 +236,20 @@ def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
 def one_input(
     image: str | None, text: str | None, code: str, reads: Reads, limits: ServingConfig
 ) -> bytes | str:
-    """The image or text of a line of JSON, which must contain exactly one of them.
+    """Return the image or text of a line of JSON, which must contain exactly one of them.
 
     Raises ApiError: `code` if it contains none or both; otherwise if the model does not read this
     kind of input, the base64 is invalid or the text is too long.
     """
     if (image is None) == (text is None):
-        raise ApiError(422, code, "give image or text, one of them")
+        raise ApiError(422, code, "send either image or text")
     if reads == "texts":
         if text is None:
-            raise ApiError(422, "not_a_picture_model", "this model reads texts: send text")
+            raise ApiError(422, "not_a_picture_model", "this model reads texts. Send text")
         check_text_length(text, limits.max_text_chars, "text")
         return text
     if image is None:
-        raise ApiError(422, "not_a_text_model", "this model reads images: send image")
+        raise ApiError(422, "not_a_text_model", "this model reads images. Send image")
     return image_bytes(image, "image")
 
 
@@ -251,5 +259,5 @@ def check_text_length(one: bytes | str, limit: int, field: str) -> None:
         raise ApiError(
             413,
             "text_too_long",
-            f"{field} has {len(one)} characters, at most {limit}: shorten it",
+            f"{field} has {len(one)} characters; the limit is {limit}. Shorten it",
         )

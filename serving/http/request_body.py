@@ -24,35 +24,36 @@ from serving.service import InProgress, Service
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
 # Limit per body or line. It is raised if the limits on inputs or classes need more.
-MOST_VALUES = 10_000
-_MOST_KEYS = 64
+MAX_VALUES = 10_000
+_MAX_KEYS = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,", re.IGNORECASE)
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The media type, in lower case, and the charset of a request; "" for each that is missing."""
+    """Return the media type, in lower case, and the charset of a request; "" for each that is
+    missing."""
     kind, separator, _ = headers.get("content-type", "").partition(";")
     charset = _charset(headers["content-type"]) if separator else ""
     return kind.strip().lower(), charset
 
 
-def _charset(stated: str) -> str:
+def _charset(header: str) -> str:
     message = Message()
-    message["content-type"] = stated.replace("\r", " ").replace("\n", " ")
+    message["content-type"] = header.replace("\r", " ").replace("\n", " ")
     charset = message.get_param("charset", "")
     return charset if isinstance(charset, str) else charset[2]
 
 
-async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """Read the body of a request, then take a slot for `progress`. Raises the ApiErrors of
+async def read_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
+    """Read the body of a request, then acquire a slot for `progress`. Raises the ApiErrors of
     `bounded_parts`.
 
     Parse the body only after this, because slots limit the amount of concurrent parsing.
     """
     raw = b"".join([part async for part in bounded_parts(request, limit, service.uploads)])
-    progress.take_slot()
+    progress.acquire_slot()
     return raw
 
 
@@ -66,10 +67,10 @@ async def bounded_parts(
     generator if you do not read it to its end.
     """
     too_large = ApiError(
-        413, "body_too_large", f"the body is over {limit} bytes: send less at once"
+        413, "body_too_large", f"the body is larger than {limit} bytes. Split the request"
     )
-    stated = request.headers.get("content-length", "0")
-    if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
+    length = request.headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
         raise too_large
     received = 0
     async with aclosing(uploads.parts(request.state.client, decompressed_parts(request))) as parts:
@@ -81,9 +82,9 @@ async def bounded_parts(
 
 
 def encoding_of(request: Request) -> str:
-    """The content encoding of a body, in lower case; "" if there is none."""
-    stated = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    return "" if stated == "identity" else stated
+    """Return the content encoding of a body, in lower case; "" if there is none."""
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    return "" if encoding == "identity" else encoding
 
 
 async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:
@@ -97,7 +98,7 @@ async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:
     elif encoding in _WINDOW_BITS:
         parts = _decompressed(request.stream(), encoding)
     else:
-        message = f"Content-Encoding {encoding[:40]!r}: send gzip or deflate, or no compression"
+        message = f"Content-Encoding {encoding[:40]!r} is not supported. Use gzip or deflate"
         raise ApiError(415, "unknown_encoding", message)
     async for part in parts:
         yield part
@@ -111,9 +112,9 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
             try:
                 piece = unpacking.decompress(part, _PIECE)
             except zlib.error as error:
-                raise _invalid_compression(encoding, "is damaged") from error
-            # After a full piece, zlib may hold more output even if the whole part has been
-            # consumed.
+                raise _invalid_compression(encoding, "is corrupted") from error
+            # After a full piece, zlib may have more output even if the part has been consumed
+            # completely.
             part, is_full = unpacking.unconsumed_tail, len(piece) == _PIECE
             if piece:
                 yield piece
@@ -121,20 +122,20 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
         if unpacking.unused_data:
             raise _invalid_compression(encoding, "has data after its end")
     if not unpacking.eof:
-        raise _invalid_compression(encoding, "is cut off")
+        raise _invalid_compression(encoding, "is truncated")
 
 
 def _invalid_compression(encoding: str, what: str) -> ApiError:
-    return ApiError(400, "invalid_compression", f"the {encoding} body {what}: compress it again")
+    return ApiError(400, "invalid_compression", f"the {encoding} body {what}. Compress it again")
 
 
-def parse_json(raw: bytes, most: int = MOST_VALUES) -> object:
-    """UTF-8 JSON -> dicts, lists, strings and numbers, at most about `most` of them.
+def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
+    """Parse UTF-8 JSON to dicts, lists, strings and numbers, at most about `most` of them.
 
     Raises ApiError 400 `invalid_json` for too many values, before any is created; for invalid UTF-8
     or JSON and for JSON that is nested too deeply; and for duplicate keys, objects with too many
-    keys, numbers of thousands of digits and lone surrogates. Parsing megabytes takes long; call it
-    in a thread.
+    keys, numbers of thousands of digits and lone surrogates. Parsing megabytes takes long, so
+    call this in a thread.
     """
     _check_count(raw, most)
     try:
@@ -142,11 +143,11 @@ def parse_json(raw: bytes, most: int = MOST_VALUES) -> object:
         if _SURROGATE.search(raw):
             json.dumps(found, ensure_ascii=False).encode("utf-8")
     except RecursionError as error:
-        raise _invalid_json("it is nested too deep") from error
+        raise _invalid_json("it is nested too deeply") from error
     except UnicodeDecodeError as error:
-        raise _invalid_json(f"its byte {error.start} is no UTF-8") from error
+        raise _invalid_json(f"it is not valid UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
-        raise _invalid_json("a text holds half a surrogate pair") from error
+        raise _invalid_json("a string contains a lone surrogate") from error
     except json.JSONDecodeError as error:
         raise _invalid_json(f"{error.msg} at line {error.lineno} column {error.colno}") from error
     except ValueError as error:
@@ -167,7 +168,7 @@ def _check_count(raw: bytes, most: int) -> None:
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     is_over = bare.count(b'"') > 4 * most  # two for the key and two for its value
     if is_over or _count_starts(b"".join(bare.split(b'"')[::2])) > most:
-        raise _invalid_json(f"it holds over {most} values: send fewer at once")
+        raise _invalid_json(f"it contains more than {most} values. Split the request")
 
 
 def _count_starts(raw: bytes) -> int:
@@ -175,38 +176,40 @@ def _count_starts(raw: bytes) -> int:
 
 
 def _without_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(pairs) > _MOST_KEYS:
-        raise ValueError(f"an object has {len(pairs)} keys, at most {_MOST_KEYS}")
+    if len(pairs) > _MAX_KEYS:
+        raise ValueError(f"an object has {len(pairs)} keys; the limit is {_MAX_KEYS}")
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key[:80]!r} stands twice")
+            raise ValueError(f"duplicate key {key[:80]!r}")
         found[key] = value
     return found
 
 
 def _invalid_json(reason: str) -> ApiError:
-    return ApiError(400, "invalid_json", f"Invalid JSON: {reason}")
+    return ApiError(400, "invalid_json", f"invalid JSON: {reason}")
 
 
 def image_bytes(text: str, field: str) -> bytes:
-    """Base64 of an image file, or `data:image/…;base64,…` -> its bytes.
+    """Decode an image file in base64, or a URL `data:image/…;base64,…`.
 
-    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`. `field` is its name
-    in the message.
+    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`. `field` is the
+    name of the input in the message.
     """
     data_url = _DATA_URL.match(text)
     if data_url is None and _URL.match(text[:64]):
         raise ApiError(
             422,
             "urls_refused",
-            f"{field} is a URL, and this server fetches nothing: send the image itself, in "
-            "base64, as a file of a form, or as the body with Content-Type: image/jpeg",
+            f"{field} is a URL, but this server does not fetch URLs. Send the image itself: in "
+            "base64, as a file in a form, or as the body with Content-Type: image/jpeg",
         )
     start = 0 if data_url is None else data_url.end()
     try:
         return base64.b64decode(text[start:], validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(
-            400, "invalid_base64", f"{field} is not base64 of an image file ({error})"
+            400,
+            "invalid_base64",
+            f"{field} is not valid base64 ({error}). Send an image file in base64",
         ) from error

@@ -32,10 +32,10 @@ class RouteFacts:
 
     - `needs_token`: False only for a route that reveals nothing about the model; its path has no
       parameters.
-    - `streams`: the body may arrive, or the response be written, for as long as the client likes.
-      HAProxy then applies no time or size limit, so the route must apply its own.
-    - `is_idempotent`: repeating the request has no further effect. If a replica fails before it
-      responds, HAProxy sends the request to another one. Always true for GET and HEAD.
+    - `streams`: the client decides how long the body or the response takes. HAProxy then applies no
+      time or size limit, so the route must apply its own.
+    - `is_idempotent`: repeating the request does not change the result. If a replica fails before
+      it responds, HAProxy sends the request to another one. Always true for GET and HEAD.
     """
 
     needs_token: bool = True
@@ -60,7 +60,8 @@ def facts(
 def paths_of(
     routers: Iterable[APIRouter], condition: Callable[[RouteFacts], bool]
 ) -> tuple[str, ...]:
-    """The paths, such as `/v1/feeds/{feed}`, of the routes whose facts satisfy `condition`."""
+    """Return the paths, such as `/v1/feeds/{feed}`, of the routes whose facts satisfy
+    `condition`."""
     found = (route.path for route in _routes(routers) if condition(_facts_of(route)))
     return tuple(dict.fromkeys(found))
 
@@ -68,7 +69,7 @@ def paths_of(
 def _routes(routers: Iterable[APIRouter]) -> Iterator[Route]:
     for router in routers:
         for route in router.routes:
-            assert isinstance(route, Route), f"{router} has {route}, which states no facts"
+            assert isinstance(route, Route), f"{router} has {route}, which is not an API route"
             yield route
 
 
@@ -92,7 +93,7 @@ class Resources:
         api.state.resources = self
 
     def once(self, make: Callable[["Resources"], T]) -> T:
-        """The result of `make`, which is called once per instance."""
+        """Return the result of `make`, which is called once per instance."""
         if make not in self._made:
             self._made[make] = make(self)
         found: T = self._made[make]
@@ -114,7 +115,7 @@ ServiceDep = Annotated[Service, Depends(_service)]
 
 
 def per_application(make: Callable[[Resources], T]) -> Callable[[HTTPConnection], Awaitable[T]]:
-    """A dependency that is created once per application, on first use.
+    """Return a dependency that is created once per application, on first use.
 
     Use it for state of a single route module, such as a limit on concurrent clients.
     """

@@ -30,15 +30,17 @@ NDJSON_KINDS = (NDJSON, "application/ndjson", "application/jsonl")
 _CLOSE_CODES = 4000
 
 
-def check_is_lines(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
+def check_is_ndjson(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
     """Raise ApiError 415 if the media type is not in `kinds` or the body is compressed: the
-    decompressed length of a stream has no limit."""
+    decompressed length of a stream is not limited."""
     kind, _ = content_type(request.headers)
     if kind not in kinds:
-        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
+        message = f"Content-Type {kind[:80]!r} is not supported. Send lines of JSON as {NDJSON}"
         raise ApiError(415, "unknown_content_type", message)
     if encoding := encoding_of(request):
-        message = f"lines must not be compressed: remove Content-Encoding {encoding[:40]}"
+        message = (
+            f"a stream must not have Content-Encoding {encoding[:40]!r}. Send uncompressed lines"
+        )
         raise ApiError(415, "unknown_encoding", message)
 
 
@@ -75,7 +77,7 @@ async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[
 
 
 def count_lines(item: bytes | None) -> int:
-    """The number of lines in an item of `split_lines`."""
+    """Return the number of lines in an item of `split_lines`."""
     return 1 if item is None else 1 + item.count(b"\n")
 
 
@@ -94,7 +96,7 @@ class LinesOut:
         await self._pass({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def line(self, line: str) -> None:
-        """Send a line; `line` has no line end."""
+        """Send a line. `line` does not include the line end."""
         body = line.encode() + b"\n"
         await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -135,26 +137,28 @@ class NdjsonAnswer(Response):
                 await out.line(final_error_line(error))
             await out.end()
         except ClientDisconnect:
-            return  # no one to report to
+            return  # there is no client to report to
 
 
 def final_error_line(error: ApiError) -> str:
-    """The last line of a stream that ends with an error."""
+    """Return the last line of a stream that ends with an error."""
     detail = ErrorDetail(code=error.code, message=str(error))
     return FrameError(error=detail).model_dump_json(exclude={"frame"})
 
 
-async def until_disconnect(left: Callable[[], Awaitable[None]], work: Awaitable[None]) -> None:
-    """Run `work` until it ends or the client disconnects. Raises ClientDisconnect if `left` returns
-    first."""
+async def until_disconnect(
+    disconnected: Callable[[], Awaitable[None]], work: Awaitable[None]
+) -> None:
+    """Run `work` until it ends or the client disconnects. Raises ClientDisconnect if `disconnected`
+    returns first."""
 
-    async def leave() -> None:
-        await left()
+    async def raise_on_disconnect() -> None:
+        await disconnected()
         raise ClientDisconnect
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            watcher = tasks.create_task(leave())
+            watcher = tasks.create_task(raise_on_disconnect())
             await work
             watcher.cancel()
     except BaseExceptionGroup as group:
@@ -203,7 +207,7 @@ async def accepted(
             await out.line(final_error_line(error))
             await out.end(_CLOSE_CODES + error.status)
     except ClientDisconnect:
-        return  # no one to report to
+        return  # there is no client to report to
 
 
 def check_origin(socket: WebSocket, config: ServingConfig) -> None:
@@ -212,7 +216,10 @@ def check_origin(socket: WebSocket, config: ServingConfig) -> None:
     origin, host = socket.headers.get("origin"), socket.headers.get("host")
     if config.token_file is None and origin is not None and urlsplit(origin).netloc != host:
         raise ApiError(
-            403, "other_origin", f"a page of {origin[:200]!r} may not connect to {host!r}"
+            403,
+            "other_origin",
+            f"pages from {origin[:200]!r} must not connect to {host!r}. Open the page from this "
+            "server, or start it with --token-file",
         )
 
 

@@ -1,4 +1,5 @@
-"""The protocol's gRPC methods: take the bytes of a message, return a message or set a status.
+"""The protocol's gRPC methods. Each accepts the bytes of a message and returns a message or sets a
+status.
 
 Requests arrive as bytes, so that they are parsed only after the token has been checked. Methods
 that are not registered here, including streaming ones, are UNIMPLEMENTED.
@@ -13,7 +14,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
-from serving.inference.protobuf import MOST_VALUES, inference_of, metadata_of, parsed, response_of
+from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
 from serving.inference.tensors import (
     EXTENSIONS,
     PLATFORM,
@@ -42,8 +43,8 @@ _CODES = {
     429: _STATUS.RESOURCE_EXHAUSTED,
     503: _STATUS.UNAVAILABLE,
 }
-# Details are sent as a header, where a character can take nine bytes and all headers are limited to
-# 8 KiB.
+# Details are sent as a header, where a character can occupy nine bytes and all headers together are
+# limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
 
 
@@ -64,10 +65,10 @@ class InferenceMethods:
         self._model = InferenceModel(service)
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
-        """The response to `raw`, a request of `method`, or an empty message and a status in
+        """Return the response to `raw`, a request of `method`, or an empty message and a status in
         `context`.
 
-        Raises nothing except on cancellation, because gRPC would show exceptions to clients.
+        Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """
         try:
             if method not in _OPEN:
@@ -75,10 +76,12 @@ class InferenceMethods:
             return await _METHODS[method](self, raw)
         except ApiError as error:
             code = _CODES.get(error.status, _STATUS.UNKNOWN)
-            _refuse(context, code, str(error), error.headers or {})
+            _set_error(context, code, str(error), error.headers or {})
         except Exception as error:  # an internal error: log it, do not show it to the client
             _log.exception("%s failed", method, exc_info=error)
-            _refuse(context, _STATUS.INTERNAL, "the server failed; its log says why", {})
+            _set_error(
+                context, _STATUS.INTERNAL, "internal server error; see the log of the server", {}
+            )
         return pb.ModelInferResponse()  # not sent, because there is an error status
 
     async def server_live(self, _: bytes) -> Message:
@@ -109,22 +112,22 @@ class InferenceMethods:
 
     async def model_infer(self, raw: bytes) -> Message:
         async with self._service.admitted() as progress:
-            progress.take_slot()
+            progress.acquire_slot()
             limit = self._service.config.max_body_bytes
             if len(raw) > limit:
-                message = f"the message is over {limit} bytes: send less at once"
+                message = f"the message is larger than {limit} bytes. Split the request"
                 raise ApiError(413, "body_too_large", message)
-            request, inference = await self._service.in_thread(_read, raw, self._most_values())
+            request, inference = await self._service.in_thread(_read, raw, self._max_values())
             self._model.check(request.model_name, request.model_version)
             outputs, answer = await self._model.infer(inference)
             progress.inputs = len(answer.results)
         return response_of(request, outputs, parameters_of(answer))
 
-    def _most_values(self) -> int:
-        """A packed number takes up to ten bytes, and `check_count` counts each of its bytes as a
-        value."""
+    def _max_values(self) -> int:
+        """Return the maximum number of values in a message. A packed number occupies up to ten
+        bytes, and `check_count` counts each of its bytes as a value."""
         limits = self._service.config
-        return MOST_VALUES + 10 * (limits.max_inputs + limits.max_classes)
+        return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
 
 _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
@@ -151,12 +154,12 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
 
 
 def _token(context: Context) -> str | None:
-    """The bearer token of a call; None if there is none or more than one."""
+    """Return the bearer token of a call; None if there is none or more than one."""
     found = [value for name, value in context.invocation_metadata() if name == "authorization"]
     return bearer_token(found[0]) if len(found) == 1 else None
 
 
-def _refuse(
+def _set_error(
     context: Context, code: grpc.StatusCode, message: str, headers: Mapping[str, str]
 ) -> None:
     context.set_code(code)

@@ -1,7 +1,7 @@
 """Converts the protocol's gRPC messages to and from tensors. `tensors.py` validates the contents.
 
 The number of values in a message is counted from its bytes before it is parsed: the parser creates
-an object for each field, some of which take only two bytes, and blocks all threads meanwhile.
+an object for each field, some of which occupy only two bytes, and blocks all threads meanwhile.
 
 Elements are sent in one of two forms, the same for all tensors of a message: typed, in each
 tensor's `contents`, or raw, as one byte string per tensor. A response uses the form of its request.
@@ -33,7 +33,7 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
     for more in _sizes(raw, 0, len(raw), kind):
         count += more
         if count > most:
-            message = f"the message holds over {most} values: send fewer at once"
+            message = f"the message contains more than {most} values. Split the request"
             raise ApiError(413, "too_many_values", message)
 
 
@@ -43,12 +43,12 @@ def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]
         yield 1
         tag, offset = _varint(raw, offset, end, kind)
         if not tag >> 3:
-            raise _no(kind)
+            raise _malformed(kind)
         field, wire = kind.fields_by_number.get(tag >> 3), tag & 7
         if wire == _WITH_LENGTH:
             size, offset = _varint(raw, offset, end, kind)
             if size > end - offset:
-                raise _no(kind)
+                raise _malformed(kind)
             if field is not None and field.message_type is not None:
                 yield from _sizes(raw, offset, offset + size, field.message_type)
             elif field is not None and field.type not in _ONE_VALUE:
@@ -59,52 +59,53 @@ def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]
         elif wire in _FIXED_BYTES:
             offset += _FIXED_BYTES[wire]
         else:
-            raise _no(kind)
+            raise _malformed(kind)
 
 
 def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
-    """A varint (7 bits per byte) and the offset after it."""
+    """Return a varint (7 bits per byte) and the offset after it."""
     value = 0
     for count, byte in enumerate(raw[offset : min(end, offset + _VARINT_BYTES)]):
         value |= (byte & 127) << 7 * count
         if byte < 128:
             return value, offset + count + 1
-    raise _no(kind)
+    raise _malformed(kind)
 
 
-def _no(kind: Descriptor) -> ApiError:
-    return invalid_inference(f"this is no {kind.name}")
+def _malformed(kind: Descriptor) -> ApiError:
+    return invalid_inference(f"the message is not a valid {kind.name}")
 
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
 # Limit per message. It is raised if the limits on inputs or classes need more.
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 
 
-def parsed(kind: type[Message], raw: bytes, most: int = MOST_VALUES) -> Any:
+def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
     """Parse a message of type `kind`. Raises ApiError 400 if it is malformed and 413 if it has more
     than `most` values."""
     check_count(raw, kind.DESCRIPTOR, most)
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise _no(kind.DESCRIPTOR) from error
+        raise _malformed(kind.DESCRIPTOR) from error
 
 
-def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Inference:
-    """The tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
+def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Inference:
+    """Return the tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
     truncated or sent in both forms; 413 if a tensor has more than `most` raw elements."""
     typed = [one.name for one in request.inputs if one.HasField("contents")]
     if request.raw_input_contents:
         if typed:
             raise invalid_inference(
-                f"{typed[0][:80]} has contents beside raw_input_contents: send one"
+                f"{typed[0][:80]} has contents, but the request has raw_input_contents. Send one "
+                "of them"
             )
         if len(request.raw_input_contents) != len(request.inputs):
             raise invalid_inference(
-                f"{len(request.raw_input_contents)} raw_input_contents for "
-                f"{len(request.inputs)} inputs: send one for each"
+                f"the request has {len(request.inputs)} inputs and "
+                f"{len(request.raw_input_contents)} raw_input_contents. Send one per input"
             )
         pairs = zip(request.inputs, request.raw_input_contents, strict=True)
         data = [elements_of(one.name, one.datatype, raw, most) for one, raw in pairs]
@@ -125,7 +126,7 @@ def response_of(
     outputs: Sequence[Tensor],
     parameters: dict[str, bool | str],
 ) -> pb.ModelInferResponse:
-    """The response to a request, with tensors in the same form."""
+    """Return the response to a request, with tensors in the same form."""
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, value in parameters.items():
         field = "bool_param" if isinstance(value, bool) else "string_param"
@@ -144,7 +145,7 @@ def response_of(
 
 
 def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    """Metadata of a model's inputs or outputs: names, datatypes and shapes."""
+    """Return metadata of a model's inputs or outputs: names, datatypes and shapes."""
     kind = pb.ModelMetadataResponse.TensorMetadata
     return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
 
@@ -152,7 +153,9 @@ def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.Tens
 def _shape(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape):
-        raise invalid_inference(f"{tensor.name[:80]} has a negative size in its shape")
+        raise invalid_inference(
+            f"the shape of {tensor.name[:80]} has a negative size. Send sizes of at least 0"
+        )
     return shape
 
 
@@ -160,7 +163,7 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     field = _contents_field(tensor)
     if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
         raise invalid_inference(
-            f"{tensor.name[:80]} is {tensor.datatype}: send its elements as {field}"
+            f"{tensor.name[:80]} has datatype {tensor.datatype}. Send its elements as {field}"
         )
     return list(getattr(tensor.contents, field))
 
@@ -168,13 +171,15 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
 def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     field = _INPUT_CONTENTS.get(tensor.datatype)
     if field is None:
-        kinds = ", ".join(sorted(_INPUT_CONTENTS))
-        raise invalid_inference(f"{tensor.name[:80]} is {tensor.datatype[:20]}: inputs are {kinds}")
+        kinds = " or ".join(sorted(_INPUT_CONTENTS))
+        raise invalid_inference(
+            f"{tensor.name[:80]} has datatype {tensor.datatype[:20]}. Send {kinds}"
+        )
     return field
 
 
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
-        raise invalid_inference(f"parameter {name[:80]} has no value")
+        raise invalid_inference(f"parameter {name[:80]} is empty. Set or remove it")
     return getattr(value, choice)

@@ -1,8 +1,8 @@
-"""The Open Inference Protocol v2, independent of its transports REST and gRPC: request and response
-tensors, and the model that answers.
+"""The Open Inference Protocol v2, independent of the transports REST and gRPC: request and response
+tensors, and the model.
 
 Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
-parameters `recall` or `threshold` state how to decide. Outputs: `scores`, FP32 [n, m], and, with a
+parameters `recall` or `threshold` set how to decide. Outputs: `scores`, FP32 [n, m], and, with a
 recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
 Raw elements are gRPC's raw contents, and the binary tensor extension over REST: little-endian, in
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.api_error import ApiError
+from serving.api_error import TOO_MANY_INPUTS, ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
 
@@ -76,7 +76,7 @@ def check_inference(
     """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
-        raise invalid_inference("an input stands twice: send each once")
+        raise invalid_inference("duplicate input. Send each input once")
     _check_names(tensors, reads)
     for tensor in tensors.values():
         _check_shape(tensor)
@@ -90,33 +90,38 @@ def check_inference(
         [_text(classes, one) if isinstance(one, bytes) else one for one in classes.data],
         recall,
         threshold,
-        _wanted(inference.outputs, is_decided=recall is not None or threshold is not None),
+        _requested_outputs(
+            inference.outputs, is_decided=recall is not None or threshold is not None
+        ),
     )
     _check_counts(found, reads, limits)
     return found
 
 
 def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
-    """The requested tensors of an answer. Raises ApiError if a class has no threshold."""
+    """Return the requested tensors of an answer. Raises ApiError for a class without a
+    threshold."""
     rows = [result.verdicts for result in answer.results]
     shape = (len(rows), len(request.classes))
     tensors = {
         "scores": Tensor("scores", "FP32", shape, [v.score for row in rows for v in row]),
     }
     if "matches" in request.outputs or "thresholds" in request.outputs:
-        bars = [verdict.threshold for verdict in rows[0]]
-        if None in bars:
+        thresholds = [verdict.threshold for verdict in rows[0]]
+        if None in thresholds:
             raise ApiError(
-                422, "no_threshold", "validation had no positives: give a threshold, not a recall"
+                422,
+                "no_threshold",
+                "validation had no samples of the class. Send a threshold, not a recall",
             )
-        tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], bars)
+        tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], thresholds)
         matches = [bool(v.match) for row in rows for v in row]
         tensors["matches"] = Tensor("matches", "BOOL", shape, matches)
     return [tensors[name] for name in request.outputs]
 
 
 def parameters_of(answer: Answer) -> dict[str, bool | str]:
-    """The parameters of a response: whether the loss makes the score of a single class
+    """Return the parameters of a response: whether the loss makes the score of a single class
     meaningful."""
     parameters: dict[str, bool | str] = {"aligned": answer.aligned}
     return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
@@ -126,35 +131,37 @@ def _check_names(tensors: Mapping[str, Tensor], reads: "Reads") -> None:
     known = {reads, *_CLASS_INPUTS}
     if unknown := tensors.keys() - known:
         raise invalid_inference(
-            f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}"
+            f"unknown input {min(unknown)[:80]!r}. Known inputs are {', '.join(sorted(known))}"
         )
     if reads not in tensors:
-        raise invalid_inference(f"this model reads {reads}: send them as the BYTES input {reads!r}")
+        raise invalid_inference(f"input {reads!r} is missing. Send the {reads} as a BYTES tensor")
     if len(tensors.keys() & _CLASS_INPUTS.keys()) != 1:
-        raise invalid_inference(
-            "send exactly one of the inputs class_ids (INT64) and classes (BYTES)"
-        )
+        raise invalid_inference("send either the input class_ids (INT64) or classes (BYTES)")
 
 
 def _check_shape(tensor: Tensor) -> None:
-    # the product of more dimensions might have millions of digits
+    # The product of more dimensions might have millions of digits.
     if len(tensor.shape) > _MAX_DIMENSIONS:
-        raise invalid_inference(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
+        raise invalid_inference(
+            f"{tensor.name} has {len(tensor.shape)} dimensions. Send one dimension"
+        )
     if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
         raise invalid_inference(
-            f"{tensor.name} has shape {list(tensor.shape)} and {len(tensor.data)} elements: they "
-            "do not agree"
+            f"{tensor.name} has shape {list(tensor.shape)}, which does not match its "
+            f"{len(tensor.data)} elements"
         )
     if max(tensor.shape) != len(tensor.data):
-        raise invalid_inference(f"{tensor.name} has shape {list(tensor.shape)}: send one dimension")
+        raise invalid_inference(f"{tensor.name} has shape {list(tensor.shape)}. Send one dimension")
 
 
 def _check_datatype(tensor: Tensor, datatype: str) -> None:
     if tensor.datatype != datatype:
-        raise invalid_inference(f"{tensor.name} is {tensor.datatype[:20]}: send it as {datatype}")
+        raise invalid_inference(
+            f"{tensor.name} has datatype {tensor.datatype[:20]}. Send {datatype}"
+        )
     kind: type = bytes if datatype == "BYTES" else int
     if any(not isinstance(one, kind) or isinstance(one, bool) for one in tensor.data):
-        raise invalid_inference(f"{tensor.name} holds what is no {datatype}")
+        raise invalid_inference(f"{tensor.name} contains an element that is not {datatype}")
 
 
 def _text(tensor: Tensor, raw: bytes) -> str:
@@ -162,7 +169,7 @@ def _text(tensor: Tensor, raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise invalid_inference(
-            f"{tensor.name} holds what is not UTF-8 from its byte {error.start} on"
+            f"an element of {tensor.name} is not valid UTF-8 at byte {error.start}"
         ) from error
 
 
@@ -171,53 +178,57 @@ def _number(parameters: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise invalid_inference(f"parameter {name} is {str(value)[:40]}: give a finite number")
+        raise invalid_inference(f"parameter {name} is {str(value)[:40]}. Send a finite number")
     return float(value)
 
 
-def _wanted(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
+def _requested_outputs(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
     known = OUTPUTS if is_decided else OUTPUTS[:1]
     for name in outputs:
         if name not in known:
             hint = "" if is_decided or name not in OUTPUTS else " without recall or threshold"
             raise invalid_inference(
-                f"there is no output {name[:80]!r}{hint}: ask for {', '.join(known)}"
+                f"there is no output {name[:80]!r}{hint}. Available outputs: {', '.join(known)}"
             )
     return tuple(outputs) or known
 
 
 def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConfig) -> None:
     counts = ((reads, request.inputs, limits.max_inputs),)
-    for name, held, limit in (*counts, ("classes", request.classes, limits.max_classes)):
-        if not held:
-            raise invalid_inference(f"there are no {name} in the request")
-        if len(held) > limit:
-            message = f"{len(held)} {name} in one request, at most {limit}: split it"
-            raise ApiError(413, f"too_many_{name}", message)
+    for name, values, limit in (*counts, ("classes", request.classes, limits.max_classes)):
+        if not values:
+            raise invalid_inference(f"the input {name!r} is empty. Send at least one element")
+        if len(values) > limit:
+            message = f"the request has {len(values)} {name}; the limit is {limit}. Split it"
+            raise ApiError(413, TOO_MANY_INPUTS.get(name, "too_many_classes"), message)
     longest = max((len(one) for one in request.inputs if isinstance(one, str)), default=0)
     if longest > limits.max_text_chars:
-        message = f"a text has {longest} characters, at most {limits.max_text_chars}: shorten it"
+        message = (
+            f"a text has {longest} characters; the limit is {limits.max_text_chars}. Shorten it"
+        )
         raise ApiError(413, "text_too_long", message)
 
 
 def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
-    """The elements of an input. Raises ApiError: 400 for an unsupported datatype or truncated data,
-    413 for more than `most` elements."""
+    """Return the elements of an input. Raises ApiError: 400 for an unsupported datatype or
+    truncated data, 413 for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
-        kinds = ", ".join(_INPUT_DATATYPES)
-        raise invalid_inference(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
+        kinds = " or ".join(_INPUT_DATATYPES)
+        raise invalid_inference(f"{name[:80]} has datatype {datatype[:20]}. Send {kinds}")
     if datatype == "BYTES":
         return _with_lengths(name, raw, most)
     if len(raw) > 8 * most:
         raise _too_many(name, most)
     if len(raw) % 8:
-        raise invalid_inference(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
+        raise invalid_inference(
+            f"{name[:80]} has {len(raw)} raw bytes, not a multiple of 8 as INT64 requires"
+        )
     return np.frombuffer(raw, "<i8").tolist()
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """The elements of an output, converted to its datatype. A threshold from the request that FP32
-    cannot represent becomes infinite."""
+    """Return the elements of an output, converted to its datatype. A threshold from the request
+    that FP32 cannot represent becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
 
@@ -231,21 +242,21 @@ def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
         start = offset + _LENGTH.size
         if start > len(raw):
             raise invalid_inference(
-                f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes"
+                f"{name[:80]}[{len(elements)}] is truncated within its 4 length bytes"
             )
         (length,) = _LENGTH.unpack_from(raw, offset)
         offset = start + length
         if offset > len(raw):
             raise invalid_inference(
-                f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are declared and "
-                f"{len(raw) - start} sent"
+                f"{name[:80]}[{len(elements)}] is truncated: its length is {length} bytes, but "
+                f"only {len(raw) - start} were sent"
             )
         elements.append(raw[start:offset])
     return elements
 
 
 def _too_many(name: str, most: int) -> ApiError:
-    message = f"{name[:80]} has over {most} elements: send fewer at once"
+    message = f"{name[:80]} has more than {most} elements. Split the request"
     return ApiError(413, "too_many_values", message)
 
 
@@ -265,13 +276,13 @@ class InferenceModel:
         return version("kway")
 
     def check(self, name: str, model_version: str) -> None:
-        """Raises ApiError 404 for any other model name, and for any version, because there are
-        none."""
+        """Raise ApiError 404 for any other model name, and for any version, because models
+        are not versioned."""
         if name != self.name:
-            message = f"model {name[:80]!r} is unknown: this server has {self.name!r}"
+            message = f"unknown model {name[:80]!r}. This server serves {self.name!r}"
             raise ApiError(404, "unknown_model", message)
         if model_version:
-            message = f"model {self.name!r} has no versions: leave {model_version[:80]!r} out"
+            message = f"model {self.name!r} is not versioned. Remove version {model_version[:80]!r}"
             raise ApiError(404, "unknown_version", message)
 
     def is_ready(self) -> bool:
@@ -292,11 +303,11 @@ class InferenceModel:
         return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
 
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
-        """The requested outputs, and the answer that they were created from. Call it while
-        admitted."""
+        """Return the requested outputs and the answer that they were created from. Call this inside
+        `Service.admitted`."""
         service = self._service
         reads = service.model.reads
         request = await service.in_thread(check_inference, inference, reads, service.config)
-        question = await service.question(request.classes, request.recall, request.threshold)
-        answer = await service.answer(request.inputs, question)
+        query = await service.make_query(request.classes, request.recall, request.threshold)
+        answer = await service.answer(request.inputs, query)
         return outputs_of(answer, request), answer

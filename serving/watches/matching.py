@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.answer import Question, threshold_of
+from serving.answer import Query, threshold_of
 from serving.watches.watch import Terms, WatchState
 from trainer.bundle.bundle import Bundle
 
@@ -47,7 +47,7 @@ class Criteria:
         for state in watches:
             watch = state.watch
             terms, criteria = known.get(watch.id, (None, []))
-            if terms is None or _question(terms) != _question(watch):
+            if terms is None or _query_of(terms) != _query_of(watch):
                 terms, criteria = watch, self._criteria(watch.id, watch)
             self._known[watch.id] = (terms, criteria)
             pairs += [(state, criterion) for criterion in criteria]
@@ -58,8 +58,8 @@ class Criteria:
         for name in terms.classes:
             try:
                 class_id = self._bundle.names.id_of_name(name)
-                question = Question((class_id,), terms.recall, terms.threshold)
-                threshold = threshold_of(self._bundle, class_id, question).threshold
+                query = Query((class_id,), terms.recall, terms.threshold)
+                threshold = threshold_of(self._bundle, class_id, query).threshold
             except ValueError as error:
                 _log.warning("watch %s gets no hits of class %r: %s", watch_id, name, error)
                 continue
@@ -70,7 +70,7 @@ class Criteria:
         return criteria
 
 
-def _question(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None]:
+def _query_of(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None]:
     return terms.classes, terms.recall, terms.threshold
 
 

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from serving.answer import ask
+from serving.answer import make_query
 from serving.model import Model
 from tests.tiny_bundle import WAYS_TO_ASK, write, write_of_texts
 
@@ -20,9 +20,12 @@ def test_a_model_on_a_gpu_gives_the_verdicts_of_one_on_the_cpu(make, device, tmp
     drawn = [draw.integers(0, 256, (20, 33, 3), dtype=np.uint8) for _ in range(3)]
     files = [cv2.imencode(".png", one)[1].tobytes() for one in drawn]
     raw = files if make is write else ["a cat", "猫 und a dog " * 9, "x"]
-    prepared, question = [model.prepare(one) for one in raw], ask(model.bundle, list(WAYS_TO_ASK))
+    prepared, query = (
+        [model.prepare(one) for one in raw],
+        make_query(model.bundle, list(WAYS_TO_ASK)),
+    )
     assert model.features(prepared).device.type == "cpu"
-    found, wanted = (one.answer(prepared, question) for one in (model, other))
+    found, wanted = (one.answer(prepared, query) for one in (model, other))
     for ours, theirs in zip(found.results, wanted.results, strict=True):
         scores = [[verdict.score for verdict in result.verdicts] for result in (ours, theirs)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)

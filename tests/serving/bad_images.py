@@ -1,4 +1,4 @@
-"""Image files as no camera makes them: byte by byte where libraries would not write them."""
+"""Unusual and malformed image files, assembled byte by byte where libraries cannot write them."""
 
 import io
 import struct
@@ -18,14 +18,15 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png(
-    width: int, height: int, *, depth: int = 8, colour: int = 0, extra: bytes = b"", rows: int = 0
+    width: int, height: int, *, depth: int = 8, color: int = 0, extra: bytes = b"", rows: int = 0
 ) -> bytes:
-    """A PNG of zeros with `rows` of its rows there, and chunks `extra` before them."""
-    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    """Return a PNG of zeros that contains only `rows` of its rows, with the chunks `extra` before
+    them."""
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     row_bytes = 1 + (width * channels * depth + 7) // 8
     packer = zlib.compressobj(9)
     data = b"".join(packer.compress(b"\0" * row_bytes) for _ in range(rows)) + packer.flush()
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
@@ -36,27 +37,27 @@ def png(
 
 
 def apng(side: int, frames: int) -> bytes:
-    """An animated PNG of `frames` grey squares."""
+    """Return an animated PNG of `frames` gray squares."""
     control = struct.pack(">IIIIIHHBB", 0, side, side, 0, 0, 1, 10, 0, 0)
     data = zlib.compress((b"\0" + b"\x80" * side) * side)
     parts = [chunk(b"acTL", struct.pack(">II", frames, 0)), chunk(b"fcTL", control)]
     parts.append(chunk(b"IDAT", data))
-    for place in range(1, frames):
-        parts.append(chunk(b"fcTL", struct.pack(">I", 2 * place - 1) + control[4:]))
-        parts.append(chunk(b"fdAT", struct.pack(">I", 2 * place) + data))
+    for index in range(1, frames):
+        parts.append(chunk(b"fcTL", struct.pack(">I", 2 * index - 1) + control[4:]))
+        parts.append(chunk(b"fdAT", struct.pack(">I", 2 * index) + data))
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(parts) + chunk(b"IEND", b"")
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], frames: int = 1) -> bytes:
-    """A GIF whose frames may be of another size than its screen; each holds one pixel of data."""
+    """Return a GIF whose frames may differ in size from its screen; each has one pixel of data."""
     head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
     one = b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00"
     return head + one * frames + b";"
 
 
 def webp_canvas(width: int, height: int) -> bytes:
-    """A WebP of 16 x 16 pixels whose header states a canvas of another size."""
+    """Return a WebP of 16 x 16 pixels whose header declares a canvas of another size."""
     inner = encoded(Image.new("RGB", (16, 16), "red"), "webp", lossless=True)[12:]
     extended = b"\0\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     body = b"WEBP" + b"VP8X" + struct.pack("<I", 10) + extended + inner
@@ -75,20 +76,20 @@ def jpeg_segment(marker: int, data: bytes) -> bytes:
 
 
 def with_segment(jpeg: bytes, marker: int, data: bytes) -> bytes:
-    """A JPEG with one more segment at its beginning."""
+    """Return a JPEG with an additional segment at its beginning."""
     return jpeg[:2] + jpeg_segment(marker, data) + jpeg[2:]
 
 
 def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
-    """A progressive JPEG that tells the decoder to pass over all of it `scans` times, in few bytes.
+    """Return a small progressive JPEG whose decoder must process the entire image `scans` times.
 
-    Each scan says "nothing here" for runs of 32,767 blocks.
+    Each scan is encoded as runs of 32,767 empty blocks.
     """
     blocks = ((width + 7) // 8) * ((height + 7) // 8)
     frame = struct.pack(">BHHB", 8, height, width, 1) + b"\x01\x11\x00"
     tables = jpeg_segment(0xDB, b"\0" + b"\x01" * 64)
-    # One code, of one bit, for each table: "no difference" of DC, and of AC a run of 2^14 blocks
-    # and as many more as the next 14 bits say.
+    # Each table has a single code of one bit: for DC, a difference of zero; for AC, a run of 2^14
+    # blocks plus the number in the next 14 bits.
     tables += jpeg_segment(0xC4, b"\x00" + b"\x01" + b"\0" * 15 + b"\x00")
     tables += jpeg_segment(0xC4, b"\x10" + b"\x01" + b"\0" * 15 + b"\xe0")
     first = jpeg_segment(0xDA, b"\x01\x01\x00\x00\x00\x00") + b"\0" * (blocks // 8 + 1)

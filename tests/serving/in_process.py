@@ -1,6 +1,6 @@
-"""The HTTP application in this process: real routes, service and model; only Ray is not there.
+"""The HTTP application in this process, with real routes, service and model, but without Ray.
 
-A fault of the server (500) is raised here as what it is, so that no test can overlook it.
+Internal errors (500) are raised here as exceptions, so that no test can overlook them.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from serving.config import ServingConfig
 from serving.http.app import build_api
-from serving.http.input_lines import most_json_bytes
+from serving.http.input_lines import max_json_bytes
 from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
@@ -55,13 +55,14 @@ def application(bundle: Path, counts: NoCounts | None = None, **limits: object) 
 
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None:
-        """Those of this process stay."""
+        """Keep the signal handlers of this process."""
 
 
 @contextmanager
 def listening(api: FastAPI, **options: Any) -> Iterator[str]:
-    """The application on a free port of this machine; its URL. Messages have a replica's bound."""
-    options = {"ws_max_size": most_json_bytes(ServingConfig()), **options}
+    """Serve the application on a free port and yield its URL. The size limit of WebSocket messages
+    is that of a replica."""
+    options = {"ws_max_size": max_json_bytes(ServingConfig()), **options}
     server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
     thread = Thread(target=server.run)
     thread.start()
@@ -76,14 +77,14 @@ def listening(api: FastAPI, **options: Any) -> Iterator[str]:
 
 
 def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:
-    """One request and its answer."""
+    """Send one request and return the response."""
 
-    async def asked() -> httpx.Response:
+    async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app=api)
         async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
             return await client.request(method, url, **options)  # type: ignore[arg-type]
 
-    return asyncio.run(asked())
+    return asyncio.run(send())
 
 
 def post(api: FastAPI, url: str, body: bytes, kind: str) -> httpx.Response:
@@ -91,7 +92,7 @@ def post(api: FastAPI, url: str, body: bytes, kind: str) -> httpx.Response:
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """The status and code of an error, whose shape is the one that is documented."""
+    """Return the status and code of an error response, which must have the documented format."""
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
     assert set(body) == {"error"}

@@ -1,4 +1,4 @@
-"""A server started by the command, in a process of its own, and what tests ask of it."""
+"""Start `kway serve` in a separate process, and inspect it in tests."""
 
 import base64
 import os
@@ -48,7 +48,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def ask(*arguments: object) -> str:
-    """What `kway query` prints, run in this process: a process of its own costs seconds."""
+    """Return the output of `kway query`, run in this process because a new process takes
+    seconds."""
     app = typer.Typer()
     app.command()(query.query)
     ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -88,21 +89,21 @@ def start(
             process_group=0,
         )
     assert process.stdout is not None
-    shown = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+    output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
     children = psutil.Process(process.pid).children(recursive=True)
     url, grpc = (
-        found[1] if (found := re.match(said, line)) else ""
-        for said, line in ((r"ready: (http://\S+)", shown[0]), (r".* gRPC: (\S+)", shown[-1]))
+        found[1] if (found := re.match(pattern, line)) else ""
+        for pattern, line in ((r"ready: (http://\S+)", output[0]), (r".* gRPC: (\S+)", output[-1]))
     )
-    server = Server(process, url, shown[1], grpc, children, errors)
+    server = Server(process, url, output[1], grpc, children, errors)
     if not url:
         end(server)
-        pytest.fail(f"the server did not start: {shown} {errors.read_text()}")
+        pytest.fail(f"the server did not start: {output} {errors.read_text()}")
     return server
 
 
 def end(server: Server) -> int:
-    """Stop the server by SIGTERM, and by force what does not heed it; its exit code."""
+    """Stop the server with SIGTERM, kill the processes that remain, and return its exit code."""
     if server.process.poll() is None:
         server.process.send_signal(signal.SIGTERM)
     try:
@@ -117,17 +118,17 @@ def end(server: Server) -> int:
 
 
 class SharedServer:
-    """A server for several files: started by the first test that asks for it, and again after a
-    test that ended it."""
+    """A server shared by several files: started by the first test that needs it, and restarted
+    after a test that stopped it."""
 
-    def __init__(self, begin: Callable[[], Server]) -> None:
-        self._begin = begin
+    def __init__(self, launch: Callable[[], Server]) -> None:
+        self._launch = launch
         self._server: Server | None = None
 
     def get(self) -> Server:
         if self._server is None or self._server.process.poll() is not None:
             self.close()
-            self._server = self._begin()
+            self._server = self._launch()
         return self._server
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def write_images(folder: Path) -> list[Path]:
     random = np.random.default_rng(0)
-    paths = [folder / f"{place}.png" for place in range(6)]
+    paths = [folder / f"{index}.png" for index in range(6)]
     for path in paths:
         cv2.imwrite(str(path), random.integers(0, 256, (20, 31, 3), dtype=np.uint8))
     return paths
@@ -184,19 +185,20 @@ def counts(client: httpx.Client) -> dict[str, float]:
 def wait_for_counts(
     client: httpx.Client, before: dict[str, float], grown: dict[str, float]
 ) -> dict[str, float]:
-    """By how much every count has grown, once those of `grown` have grown by at least as much:
-    replicas report each second."""
+    """Wait until the counts in `grown` have increased by at least these amounts, and return the
+    increase of every count. Replicas report each second."""
     until = time.monotonic() + 20
     while True:
         found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
-        if all(found.get(key, 0) >= least for key, least in grown.items()):
+        if all(found.get(key, 0) >= minimum for key, minimum in grown.items()):
             return found
         assert time.monotonic() < until, (found, grown)
         time.sleep(0.2)
 
 
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
-    """What can be read of the server's processes; Ray's come and go."""
+    """Return the results of `read` for all processes of the server; those that exit meanwhile are
+    skipped."""
     found = []
     server_process = psutil.Process(server.process.pid)
     for process in [server_process, *server_process.children(recursive=True)]:

@@ -1,4 +1,4 @@
-"""Bearer tokens: who is let in, who is not, and a token file that changes while the server runs."""
+"""Bearer tokens: accepted, rejected, and changed in the token file while the server runs."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ WRONG = "wrong-" + "w" * 28
 
 @dataclass
 class Call:
-    """Of gRPC, as a method sees it."""
+    """The context of a gRPC call, as seen by a method."""
 
     metadata: dict[str, str]
     code: grpc.StatusCode | None = None
@@ -47,11 +47,11 @@ class Call:
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
-    """As an operator replaces it: a new file takes the old one's place."""
-    aside = path.with_suffix(".new")
-    aside.write_text(text)
-    aside.chmod(mode)
-    aside.replace(path)
+    """Replace the file as an operator does, with a rename."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.chmod(mode)
+    temporary.replace(path)
 
 
 @pytest.fixture
@@ -81,12 +81,12 @@ def get(api: FastAPI, url: str, *tokens: str, scheme: str = "Bearer ") -> httpx.
     return ask(api, "GET", url, headers=headers)
 
 
-# ---------------------------------------------------------------------------- who is let in
+# ---------------------------------------------------------------------------- tokens
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   "])
 @pytest.mark.parametrize("token", [OLD, "b" * 24])
-def test_a_token_of_the_file_is_let_in_and_names_its_client(
+def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
     api: FastAPI, token: str, scheme: str
 ) -> None:
     answer = get(api, "/who", token, scheme=scheme)
@@ -115,7 +115,7 @@ def test_a_token_of_the_file_is_let_in_and_names_its_client(
         "/health/../v1/model",
     ],
 )
-def test_without_a_token_nothing_but_health_is_answered(api: FastAPI, url: str) -> None:
+def test_without_a_token_only_health_is_answered(api: FastAPI, url: str) -> None:
     answer = get(api, url)
     assert refusal(answer) == (401, "no_token")
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -146,29 +146,29 @@ def test_a_probe_of_the_open_inference_protocol_needs_no_token(api: FastAPI, url
         sha256(OLD.encode()).hexdigest(),
     ],
 )
-def test_another_token_is_refused(api: FastAPI, token: str) -> None:
+def test_an_unknown_token_is_rejected(api: FastAPI, token: str) -> None:
     answer = get(api, "/v1/model", token)
     assert refusal(answer) == (401, "wrong_token")
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert token[:20] not in answer.text or not token
 
 
-def test_another_scheme_or_two_tokens_are_refused(api: FastAPI) -> None:
+def test_another_scheme_or_two_tokens_are_rejected(api: FastAPI) -> None:
     assert refusal(get(api, "/v1/model", OLD, scheme="Basic "))[0] == 401
     assert refusal(get(api, "/v1/model", OLD, scheme=""))[0] == 401
     assert refusal(get(api, "/v1/model", OLD, OLD))[0] == 401
     assert refusal(ask(api, "GET", f"/v1/model?token={OLD}&access_token={OLD}"))[0] == 401
 
 
-def test_a_request_without_a_token_is_refused_before_its_body_is_read(api: FastAPI) -> None:
+def test_a_request_without_a_token_is_rejected_before_its_body_is_read(api: FastAPI) -> None:
     async def body():
-        raise AssertionError("it was read")
+        raise AssertionError("the body was read")
         yield b""
 
     assert refusal(ask(api, "POST", "/v1/query", content=body())) == (401, "no_token")
 
 
-def test_without_a_token_file_everybody_is_anonymous(bundle: Path) -> None:
+def test_without_a_token_file_all_clients_are_anonymous(bundle: Path) -> None:
     built = application(bundle)
 
     @built.get("/who")
@@ -180,7 +180,7 @@ def test_without_a_token_file_everybody_is_anonymous(bundle: Path) -> None:
     assert "securitySchemes" not in ask(built, "GET", "/openapi.json").text
 
 
-def test_the_documentation_names_the_token(api: FastAPI) -> None:
+def test_the_openapi_document_includes_the_token(api: FastAPI) -> None:
     document = get(api, "/openapi.json", OLD).json()
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     query = document["paths"]["/v1/query"]["post"]
@@ -198,10 +198,10 @@ def in_place(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", [save, in_place])
-def test_tokens_change_with_their_file_at_the_next_request(
+def test_a_changed_token_file_takes_effect_at_the_next_request(
     api: FastAPI, file: Path, change: Callable[[Path, str], None]
 ) -> None:
-    for _ in range(3):  # of the same length, within one tick of the file system's clock
+    for _ in range(3):  # with the same length, within one tick of the file system's clock
         assert get(api, "/who", OLD).status_code == 200
         change(file, NEW)
         assert refusal(get(api, "/who", OLD)) == (401, "wrong_token")
@@ -210,16 +210,14 @@ def test_tokens_change_with_their_file_at_the_next_request(
         assert get(api, "/who", OLD).status_code == 200
 
 
-def test_changes_within_one_tick_of_the_clock_are_seen(file: Path) -> None:
+def test_changes_within_one_clock_tick_are_detected(file: Path) -> None:
     tokens = Tokens(file)
-    for token in (NEW, OLD) * 100:  # of the same length, and in the same file
+    for token in (NEW, OLD) * 100:  # with the same length, in the same file
         file.write_text(token)
         assert tokens.client_of(token)
 
 
-def test_a_file_that_has_not_changed_is_not_read_again(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens(file)
     monkeypatch.setattr("serving.tokens._SETTLED_SECONDS", 0.0)
     assert tokens.client_of(OLD)
@@ -229,35 +227,35 @@ def test_a_file_that_has_not_changed_is_not_read_again(
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("damage", "reason"),
     [
         (lambda file: file.unlink(), "No such file"),
-        (lambda file: save(file, ""), "holds no token: write one a line"),
-        (lambda file: save(file, f"{NEW}\nshort"), "line 2: a token has 24 to 512"),
-        (lambda file: save(file, NEW, mode=0o640), r"mode 0640\): chmod 600"),
-        (lambda file: file.chmod(0o604), r"mode 0604\): chmod 600"),
-        (lambda file: (file.unlink(), file.mkdir()), "no regular file"),
-        (lambda file: (file.unlink(), os.mkfifo(file)), "no regular file"),
+        (lambda file: save(file, ""), "does not contain any tokens"),
+        (lambda file: save(file, f"{NEW}\nshort"), "line 2: the token has 5 characters"),
+        (lambda file: save(file, NEW, mode=0o640), r"mode 0640\)\. Run chmod 600"),
+        (lambda file: file.chmod(0o604), r"mode 0604\)\. Run chmod 600"),
+        (lambda file: (file.unlink(), file.mkdir()), "not a regular file"),
+        (lambda file: (file.unlink(), os.mkfifo(file)), "not a regular file"),
     ],
 )
-def test_while_the_file_cannot_be_read_nobody_is_let_in_and_the_log_says_so_once(
+def test_while_the_file_is_unreadable_all_requests_are_rejected_and_logged_once(
     api: FastAPI,
     file: Path,
     caplog: pytest.LogCaptureFixture,
-    harm: Callable[[Path], None],
+    damage: Callable[[Path], None],
     reason: str,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    harm(file)
+    damage(file)
     for token in (OLD, NEW, OLD):
         answer = get(api, "/v1/model", token)
         assert refusal(answer) == (503, "no_tokens")
         assert answer.headers["retry-after"] == "1"
     assert refusal(get(api, "/v1/model")) == (503, "no_tokens")
     assert get(api, "/health").status_code == 200
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("kway")]
-    assert len(told) == 1
-    assert re.search(f"all requests are refused: .*{reason}", told[0])
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("kway")]
+    assert len(messages) == 1
+    assert re.search(reason, messages[0])
     if file.is_dir():
         file.rmdir()
     save(file, NEW)
@@ -266,7 +264,7 @@ def test_while_the_file_cannot_be_read_nobody_is_let_in_and_the_log_says_so_once
     assert NEW not in caplog.text
 
 
-def test_a_fault_of_the_file_is_told_once_to_http_and_grpc_together(
+def test_a_file_error_is_logged_once_for_both_http_and_grpc(
     bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, clients = FastAPI(), Clients.of_file(file)
@@ -283,24 +281,24 @@ def test_a_fault_of_the_file_is_told_once_to_http_and_grpc_together(
     assert len([record for record in caplog.records if record.name.startswith("kway")]) == 1
 
 
-# ---------------------------------------------------------------------------- files at the start
+# ---------------------------------------------------------------------------- files at start-up
 
 
 @pytest.mark.parametrize(
     ("text", "mode", "reason"),
     [
-        (OLD, 0o644, "can be read or written by others (mode 0644): chmod 600"),
+        (OLD, 0o644, "(mode 0644). Run chmod 600"),
         (OLD, 0o620, "chmod 600"),
-        ("", 0o600, "holds no token: write one a line; openssl rand -hex 32"),
-        ("# only\n\n", 0o600, "holds no token"),
-        (f"{OLD}\n{'s' * 23}", 0o600, "line 2: a token has 24 to 512 characters, this one 23"),
-        ("l" * 513, 0o600, "this one 513"),
-        ("two words, in one line of tokens", 0o600, "line 1: only letters, digits and signs"),
-        ("ünïcödé-" * 5, 0o600, "line 1: only letters"),
-        (f"{OLD}\n" * 40_000, 0o600, "is over 1048576 bytes"),
+        ("", 0o600, "openssl rand -hex 32"),
+        ("# only\n\n", 0o600, "does not contain any tokens"),
+        (f"{OLD}\n{'s' * 23}", 0o600, "line 2: the token has 23 characters, not 24 to 512"),
+        ("l" * 513, 0o600, "513 characters"),
+        ("two words, in one line of tokens", 0o600, "line 1: "),
+        ("ünïcödé-" * 5, 0o600, "line 1: "),
+        (f"{OLD}\n" * 40_000, 0o600, "1048576 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_trusted_is_an_error_with_its_remedy_and_no_token_in_it(
+def test_an_invalid_token_file_is_an_error_with_a_fix_and_without_tokens(
     tmp_path: Path, text: str, mode: int, reason: str
 ) -> None:
     save(tmp_path / "tokens", text, mode)
@@ -320,7 +318,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 async def connect(file: Path, headers: list, subprotocols: list[str], *, answers: bool) -> list:
-    """What a WebSocket's client is sent: over ASGI itself, as httpx speaks HTTP alone."""
+    """Return the messages sent to a WebSocket client. Uses ASGI directly, because httpx supports
+    only HTTP."""
     api = FastAPI()
     api.add_middleware(Access, clients=Clients.of_file(file))
 
@@ -354,7 +353,7 @@ async def connect(file: Path, headers: list, subprotocols: list[str], *, answers
     return sent
 
 
-def test_a_websocket_brings_its_token_in_the_header_or_as_a_subprotocol(file: Path) -> None:
+def test_a_websocket_sends_its_token_in_the_header_or_as_a_subprotocol(file: Path) -> None:
     client = sha256(OLD.encode()).hexdigest()[:8]
     header = [(b"authorization", b"Bearer " + OLD.encode())]
     accepted, text, _ = asyncio.run(connect(file, header, [], answers=True))
@@ -366,7 +365,7 @@ def test_a_websocket_brings_its_token_in_the_header_or_as_a_subprotocol(file: Pa
 @pytest.mark.parametrize(
     "offered", [[], ["kway"], ["kway", f"bearer.{NEW}"], [f"bearer.{OLD}"] * 2]
 )
-def test_a_websocket_without_a_token_is_refused(file: Path, offered: list[str]) -> None:
+def test_a_websocket_without_a_token_is_rejected(file: Path, offered: list[str]) -> None:
     start, body = asyncio.run(connect(file, [], offered, answers=True))
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 401)
     assert b"_token" in body["body"]

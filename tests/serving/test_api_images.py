@@ -1,4 +1,4 @@
-"""Images made to do harm, or merely odd: each is answered or refused, in little memory."""
+"""Malicious and unusual images: each is answered or rejected, with little memory."""
 
 import io
 import zipfile
@@ -28,11 +28,12 @@ from tests.serving.in_process import application, post, refusal
 from tests.tiny_bundle import write
 
 MAX_PIXELS = 1_500_000
-# A pixel that is not opaque passes through several images of four bytes until it has a ground.
-BYTES_A_PIXEL = 26
+# An image with transparency is copied several times, at four bytes per pixel, until it is blended
+# with a background.
+BYTES_PER_PIXEL = 26
 SPARE_BYTES = 24 * 2**20
-GREY = Image.radial_gradient("L").resize((64, 48))
-PNG, JPEG = encoded(GREY, "png"), encoded(GREY, "jpeg")
+GRAY = Image.radial_gradient("L").resize((64, 48))
+PNG, JPEG = encoded(GRAY, "png"), encoded(GRAY, "jpeg")
 ICC_PART = jpeg_segment(0xE2, b"ICC_PROFILE\0\x01\xff" + b"x" * 60_000)
 TEXT_CHUNK = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 900_000))
 NOISE = np.random.default_rng(0).bytes(5000)
@@ -45,19 +46,19 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 
 def resident(name: str) -> int:
-    """Bytes that this process has ("VmRSS") or has had at most ("VmHWM") in memory."""
+    """Current ("VmRSS") or peak ("VmHWM") memory of this process in bytes."""
     (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if name in one)
     return int(line.split()[1]) * 1024
 
 
 def answered(api: FastAPI, file: bytes) -> tuple[int, str]:
-    """The status and code for an image, none of which may take more than the stated memory."""
+    """Return the status and code for an image. Fails if it takes more memory than allowed."""
     url = "/v1/query?classes=husky"
-    Path("/proc/self/clear_refs").write_text("5")  # the most so far is what it is now
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
     before = resident("VmRSS")
     answer = post(api, url, file, "application/octet-stream")
     took = resident("VmHWM") - before
-    assert took < MAX_PIXELS * BYTES_A_PIXEL + SPARE_BYTES + 4 * len(file), took
+    assert took < MAX_PIXELS * BYTES_PER_PIXEL + SPARE_BYTES + 4 * len(file), took
     return (200, "") if answer.status_code == 200 else refusal(answer)
 
 
@@ -81,11 +82,11 @@ def shades(mode: str, size: tuple[int, int] = (64, 48)) -> Image.Image:
     "make",
     [
         lambda: encoded(shades("CMYK"), "jpeg"),
-        lambda: encoded(GREY, "jpeg", progressive=True),
-        lambda: encoded(GREY.convert("I;16"), "png"),
-        lambda: png(64, 48, depth=16, colour=6, rows=48),
-        lambda: png(64, 48, depth=16, colour=4, rows=48),
-        lambda: png(64, 48, depth=1, colour=0, rows=48),
+        lambda: encoded(GRAY, "jpeg", progressive=True),
+        lambda: encoded(GRAY.convert("I;16"), "png"),
+        lambda: png(64, 48, depth=16, color=6, rows=48),
+        lambda: png(64, 48, depth=16, color=4, rows=48),
+        lambda: png(64, 48, depth=1, color=0, rows=48),
         lambda: encoded(shades("P"), "png", transparency=3),
         lambda: encoded(shades("RGBA"), "webp"),
         lambda: encoded(shades("1"), "bmp"),
@@ -100,12 +101,12 @@ def shades(mode: str, size: tuple[int, int] = (64, 48)) -> Image.Image:
         lambda: JPEG[:2] + jpeg_segment(0xFE, b"") * 100_000 + JPEG[2:],
         lambda: jpeg_of_scans(64, 64, 50),
         lambda: png(16, 16, rows=16, extra=chunk(b"tEXt", b"a\0b") * 20_000),
-        lambda: png(1200, 1200, colour=6, rows=1200),
-        lambda: png(1200, 1200, depth=16, colour=6, rows=1200),
+        lambda: png(1200, 1200, color=6, rows=1200),
+        lambda: png(1200, 1200, depth=16, color=6, rows=1200),
         lambda: encoded(shades("CMYK", (1200, 1200)), "jpeg", progressive=True),
     ],
 )
-def test_odd_images_are_answered(api: FastAPI, make: Callable[[], bytes]) -> None:
+def test_unusual_images_are_answered(api: FastAPI, make: Callable[[], bytes]) -> None:
     assert answered(api, make()) == (200, "")
 
 
@@ -141,7 +142,7 @@ def test_odd_images_are_answered(api: FastAPI, make: Callable[[], bytes]) -> Non
         lambda: png(16, 16, rows=16, extra=TEXT_CHUNK * 200),
     ],
 )
-def test_bombs_are_refused(api: FastAPI, make: Callable[[], bytes]) -> None:
+def test_decompression_bombs_are_rejected(api: FastAPI, make: Callable[[], bytes]) -> None:
     assert answered(api, make()) == (400, "not_a_picture")
 
 
@@ -171,12 +172,12 @@ def test_bombs_are_refused(api: FastAPI, make: Callable[[], bytes]) -> None:
         PNG[:33] + PNG[8:33] + PNG[33:40],
     ],
 )
-def test_what_is_no_image_is_refused_whatever_else_it_is(api: FastAPI, file: bytes) -> None:
+def test_a_file_in_another_format_is_rejected(api: FastAPI, file: bytes) -> None:
     assert answered(api, file) == (400, "not_a_picture")
 
 
 @pytest.mark.parametrize("end", [zipped(), b"<script>", NOISE, PNG])
-def test_what_follows_an_image_is_not_looked_at(api: FastAPI, end: bytes) -> None:
+def test_data_after_an_image_is_ignored(api: FastAPI, end: bytes) -> None:
     url, kind = "/v1/query?classes=husky", "image/png"
     for file in (PNG, JPEG):
         assert post(api, url, file + end, kind).json() == post(api, url, file, kind).json()
@@ -184,7 +185,7 @@ def test_what_follows_an_image_is_not_looked_at(api: FastAPI, end: bytes) -> Non
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "webp", "bmp"])
 @pytest.mark.parametrize("mode", ["L", "RGBA"])
-def test_an_image_that_is_cut_off_anywhere_is_answered_or_refused(
+def test_an_image_truncated_anywhere_is_answered_or_rejected(
     api: FastAPI, kind: str, mode: str
 ) -> None:
     noise = Image.frombytes(mode, (24, 20), NOISE[: 480 * len(mode)])
@@ -195,7 +196,7 @@ def test_an_image_that_is_cut_off_anywhere_is_answered_or_refused(
     assert answered(api, file[: len(file) // 3])[0] == 400
 
 
-def test_no_file_is_opened_by_a_name_that_a_client_sends(
+def test_a_file_name_sent_by_a_client_is_never_opened(
     api: FastAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.png").write_bytes(PNG)

@@ -1,4 +1,4 @@
-"""`POST /v1/query:stream`: lines in, hits out while the body still comes, within limits."""
+"""`POST /v1/query:stream`: lines are answered while the body is still arriving, within limits."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_of_texts(tmp_path_factory.mktemp("bundles") / "texts")
 
 
-def made(bundle: Path, idle_seconds: float) -> FastAPI:
+def build(bundle: Path, idle_seconds: float) -> FastAPI:
     return application(
         bundle,
         max_body_bytes=MAX_BODY,
@@ -46,19 +46,19 @@ def made(bundle: Path, idle_seconds: float) -> FastAPI:
 
 @pytest.fixture
 def api(bundle: Path) -> FastAPI:
-    return made(bundle, idle_seconds=30)
+    return build(bundle, idle_seconds=30)
 
 
 @pytest.fixture
 def hasty(bundle: Path) -> FastAPI:
-    return made(bundle, idle_seconds=0.3)
+    return build(bundle, idle_seconds=0.3)
 
 
 def lines_of(*lines: object) -> bytes:
     return b"".join(json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in lines)
 
 
-def asked(api: FastAPI, query: str, body: bytes) -> list[dict]:
+def streamed(api: FastAPI, query: str, body: bytes) -> list[dict]:
     answer = post(api, URL + query, body, NDJSON)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == NDJSON
@@ -71,11 +71,12 @@ def scores(api: FastAPI, texts: list[str], name: str = "husky") -> list[float]:
 
 
 class Conversation:
-    """A client that reads while it sends; `read` waits for the next line, None at the end."""
+    """A client that reads while it sends. `read` waits for the next line and returns None at the
+    end."""
 
     def __init__(self, send: Callable[[bytes | None], Awaitable[None]], lines: asyncio.Queue):
         self.send, self._lines = send, lines
-        self.taken = 0
+        self.num_received = 0  # messages that the server has received
 
     async def read(self) -> Any:
         async with asyncio.timeout(10):
@@ -86,28 +87,29 @@ class Conversation:
 async def conversation(
     api: FastAPI, query: str = "?classes=husky", *, reads: bool = True
 ) -> AsyncIterator[Conversation]:
-    """A stream over ASGI itself, as a server hands it on; `send(None)` is the client's leaving."""
+    """Open a stream that calls the ASGI application directly, as a server does. `send(None)`
+    disconnects the client."""
     body: asyncio.Queue = asyncio.Queue()
     lines: asyncio.Queue = asyncio.Queue()
 
     async def receive() -> dict:
         message = await body.get()
-        talk.taken += 1
+        talk.num_received += 1
         return message
 
     async def send(message: dict) -> None:
         if not reads and message["type"] == "http.response.body":
-            await asyncio.Event().wait()  # a connection that nobody reads from takes no more
+            await asyncio.Event().wait()  # the buffers of an unread connection are full
         for line in message.get("body", b"").splitlines():
             await lines.put(json.loads(line))
         if message["type"] == "http.response.body" and not message.get("more_body"):
             await lines.put(None)
 
-    async def give(part: bytes | None) -> None:
+    async def client_send(part: bytes | None) -> None:
         kind = "http.request" if part is not None else "http.disconnect"
         await body.put({"type": kind, "body": part or b"", "more_body": True})
 
-    talk = Conversation(give, lines)
+    talk = Conversation(client_send, lines)
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
         "path": URL, "raw_path": URL.encode(), "query_string": query[1:].encode(),
@@ -122,68 +124,68 @@ async def conversation(
             await running
 
 
-# ---------------------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------------------- responses
 
 
-def test_every_line_is_answered_in_order_with_its_id_and_the_counts_come_last(api: FastAPI) -> None:
+def test_lines_are_answered_in_order_with_their_ids_and_counts_at_the_end(api: FastAPI) -> None:
     ids = ["first", 2, None, "", -5]
     body = lines_of(*({"text": text, "id": id_} for text, id_ in zip(TEXTS, ids, strict=True)))
-    *found, last = asked(api, "?classes=husky", body)
+    *found, last = streamed(api, "?classes=husky", body)
     assert [one["line"] for one in found] == [0, 1, 2, 3, 4]
     assert [one.get("id") for one in found] == ids
-    told = [one["verdicts"][0]["score"] for one in found]
-    assert told == pytest.approx(scores(api, TEXTS), rel=1e-4, abs=1e-5)
-    assert len(set(told)) == 5
+    returned = [one["verdicts"][0]["score"] for one in found]
+    assert returned == pytest.approx(scores(api, TEXTS), rel=1e-4, abs=1e-5)
+    assert len(set(returned)) == 5
     assert last == {"done": {"inputs": 5, "hits": None, "errors": 0}}
 
 
-def test_only_matches_come_unless_all_verdicts_are_asked_for(api: FastAPI) -> None:
+def test_only_matches_are_returned_unless_all_verdicts_are_requested(api: FastAPI) -> None:
     known = scores(api, TEXTS)
-    bar = sorted(known)[3] - 1e-3  # two of five are above
+    threshold = sorted(known)[3] - 1e-3  # two of five are above it
     body = lines_of(*({"text": text} for text in TEXTS))
-    *found, last = asked(api, f"?classes=husky&threshold={bar}", body)
-    hits = [place for place, one in enumerate(known) if one > bar]
+    *found, last = streamed(api, f"?classes=husky&threshold={threshold}", body)
+    hits = [line for line, score in enumerate(known) if score > threshold]
     assert [one["line"] for one in found] == hits
     assert all(one["verdicts"][0]["match"] for one in found)
     assert last == {"done": {"inputs": 5, "hits": 2, "errors": 0}}
-    *found, last = asked(api, f"?classes=husky&threshold={bar}&all=true", body)
-    assert [one["verdicts"][0]["match"] for one in found] == [one > bar for one in known]
+    *found, last = streamed(api, f"?classes=husky&threshold={threshold}&all=true", body)
+    assert [one["verdicts"][0]["match"] for one in found] == [score > threshold for score in known]
     assert last["done"]["hits"] == 2
 
 
-def test_of_several_classes_those_that_match_are_in_a_hit(api: FastAPI) -> None:
+def test_a_hit_contains_only_the_matching_classes(api: FastAPI) -> None:
     both = {name: scores(api, TEXTS[:1], name)[0] for name in ("husky", "samoyed")}
-    bar = sum(both.values()) / 2
+    threshold = sum(both.values()) / 2
     higher = max(both, key=lambda name: both[name])
-    found = asked(
-        api, f"?classes=husky&classes=samoyed&threshold={bar}", lines_of({"text": TEXTS[0]})
+    found = streamed(
+        api, f"?classes=husky&classes=samoyed&threshold={threshold}", lines_of({"text": TEXTS[0]})
     )
     assert [one["class"] for one in found[0]["verdicts"]] == [higher]
 
 
-def test_a_model_of_images_reads_base64_and_data_urls(tmp_path: Path) -> None:
+def test_an_image_model_accepts_base64_and_data_urls(tmp_path: Path) -> None:
     api = application(write(tmp_path / "b"))
     text = base64.b64encode(encoded(Image.radial_gradient("L"), "png")).decode()
     body = lines_of({"image": text}, {"image": "data:image/png;base64," + text}, {"image": "AAAA"})
-    first, second, third, last = asked(api, "?classes=husky", body)
+    first, second, third, last = streamed(api, "?classes=husky", body)
     assert first["verdicts"] == second["verdicts"]
     assert third["error"]["code"] == "not_a_picture"
-    assert third["error"]["message"].startswith("not an image: JPEG")
+    assert "JPEG" in third["error"]["message"]
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 
-def test_a_loss_that_is_not_aligned_says_so_in_every_line(tmp_path: Path) -> None:
+def test_every_line_of_an_unaligned_model_has_a_notice(tmp_path: Path) -> None:
     path = write(tmp_path / "b")
     file = path / "bundle.json"
     content = json.loads(file.read_text())
     content["model"]["loss"].update(kind="softmax_ce", aligned=False)
     file.write_text(json.dumps(content))
     text = base64.b64encode(encoded(Image.radial_gradient("L"), "png")).decode()
-    first, _ = asked(application(path), "?classes=husky", lines_of({"image": text}))
-    assert "softmax_ce, which is not aligned" in first["notice"]
+    first, _ = streamed(application(path), "?classes=husky", lines_of({"image": text}))
+    assert "softmax_ce" in first["notice"]
 
 
-# ---------------------------------------------------------------------------- wrong lines
+# ---------------------------------------------------------------------------- invalid lines
 
 
 @pytest.mark.parametrize(
@@ -208,26 +210,26 @@ def test_a_loss_that_is_not_aligned_says_so_in_every_line(tmp_path: Path) -> Non
         (b'{"text": "' + b"x" * MAX_BODY + b'"}', "line_too_long"),
     ],
 )
-def test_a_wrong_line_is_told_in_its_place_and_the_stream_goes_on(
+def test_an_invalid_line_is_reported_in_order_and_the_stream_continues(
     api: FastAPI, line: bytes, code: str
 ) -> None:
     body = b"\r\n".join([lines_of({"text": "a cat"})[:-1], line, b' {"text": "a cat"} '])
-    first, wrong, third, last = asked(api, "?classes=husky", body)
-    assert (first["line"], wrong["line"], third["line"]) == (0, 1, 2)
+    first, invalid, third, last = streamed(api, "?classes=husky", body)
+    assert (first["line"], invalid["line"], third["line"]) == (0, 1, 2)
     assert first["verdicts"] == third["verdicts"]
-    assert wrong["error"]["code"] == code
+    assert invalid["error"]["code"] == code
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 
-def test_a_wrong_line_keeps_its_id(api: FastAPI) -> None:
-    wrong, _ = asked(api, "?classes=husky", lines_of({"id": "frame 7", "txt": "a"}))
-    assert (wrong["id"], wrong["error"]["message"]) == (
+def test_the_error_of_an_invalid_line_has_its_id(api: FastAPI) -> None:
+    invalid, _ = streamed(api, "?classes=husky", lines_of({"id": "frame 7", "txt": "a"}))
+    assert (invalid["id"], invalid["error"]["message"]) == (
         "frame 7",
         "txt: Extra inputs are not permitted",
     )
 
 
-def test_of_a_line_that_is_too_long_nothing_is_kept() -> None:
+def test_a_line_that_is_too_long_is_not_buffered() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(300):
             yield b"x" * 2**16
@@ -256,43 +258,43 @@ def test_of_a_line_that_is_too_long_nothing_is_kept() -> None:
         ("?classes=husky", "application/json", 415, "unknown_content_type"),
     ],
 )
-def test_a_wrong_question_is_refused_before_any_line(
+def test_an_invalid_query_is_rejected_before_the_first_line(
     api: FastAPI, query: str, kind: str, status: int, code: str
 ) -> None:
     assert refusal(post(api, URL + query, lines_of({"text": "a"}), kind)) == (status, code)
 
 
 @pytest.mark.parametrize("body", [b"", b"\n\n \n"])
-def test_a_stream_without_lines_has_counts_of_nothing(api: FastAPI, body: bytes) -> None:
-    assert asked(api, "?classes=husky", body) == [
+def test_a_stream_without_lines_returns_zero_counts(api: FastAPI, body: bytes) -> None:
+    assert streamed(api, "?classes=husky", body) == [
         {"done": {"inputs": 0, "hits": None, "errors": 0}}
     ]
 
 
-# ---------------------------------------------------------------------------- while it comes
+# ---------------------------------------------------------------------------- during the body
 
 
-def test_a_line_is_answered_while_the_next_is_still_to_come_in_whatever_pieces(
+def test_a_line_sent_byte_by_byte_is_answered_before_the_next_one(
     api: FastAPI,
 ) -> None:
     async def scenario() -> None:
         async with conversation(api) as talk:
-            for place, text in enumerate(TEXTS):
+            for position, text in enumerate(TEXTS):
                 for byte in lines_of({"text": text}):
                     await talk.send(bytes([byte]))
-                assert (await talk.read())["line"] == place
+                assert (await talk.read())["line"] == position
 
     asyncio.run(scenario())
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[int]]]:
-    """A model that waits for the event before it answers, and the sizes of its batches."""
+    """A model that waits for the event before it responds, and the sizes of its batches."""
     opened, sizes = threading.Event(), []
     plain = Model.features
 
     def features(self: Model, prepared: Any) -> Any:
-        if len(sizes):  # the first is the self-check's
+        if len(sizes):  # the first batch is that of the self-check
             assert opened.wait(10)
         sizes.append(len(prepared))
         return plain(self, prepared)
@@ -302,7 +304,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, lis
     opened.set()
 
 
-def test_lines_form_batches_and_beyond_a_few_nothing_more_is_read(
+def test_lines_form_batches_and_reading_pauses_at_the_limit(
     gate: tuple[threading.Event, list[int]], api: FastAPI
 ) -> None:
     opened, sizes = gate
@@ -312,8 +314,9 @@ def test_lines_form_batches_and_beyond_a_few_nothing_more_is_read(
             for _ in range(30):
                 await talk.send(lines_of({"text": "a cat"}))
             await asyncio.sleep(0.2)
-            # In flight, the one whose answer is waited for, and the one that finds no room.
-            assert talk.taken <= IN_FLIGHT + 2
+            # Those in flight, one whose answer is being written, and one that waits for a free
+            # slot.
+            assert talk.num_received <= IN_FLIGHT + 2
             opened.set()
             assert [(await talk.read())["line"] for _ in range(30)] == list(range(30))
 
@@ -321,34 +324,34 @@ def test_lines_form_batches_and_beyond_a_few_nothing_more_is_read(
     assert max(sizes[1:]) > 1
 
 
-def test_lines_in_flight_hold_no_more_bytes_than_a_request(
+def test_lines_in_flight_are_limited_to_the_bytes_of_a_request(
     gate: tuple[threading.Event, list[int]], api: FastAPI
 ) -> None:
     opened, _ = gate
-    long = "x" * 9_000  # two of them fit 20,000 bytes
+    long = "x" * 9_000  # two of them fit into 20,000 bytes
 
     async def scenario() -> None:
         async with conversation(api) as talk:
             for _ in range(4):
                 await talk.send(lines_of({"text": long}))
             await asyncio.sleep(0.2)
-            assert talk.taken == 3  # the third has been read, and waits
+            assert talk.num_received == 3  # the third has been read, and waits
             opened.set()
             assert [(await talk.read())["line"] for _ in range(4)] == [0, 1, 2, 3]
 
     asyncio.run(scenario())
 
 
-def test_a_full_queue_for_the_model_holds_a_stream_up_and_fails_none_of_its_lines(
+def test_a_full_queue_delays_a_stream_without_failing_its_lines(
     bundle: Path,
 ) -> None:
     small = application(bundle, max_queued_inputs=1, batch_size=1, max_lines_in_flight=8)
-    *found, last = asked(small, "?classes=husky", lines_of(*[{"text": "a cat"}] * 20))
+    *found, last = streamed(small, "?classes=husky", lines_of(*[{"text": "a cat"}] * 20))
     assert [one["line"] for one in found] == list(range(20))
     assert last["done"]["errors"] == 0
 
 
-def test_a_line_that_gets_no_answer_in_time_is_told_and_the_stream_goes_on(
+def test_a_line_that_times_out_is_reported_and_the_stream_continues(
     gate: tuple[threading.Event, list[int]], bundle: Path
 ) -> None:
     opened, _ = gate
@@ -366,14 +369,14 @@ def test_a_line_that_gets_no_answer_in_time_is_told_and_the_stream_goes_on(
 
 
 @pytest.mark.parametrize("part", [b"", b'{"text'])
-def test_a_client_that_sends_no_line_is_told_so_and_ended(hasty: FastAPI, part: bytes) -> None:
+def test_an_idle_stream_is_closed_with_an_error(hasty: FastAPI, part: bytes) -> None:
     async def scenario() -> None:
         async with conversation(hasty) as talk:
             await talk.send(lines_of({"text": "a cat"}) + part)
             assert (await talk.read())["line"] == 0
-            told = await talk.read()
-            assert told["error"]["code"] == "idle"
-            assert "line" not in told
+            error = await talk.read()
+            assert error["error"]["code"] == "idle"
+            assert "line" not in error
             assert (await talk.read())["done"]["inputs"] == 1
             assert await talk.read() is None
 
@@ -382,7 +385,7 @@ def test_a_client_that_sends_no_line_is_told_so_and_ended(hasty: FastAPI, part: 
 
 def test_empty_lines_keep_a_stream_open(bundle: Path) -> None:
     async def scenario() -> None:
-        async with conversation(made(bundle, idle_seconds=1)) as talk:
+        async with conversation(build(bundle, idle_seconds=1)) as talk:
             for _ in range(4):
                 await asyncio.sleep(0.3)
                 await talk.send(b"\n")
@@ -392,17 +395,17 @@ def test_empty_lines_keep_a_stream_open(bundle: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_does_not_read_is_given_up_and_its_place_is_free(hasty: FastAPI) -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_frees_its_slot(hasty: FastAPI) -> None:
     async def scenario() -> None:
         for _ in range(STREAMS + 1):
             async with conversation(hasty, reads=False) as talk:
                 await talk.send(lines_of({"text": "a cat"}))
 
     asyncio.run(scenario())
-    assert asked(hasty, "?classes=husky", b"")
+    assert streamed(hasty, "?classes=husky", b"")
 
 
-def test_a_client_that_leaves_frees_its_place(
+def test_a_client_that_disconnects_frees_its_slot(
     gate: tuple[threading.Event, list[int]], api: FastAPI
 ) -> None:
     async def scenario() -> None:
@@ -413,10 +416,10 @@ def test_a_client_that_leaves_frees_its_place(
 
     asyncio.run(scenario())
     gate[0].set()
-    assert asked(api, "?classes=husky", b"")
+    assert streamed(api, "?classes=husky", b"")
 
 
-def test_more_streams_than_allowed_are_refused_with_a_time_to_come_back(api: FastAPI) -> None:
+def test_too_many_streams_are_rejected_with_retry_after(api: FastAPI) -> None:
     async def scenario() -> httpx.Response:
         async with conversation(api) as first, conversation(api) as second:
             for talk in (first, second):
@@ -429,10 +432,10 @@ def test_more_streams_than_allowed_are_refused_with_a_time_to_come_back(api: Fas
     answer = asyncio.run(scenario())
     assert refusal(answer) == (429, "too_many_streams")
     assert answer.headers["retry-after"]
-    assert asked(api, "?classes=husky", b"")
+    assert streamed(api, "?classes=husky", b"")
 
 
-def test_a_fault_of_the_server_ends_a_stream_without_counts(
+def test_an_internal_error_ends_a_stream_without_counts(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: object) -> None:
@@ -456,7 +459,7 @@ class Counted(NoCounts):
         self.requests.append((outcome, seconds is not None))
 
 
-def test_streams_are_counted_but_not_timed_those_refused_too(bundle: Path) -> None:
+def test_streams_including_rejected_ones_are_counted_but_not_timed(bundle: Path) -> None:
     counted = Counted()
     api = application(bundle, counted, max_streams=1)
 

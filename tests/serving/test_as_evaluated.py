@@ -1,4 +1,4 @@
-"""From training to an answer: a bundle is asked what evaluation measured, and says the same."""
+"""A bundle returns the logits that were measured in the evaluation after training."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.shards.split import open_split
-from serving.answer import ask
+from serving.answer import make_query
 from serving.model import Model
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe, text_recipe
@@ -27,26 +27,26 @@ def of_crops(texts: Path, glyphs: Path, run: Path) -> Recipe:
 @pytest.mark.parametrize(
     ("make", "card"),
     [
-        (of_texts, ["reads | texts, cut at 24 tokens", '--text "TEXT"']),
-        (of_crops, ["reads | images, 16 x 16 x 1, the mean of 10 crops", " IMAGE"]),
+        (of_texts, ["24 tokens", '--text "TEXT"']),
+        (of_crops, ["16 x 16 x 1", "10 crops", " IMAGE"]),
     ],
 )
-def test_thresholds_of_evaluation_are_the_logits_that_the_bundle_gives(
-    make, card, texts, glyphs, tmp_path
-):
-    """Evaluation made its own batches; the model card says what is read."""
+def test_evaluation_thresholds_are_logits_of_the_bundle(make, card, texts, glyphs, tmp_path):
+    """Evaluation uses other batches. The model card describes the inputs."""
     recipe = make(texts, glyphs, tmp_path / "run")
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     written = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    assert all(line in written for line in card)
+    assert all(part in written for part in card)
     model = Model.open(tmp_path / "bundle")
     model.self_check()
     with open_split(recipe.data.shards, "test") as split:
         raw = [split.read(i)[0] for i in range(len(split))]
         labels, classes = split.labels, range(split.num_classes)
     inputs = [one.decode() for one in raw] if make is of_texts else raw
-    found = model.answer([model.prepare(one) for one in inputs], ask(model.bundle, list(classes)))
+    found = model.answer(
+        [model.prepare(one) for one in inputs], make_query(model.bundle, list(classes))
+    )
     logits = np.array([[v.score for v in result.verdicts] for result in found.results])
     assert logits.std(axis=1).min() > 1e-3
     true = np.sort(logits[np.arange(len(labels)), labels])

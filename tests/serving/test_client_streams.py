@@ -256,7 +256,7 @@ def test_a_server_that_ends_a_stream_says_why(
     with in_process.listening(api) as url, Client(url) as client:
         answers = client.stream(["husky"], inputs())
         assert isinstance(next(answers), Hit)
-        with pytest.raises(RefusedError, match="no line came for") as refused:
+        with pytest.raises(RefusedError, match="no line") as refused:
             next(answers)
     gave_way.set()
     assert (refused.value.status, refused.value.code) == (200, "idle")

@@ -17,9 +17,9 @@ from tests.tiny_bundle import write
 MAX_BODY = 100_000
 JSON, NDJSON = "application/json", "application/x-ndjson"
 IMAGE = base64.b64encode(image(0)).decode()
-RIGHT = json.dumps({"classes": [2], "images": [IMAGE], "recall": 0.9}).encode()
+VALID = json.dumps({"classes": [2], "images": [IMAGE], "recall": 0.9}).encode()
 IMAGE_QUERY = "/v1/query?classes=husky"
-GZIPPED, DEFLATED = gzip.compress(RIGHT, mtime=0), zlib.compress(RIGHT)
+GZIPPED, DEFLATED = gzip.compress(VALID, mtime=0), zlib.compress(VALID)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def sent(
     method: str = "POST",
     read: list[bytes] | None = None,
 ) -> httpx.Response:
-    """The answer to a body that is sent in parts of 100 bytes, without a stated length. Parts that
-    the server reads are appended to `read`."""
+    """Return the answer to a body that is sent in parts of 100 bytes, without a Content-Length.
+    Parts that the server reads are appended to `read`."""
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 100):
@@ -58,12 +58,12 @@ def sent(
 def test_a_compressed_body_gets_the_same_answer_as_the_plain_one(
     api: FastAPI, encoding: str, body: bytes
 ) -> None:
-    plain = sent(api, "/v1/query", RIGHT, "identity")
+    plain = sent(api, "/v1/query", VALID, "identity")
     assert plain.status_code == 200
     assert sent(api, "/v1/query", body, encoding).json() == plain.json()
 
 
-def test_every_route_that_reads_a_whole_body_decompresses_it(api: FastAPI) -> None:
+def test_every_route_that_reads_a_complete_body_decompresses_it(api: FastAPI) -> None:
     body = gzip.compress(image(0))
     assert sent(api, IMAGE_QUERY, body, "gzip", "image/png").is_success
     fields, files = {"classes": "husky"}, {"images": image(0)}
@@ -95,42 +95,40 @@ def test_a_body_is_rejected_once_its_decompressed_length_exceeds_the_limit(
     read: list[bytes] = []
     answer = sent(api, path, bomb, encoding, kind, read=read)
     assert refusal(answer) == (413, "body_too_large")
-    # Each part stands for about 100,000 bytes: of 300 parts the first few are enough.
+    # Each part decompresses to about 100,000 bytes, so the first few of 300 parts are enough.
     assert len(read) < 5
 
 
-def test_a_body_of_exactly_the_limit_is_read(api: FastAPI) -> None:
+def test_a_body_of_exactly_the_limit_is_accepted(api: FastAPI) -> None:
     for length, status in ((MAX_BODY, 200), (MAX_BODY + 1, 413)):
-        body = gzip.compress(RIGHT.ljust(length))
+        body = gzip.compress(VALID.ljust(length))
         assert sent(api, "/v1/query", body, "gzip").status_code == status
 
 
 DAMAGED = {
-    "no gzip": (RIGHT, "gzip"),
-    "no deflate": (RIGHT, "deflate"),
-    "nothing": (b"", "gzip"),
+    "not gzip": (VALID, "gzip"),
+    "not deflate": (VALID, "deflate"),
+    "empty": (b"", "gzip"),
     "one byte short": (GZIPPED[:-1], "gzip"),
-    "cut off": (GZIPPED[:20], "gzip"),
+    "truncated": (GZIPPED[:20], "gzip"),
     "wrong checksum": (GZIPPED[:-8] + bytes(8), "gzip"),
-    "a byte more": (GZIPPED + b"x", "gzip"),
+    "an additional byte": (GZIPPED + b"x", "gzip"),
     "twice": (2 * GZIPPED, "gzip"),
-    "deflate said to be gzip": (DEFLATED, "gzip"),
-    "gzip said to be deflate": (GZIPPED, "deflate"),
+    "deflate declared as gzip": (DEFLATED, "gzip"),
+    "gzip declared as deflate": (GZIPPED, "deflate"),
 }
 
 
 @pytest.mark.parametrize(("body", "encoding"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_body_is_rejected(api: FastAPI, body: bytes, encoding: str) -> None:
+def test_a_corrupted_body_is_rejected(api: FastAPI, body: bytes, encoding: str) -> None:
     assert refusal(sent(api, "/v1/query", body, encoding)) == (400, "invalid_compression")
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip;q=1", 5000 * "x"])
-def test_another_content_encoding_is_rejected_with_the_supported_ones(
-    api: FastAPI, encoding: str
-) -> None:
-    answer = sent(api, "/v1/query", RIGHT, encoding)
+def test_an_unsupported_content_encoding_is_rejected(api: FastAPI, encoding: str) -> None:
+    answer = sent(api, "/v1/query", VALID, encoding)
     assert refusal(answer) == (415, "unknown_encoding")
-    assert "send gzip or deflate" in answer.json()["error"]["message"]
+    assert "gzip or deflate" in answer.json()["error"]["message"]
     assert len(answer.text) < 500
 
 

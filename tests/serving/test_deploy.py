@@ -1,4 +1,4 @@
-"""How a server is run beyond one start of it: on a cluster, with replicas that come and go."""
+"""Deployment on a cluster, and replicas that start and stop."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from tests.tiny_bundle import NAMES
 
 __all__ = ["bundle", "images"]  # fixtures
 
-# Prints the config file as the command does, and builds its application as Serve does.
+# Prints the config file like the command, and builds its application like Serve.
 _PRINT_AND_BUILD = """
 import contextlib, importlib, io, json, sys, yaml
 from launch.main import main
@@ -65,7 +65,9 @@ print(json.dumps({
 """
 
 
-def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bundle: Path) -> None:
+def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
+    bundle: Path,
+) -> None:
     options = ("--replicas", "1:4", "--max-requests", 9, "--max-inputs", 3, "--device", "cuda")
     imports = ("--allow-import", "my_package.networks:Network")
     arguments = ("serve", bundle, "--print-config", *options, *imports)
@@ -89,23 +91,23 @@ def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bund
     assert "RAY_SERVE_ENABLE_HA_PROXY=1" in found["config_file"]
 
 
-@pytest.mark.parametrize("given", ["0", "4:1", "1:0", "two", "1:", "-1"])
-def test_a_wrong_number_of_replicas_is_refused(bundle: Path, given: str) -> None:
+@pytest.mark.parametrize("replicas", ["0", "4:1", "1:0", "two", "1:", "-1"])
+def test_an_invalid_number_of_replicas_is_rejected(bundle: Path, replicas: str) -> None:
     app = typer.Typer()
     app.command()(serve.command)
-    ran = CliRunner().invoke(app, [str(bundle), f"--replicas={given}"])
+    ran = CliRunner().invoke(app, [str(bundle), f"--replicas={replicas}"])
     assert isinstance(ran.exception, ValueError)
     assert "replicas" in str(ran.exception)
 
 
-def test_blocks_of_ports_are_free_and_not_the_same() -> None:
+def test_port_blocks_are_free_and_different() -> None:
     blocks = {free_block(1000) for _ in range(20)}
     assert len(blocks) > 10
     for first in blocks:
         assert free_port("127.0.0.1", first) == first
 
 
-# ------------------------------------------------------------------------------------ minutes long
+# ------------------------------------------------------------------------------------ take minutes
 
 
 def wait_for(url: str, seconds: float) -> None:
@@ -148,8 +150,8 @@ def test_the_printed_config_file_deploys(bundle: Path, images: list[Path]) -> No
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
             process.wait(timeout=60)
-            _, left = psutil.wait_procs(children, timeout=20)
-            for child in left:
+            _, remaining = psutil.wait_procs(children, timeout=20)
+            for child in remaining:
                 child.kill()
 
 
@@ -162,45 +164,45 @@ def server(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [("--replicas", 2)], indirect=True)
-def test_of_2000_questions_with_a_replica_killed_in_the_middle_none_is_lost(
+def test_2000_queries_are_all_answered_although_a_replica_is_killed(
     server: Server, images: list[Path]
 ) -> None:
-    bodies = [as_json(images[:1], classes=[place]) for place in range(len(NAMES))]
-    right = [scores_of(httpx.post(f"{server.url}/v1/query", json=b).json()) for b in bodies]
+    bodies = [as_json(images[:1], classes=[class_id]) for class_id in range(len(NAMES))]
+    expected = [scores_of(httpx.post(f"{server.url}/v1/query", json=b).json()) for b in bodies]
     before = replicas_of(server)
     assert len(before) == 2
     statuses: Counter[int] = Counter()
 
-    async def ask(client: httpx.AsyncClient, question: int) -> None:
-        if question == 1000:
+    async def send(client: httpx.AsyncClient, number: int) -> None:
+        if number == 1000:
             next(iter(before.values())).kill()
         for _ in range(50):
             try:
-                answer = await client.post("/v1/query", json=bodies[question % len(bodies)])
+                answer = await client.post("/v1/query", json=bodies[number % len(bodies)])
             except httpx.TransportError:
                 statuses[0] += 1
                 await asyncio.sleep(0.2)
                 continue
             statuses[answer.status_code] += 1
             if answer.status_code == 200:
-                wanted = right[question % len(bodies)]
-                assert scores_of(answer.json()) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+                scores = expected[number % len(bodies)]
+                assert scores_of(answer.json()) == pytest.approx(scores, rel=1e-4, abs=1e-5)
                 return
             assert error_of(answer)[0] in (429, 502, 503)
             await asyncio.sleep(0.2)
-        raise AssertionError(f"question {question} was not answered")
+        raise AssertionError(f"query {number} was not answered")
 
-    async def ask_all() -> None:
-        places = asyncio.Semaphore(32)
+    async def send_all() -> None:
+        slots = asyncio.Semaphore(32)
 
-        async def ask_in_turn(question: int) -> None:
-            async with places:
-                await ask(client, question)
+        async def send_limited(number: int) -> None:
+            async with slots:
+                await send(client, number)
 
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            await asyncio.gather(*(ask_in_turn(question) for question in range(2000)))
+            await asyncio.gather(*(send_limited(number) for number in range(2000)))
 
-    asyncio.run(ask_all())
+    asyncio.run(send_all())
     assert statuses[200] == 2000
     deadline = time.monotonic() + 60
     while len(replicas_of(server)) < 2 and time.monotonic() < deadline:
@@ -211,11 +213,11 @@ def test_of_2000_questions_with_a_replica_killed_in_the_middle_none_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [("--replicas", "1:2", "--max-requests", 64)], indirect=True)
-def test_a_second_replica_comes_when_there_is_work(server: Server, images: list[Path]) -> None:
+def test_a_second_replica_starts_under_load(server: Server, images: list[Path]) -> None:
     assert len(replicas_of(server)) == 1
     body = as_json(images[:2], classes=["husky"])
 
-    async def ask_until(deadline: float) -> set[int]:
+    async def send_until(deadline: float) -> set[int]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             statuses = set()
             while time.monotonic() < deadline and len(replicas_of(server)) < 2:
@@ -225,5 +227,5 @@ def test_a_second_replica_comes_when_there_is_work(server: Server, images: list[
                 statuses |= {answer.status_code for answer in answers}
         return statuses
 
-    assert asyncio.run(ask_until(time.monotonic() + 90)) == {200}
+    assert asyncio.run(send_until(time.monotonic() + 90)) == {200}
     assert len(replicas_of(server)) == 2

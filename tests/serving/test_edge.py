@@ -1,6 +1,6 @@
-"""A real HAProxy, started as Ray starts it and with what Ray writes for it, before small servers.
+"""A real HAProxy with the configuration that Ray writes, in front of small test servers.
 
-Ray itself is not there: `tests/serving/live/` has the whole.
+These tests do not start Ray; `tests/serving/live/` tests the complete server.
 """
 
 import json
@@ -41,19 +41,20 @@ HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\n"
 
 
 class Replica(BaseHTTPRequestHandler):
-    """Answers as its path says: /plain/STATUS like Ray, others with what it got; /own/STATUS.
+    """Responds according to the path: to /plain/STATUS with plain text like Ray, to /own/STATUS
+    with JSON, and to other paths with the headers and body that it received.
 
-    One that `has_no_application` answers like Ray's own proxy once the application is deleted.
+    With `has_no_application`, it responds like Ray's own proxy after the application is deleted.
     """
 
     protocol_version = "HTTP/1.1"
     dies = has_no_application = False
-    asked: list[str]
+    requested: list[str]
 
     def _answer(self) -> None:
         if self.path == "/-/healthz":
             return self._send(200, "text/plain", b"success")
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         if self.dies:
             self.close_connection = True
             return None
@@ -77,7 +78,7 @@ class Replica(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
         self.end_headers()
-        with suppress(ConnectionError):  # a health check does not read all of it
+        with suppress(ConnectionError):  # a health check does not read the entire response
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
@@ -92,8 +93,8 @@ class Proxy:
     replicas: list[type[Replica]] = field(default_factory=list)
 
     @property
-    def asked(self) -> list[str]:
-        return [path for replica in self.replicas for path in replica.asked]
+    def requested(self) -> list[str]:
+        return [path for replica in self.replicas for path in replica.requested]
 
 
 _WRITE = """
@@ -146,9 +147,10 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def written_by_ray() -> dict[str, str]:
-    """HAProxy's configuration by Ray's own code, by case.
+    """HAProxy configurations written by Ray, by case.
 
-    `two` replicas; `none`; `deleted`: Ray's own proxy alone, with gRPC; two with `grpc`.
+    `two`: two replicas; `none`: no replicas; `deleted`: only Ray's own proxy, with gRPC; `grpc`:
+    two replicas with gRPC.
     """
     with TemporaryDirectory() as folder:
         ran = subprocess.run(
@@ -170,7 +172,7 @@ def settings(
         max_body_bytes=LIMIT,
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,
-        answer_seconds=20,
+        response_seconds=20,
         stream_paths=paths_of(ROUTERS, lambda route: route.streams),
         idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
         hosts=hosts,
@@ -188,7 +190,8 @@ def started(
     errors: Path | None = None,
     ready: int = 200,
 ) -> Iterator[Proxy]:
-    """HAProxy with the configuration `text`, whose servers are `replicas`, once it is `ready`."""
+    """Start HAProxy with the configuration `text` in front of `replicas`, and yield when it
+    responds with the status `ready`."""
     port = free_port("127.0.0.1", 0)
     made = settings(port, grpc_port, hosts, errors)
     with TemporaryDirectory() as name:
@@ -207,8 +210,8 @@ def _started(
     threads = [Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
     for thread in threads:
         thread.start()
-    for place, server in enumerate(servers, start=1):
-        text = text.replace(f"127.0.0.1:{place} ", f"127.0.0.1:{server.server_port} ")
+    for number, server in enumerate(servers, start=1):
+        text = text.replace(f"127.0.0.1:{number} ", f"127.0.0.1:{server.server_port} ")
     (folder / "haproxy.cfg").write_text(text.replace("FOLDER", str(folder)))
     made.save(folder / "haproxy.json")
     launcher = [sys.executable, "-I", "-S", haproxy.__file__, str(folder / "haproxy.json")]
@@ -240,7 +243,7 @@ def _is_up(url: str, status: int) -> bool:
 
 
 def replica(*, dies: bool = False, has_no_application: bool = False) -> type[Replica]:
-    state = {"dies": dies, "has_no_application": has_no_application, "asked": []}
+    state = {"dies": dies, "has_no_application": has_no_application, "requested": []}
     return type("Replica", (Replica,), state)
 
 
@@ -250,20 +253,20 @@ def proxy(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
         yield running
 
 
-def test_a_proxy_that_makes_way_answers_over_connections_that_are_open(
+def test_a_replaced_proxy_answers_on_open_connections(
     written_by_ray: dict[str, str],
 ) -> None:
-    """Ray puts another in its place at each change of replicas, the first right after a start."""
+    """Ray replaces the process at each change of the replicas, first right after start-up."""
     with (
-        started(written_by_ray["two"], [replica(), replica()]) as going,
-        closing(HTTPConnection("127.0.0.1", going.port, timeout=20)) as connection,
+        started(written_by_ray["two"], [replica(), replica()]) as running,
+        closing(HTTPConnection("127.0.0.1", running.port, timeout=20)) as connection,
     ):
         connection.request("GET", "/v1/model")
         answer = connection.getresponse()
         answer.read()
         assert answer.headers["connection"] is None
-        going.process.send_signal(signal.SIGUSR1)  # as the next one does
-        while _is_up(going.url, 200):
+        running.process.send_signal(signal.SIGUSR1)  # as the new process does
+        while _is_up(running.url, 200):
             time.sleep(0.02)
         connection.request("GET", "/v1/model")
         answer = connection.getresponse()
@@ -284,7 +287,7 @@ def raw(proxy: Proxy) -> socket.socket:
 
 @contextmanager
 def all_open(proxy: Proxy, starts: list[bytes]) -> Iterator[list[socket.socket]]:
-    """A connection for each of these, which is sent there: they wait at the same time."""
+    """Open one connection per element of `starts` at the same time, and send the element on it."""
     with ExitStack() as opened:
         connections = [opened.enter_context(raw(proxy)) for _ in starts]
         for connection, start in zip(connections, starts, strict=True):
@@ -292,14 +295,14 @@ def all_open(proxy: Proxy, starts: list[bytes]) -> Iterator[list[socket.socket]]
         yield connections
 
 
-def said(proxy: Proxy, request: bytes) -> bytes:
-    """All that is answered to these bytes, until the proxy closes the connection."""
+def response_to(proxy: Proxy, request: bytes) -> bytes:
+    """Return the complete response to these bytes, until the proxy closes the connection."""
     with raw(proxy) as connection:
         connection.sendall(request)
         return connection.makefile("rb").read()
 
 
-def test_it_listens_where_it_should_and_nowhere_else(proxy: Proxy) -> None:
+def test_the_proxy_listens_only_on_its_address(proxy: Proxy) -> None:
     listening = [
         (connection.laddr.ip, connection.laddr.port)
         for connection in proxy.process.net_connections()
@@ -316,7 +319,7 @@ def test_it_listens_where_it_should_and_nowhere_else(proxy: Proxy) -> None:
         lambda text: f"{text}\npeers others\n  peer x 10.0.0.1:1\n",
     ],
 )
-def test_a_configuration_that_would_listen_elsewhere_is_refused(
+def test_a_configuration_that_would_listen_elsewhere_is_rejected(
     written_by_ray: dict[str, str], change: Callable[[str], str]
 ) -> None:
     text = written_by_ray["two"]
@@ -324,32 +327,32 @@ def test_a_configuration_that_would_listen_elsewhere_is_refused(
     assert "*" not in "".join(
         line for line in rewrite(text, settings(80)).splitlines() if "bind" in line
     )
-    with pytest.raises(ValueError, match="another version of Ray"):
+    with pytest.raises(ValueError, match="Install Ray"):
         rewrite(change(text), settings(80))
 
 
-def test_grpc_listens_where_it_should(written_by_ray: dict[str, str], tmp_path: Path) -> None:
+def test_grpc_listens_on_its_address(written_by_ray: dict[str, str], tmp_path: Path) -> None:
     text = written_by_ray["grpc"].replace("FOLDER", str(tmp_path))
     wanted = replace(settings(80), http_bind="[::1]:80", grpc_bind="127.0.0.1:90")
     (tmp_path / "c").write_text(rewrite(text, wanted))
     command = [wanted.haproxy, "-c", "-f", str(tmp_path / "c")]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    with pytest.raises(ValueError, match="another version of Ray"):
+    with pytest.raises(ValueError, match="Install Ray"):
         rewrite(text, settings(80))
 
 
 def test_300_half_open_connections_are_closed_while_others_are_served(proxy: Proxy) -> None:
     starts = [b"", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"] * 100
-    with all_open(proxy, starts) as held:
+    with all_open(proxy, starts) as connections:
         assert httpx.get(f"{proxy.url}/v1/model").status_code == 200
-        assert select.select(held, [], [], 0)[0] == []
-        for connection in held:
+        assert select.select(connections, [], [], 0)[0] == []
+        for connection in connections:
             assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
             assert connection.recv(4096) == b""
 
 
-def test_a_body_that_trickles_in_reaches_no_replica(proxy: Proxy) -> None:
+def test_a_slow_body_does_not_reach_a_replica(proxy: Proxy) -> None:
     heads = [
         b"POST /v1/watches",
         b"POST /v1/watches/",
@@ -360,13 +363,13 @@ def test_a_body_that_trickles_in_reaches_no_replica(proxy: Proxy) -> None:
         b"POST /v1/query",
     ]
     start = b"%b HTTP/1.1\r\nHost: kway\r\nContent-Length: 100\r\n\r\n{"
-    before = len(proxy.asked)
+    before = len(proxy.requested)
     with all_open(proxy, [start % head for head in heads]) as opened:
         for head, connection in zip(heads, opened, strict=True):
             answer, body = connection.makefile("rb").read().split(b"\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 408 "), head
             assert json.loads(body)["error"]["code"] == "slow_request"
-    assert len(proxy.asked) == before
+    assert len(proxy.requested) == before
 
 
 def test_a_stream_may_pause(proxy: Proxy) -> None:
@@ -387,27 +390,27 @@ def test_a_stream_may_pause(proxy: Proxy) -> None:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 "), path
 
 
-def test_an_answer_may_take_its_time(proxy: Proxy) -> None:
+def test_a_slow_response_is_not_cut_off(proxy: Proxy) -> None:
     assert httpx.get(f"{proxy.url}/slow", timeout=20).status_code == 200
 
 
-def test_a_large_body_is_refused_before_any_of_it_is_sent(proxy: Proxy) -> None:
-    before = len(proxy.asked)
-    for stated in (
+def test_a_large_body_is_rejected_before_it_is_sent(proxy: Proxy) -> None:
+    before = len(proxy.requested)
+    for framing in (
         b"Content-Length: 268435456\r\n\r\n",
-        b"Content-Length: 4294967297\r\n\r\n",  # one byte, in 32 bits
+        b"Content-Length: 4294967297\r\n\r\n",  # 1 if truncated to 32 bits
         b"Content-Length: 9223372036854775807\r\n\r\n",
         b"Transfer-Encoding: chunked\r\n\r\n10000000\r\n",
     ):
-        assert said(proxy, HEAD + stated).startswith(b"HTTP/1.1 413 ")
+        assert response_to(proxy, HEAD + framing).startswith(b"HTTP/1.1 413 ")
     answer = httpx.post(f"{proxy.url}/v1/query", content=b"x" * (LIMIT + 1))
     assert refusal(answer) == (413, "body_too_large")
-    assert len(proxy.asked) == before
+    assert len(proxy.requested) == before
     assert httpx.post(f"{proxy.url}/v1/query", content=b"x" * LIMIT).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/query:stream", "/v1/query%3Astream", "/v1/feeds/door"])
-def test_a_stream_may_be_longer_than_any_body(proxy: Proxy, path: str) -> None:
+def test_a_stream_may_exceed_the_body_size_limit(proxy: Proxy, path: str) -> None:
     answer = httpx.post(f"{proxy.url}{path}", content=b"x" * (3 * LIMIT))
     assert answer.json()["body"] == "x" * (3 * LIMIT)
 
@@ -422,7 +425,7 @@ def named(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
 
 
 @pytest.mark.parametrize("host", [*NAMES, "localhost:8000", "LocalHost:1", "[::1]:80"])
-def test_a_server_of_certain_names_is_asked_by_them(named: Proxy, host: str) -> None:
+def test_accepted_host_names_are_answered(named: Proxy, host: str) -> None:
     assert httpx.get(f"{named.url}/v1/model", headers={"host": host}).status_code == 200
 
 
@@ -440,12 +443,12 @@ def test_a_server_of_certain_names_is_asked_by_them(named: Proxy, host: str) -> 
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/model", "/health", "/", "/v1/watches/3f/live", "/-/routes"])
-def test_by_another_name_it_gives_no_answer(named: Proxy, host: str, path: str) -> None:
-    before = len(named.asked)
+def test_other_host_names_are_rejected(named: Proxy, host: str, path: str) -> None:
+    before = len(named.requested)
     answer = httpx.get(f"{named.url}{path}", headers={"host": host})
     assert refusal(answer) == (403, "other_host")
     assert "127.0.0.1" in answer.json()["error"]["message"]
-    assert len(named.asked) == before
+    assert len(named.requested) == before
 
 
 @pytest.mark.parametrize(
@@ -457,13 +460,15 @@ def test_by_another_name_it_gives_no_answer(named: Proxy, host: str, path: str) 
         b"GET /v1/model HTTP/1.0\r\n",
     ],
 )
-def test_a_name_in_the_path_counts_and_none_is_none(named: Proxy, head: bytes) -> None:
-    before = len(named.asked)
-    assert said(named, head + b"Connection: close\r\n\r\n")[:12] in (
+def test_a_host_in_the_request_target_or_a_missing_host_is_rejected(
+    named: Proxy, head: bytes
+) -> None:
+    before = len(named.requested)
+    assert response_to(named, head + b"Connection: close\r\n\r\n")[:12] in (
         b"HTTP/1.1 403",
         b"HTTP/1.1 400",
     )
-    assert len(named.asked) == before
+    assert len(named.requested) == before
 
 
 @pytest.mark.parametrize(
@@ -477,14 +482,14 @@ def test_a_name_in_the_path_counts_and_none_is_none(named: Proxy, head: bytes) -
         ("10.0.0.1", None, ()),
     ],
 )
-def test_a_server_on_loopback_without_tokens_is_asked_by_loopbacks_names_alone(
+def test_a_loopback_server_without_tokens_accepts_only_loopback_names(
     tmp_path: Path, host: str, tokens: Path | None, hosts: tuple[str, ...]
 ) -> None:
     environment.write_launcher(tmp_path, ServingConfig(host=host, token_file=tokens))
     assert tuple(ProxySettings.load(tmp_path / "haproxy.json").hosts) == hosts
 
 
-def test_the_settings_state_what_the_routes_declare(tmp_path: Path) -> None:
+def test_the_proxy_settings_contain_the_facts_of_the_routes(tmp_path: Path) -> None:
     environment.write_launcher(tmp_path, ServingConfig())
     saved = ProxySettings.load(tmp_path / "haproxy.json")
     assert set(saved.stream_paths) == {
@@ -499,7 +504,7 @@ def test_the_settings_state_what_the_routes_declare(tmp_path: Path) -> None:
 
 def test_a_path_that_haproxy_cannot_match_is_an_error(written_by_ray: dict[str, str]) -> None:
     made = replace(settings(1), stream_paths=("/v1/a.b",))
-    with pytest.raises(ValueError, match=r"no route '/v1/a\.b': use letters"):
+    with pytest.raises(ValueError, match=r"route '/v1/a\.b'"):
         rewrite(written_by_ray["two"], made)
 
 
@@ -512,7 +517,7 @@ def test_a_path_that_haproxy_cannot_match_is_an_error(written_by_ray: dict[str, 
         (503, "not_ready", "1"),
     ],
 )
-def test_what_ray_refuses_in_plain_text_has_the_one_shape_of_errors(
+def test_plain_text_errors_of_ray_are_converted_to_the_error_format(
     proxy: Proxy, status: int, code: str, retry: str | None
 ) -> None:
     answer = httpx.get(f"{proxy.url}/plain/{status}")
@@ -529,8 +534,8 @@ HANDSHAKE = {
 }
 
 
-def test_a_handshake_that_ray_refuses_is_answered_as_ray_meant_it(proxy: Proxy) -> None:
-    """Ray means 429, but answers as it would a request; uvicorn makes a plain 500 of that."""
+def test_a_handshake_rejected_by_ray_gets_the_intended_status(proxy: Proxy) -> None:
+    """Ray rejects the handshake like a request, with 429; uvicorn converts that to a plain 500."""
     answer = httpx.get(f"{proxy.url}/plain/500", headers=HANDSHAKE)
     assert refusal(answer) == (429, "too_busy")
     assert answer.headers["retry-after"] == "1"
@@ -542,8 +547,8 @@ def test_a_handshake_that_ray_refuses_is_answered_as_ray_meant_it(proxy: Proxy) 
 @pytest.mark.parametrize(
     "request_",
     [
-        b"no request\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # HTTP/2, which has rules of its own
+        b"not a request\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # HTTP/2, to which other rules would apply
         HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
         HEAD + b"Content-Length: +1\r\n\r\na",
         HEAD + b"Content-Length: -1\r\n\r\n",
@@ -555,23 +560,22 @@ def test_a_handshake_that_ray_refuses_is_answered_as_ray_meant_it(proxy: Proxy) 
         HEAD + b"X Bad: a\r\n\r\n",
     ],
 )
-def test_what_is_no_http_or_could_be_read_in_two_ways_is_refused(
-    proxy: Proxy, request_: bytes
-) -> None:
-    """In HAProxy's own words: 2.8 has no setting for them before a request is read, but silence."""
-    before = len(proxy.asked)
-    assert said(proxy, request_).startswith(b"HTTP/1.1 400 ")
-    assert len(proxy.asked) == before
+def test_malformed_or_ambiguous_http_requests_are_rejected(proxy: Proxy, request_: bytes) -> None:
+    """The body is that of HAProxy: version 2.8 can only suppress responses to unparsed requests,
+    not change them."""
+    before = len(proxy.requested)
+    assert response_to(proxy, request_).startswith(b"HTTP/1.1 400 ")
+    assert len(proxy.requested) == before
 
 
-def test_no_second_request_hides_in_the_body_of_a_first(proxy: Proxy) -> None:
-    hidden = b"GET /hidden HTTP/1.1\r\nHost: kway\r\n\r\n"
-    length = b"Content-Length: %d\r\n" % (5 + len(hidden))
-    body = b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden
-    answers = said(proxy, b"POST /first HTTP/1.1\r\nHost: kway\r\n" + length + body)
+def test_a_request_cannot_be_smuggled_in_a_body(proxy: Proxy) -> None:
+    smuggled = b"GET /smuggled HTTP/1.1\r\nHost: kway\r\n\r\n"
+    length = b"Content-Length: %d\r\n" % (5 + len(smuggled))
+    body = b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled
+    answers = response_to(proxy, b"POST /first HTTP/1.1\r\nHost: kway\r\n" + length + body)
     assert answers.count(b"HTTP/1.1 ") == 1
-    assert "/first" in proxy.asked
-    assert "/hidden" not in proxy.asked
+    assert "/first" in proxy.requested
+    assert "/smuggled" not in proxy.requested
 
 
 @pytest.mark.parametrize(
@@ -589,28 +593,30 @@ def test_no_second_request_hides_in_the_body_of_a_first(proxy: Proxy) -> None:
         b"v1/model",
     ],
 )
-def test_rays_own_pages_and_what_is_no_path_are_404(proxy: Proxy, path: bytes) -> None:
-    before = len(proxy.asked)
-    answer = said(proxy, b"GET %b HTTP/1.1\r\nHost: kway\r\nConnection: close\r\n\r\n" % path)
+def test_pages_of_ray_and_targets_that_are_not_paths_return_404(proxy: Proxy, path: bytes) -> None:
+    before = len(proxy.requested)
+    answer = response_to(
+        proxy, b"GET %b HTTP/1.1\r\nHost: kway\r\nConnection: close\r\n\r\n" % path
+    )
     head, body = answer.split(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404 ")
     assert json.loads(body)["error"]["code"] == "no_such_path"
-    assert len(proxy.asked) == before
+    assert len(proxy.requested) == before
 
 
-def test_rays_own_services_of_grpc_are_unimplemented(written_by_ray: dict[str, str]) -> None:
+def test_grpc_services_of_ray_are_unimplemented(written_by_ray: dict[str, str]) -> None:
     port = free_port("127.0.0.1", 0)
     with (
         started(written_by_ray["grpc"], [replica(), replica()], grpc_port=port),
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         for name in ("Healthz", "ListApplications"):
-            with pytest.raises(grpc.RpcError) as refused:
+            with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(f"/ray.serve.RayServeAPIService/{name}")(b"", timeout=20)
-            assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_headers_that_ray_would_obey_do_not_reach_it(proxy: Proxy) -> None:
+def test_headers_that_ray_acts_on_are_removed(proxy: Proxy) -> None:
     sent = {
         "x-request-timeout-seconds": "0.001",
         "x-request-disconnect-disabled": "1",
@@ -621,31 +627,31 @@ def test_headers_that_ray_would_obey_do_not_reach_it(proxy: Proxy) -> None:
     }
     found = httpx.get(f"{proxy.url}/v1/model", headers=sent).json()["headers"]
     assert set(found) & {name.lower() for name in sent} == {"authorization"}
-    for given in (["a-1", b"\xff"], [b"\xff", "a-1"], [b"\xff,a-1"], ["a-1,b-2"]):
-        twice = [("x-request-id", value) for value in given]
+    for values in (["a-1", b"\xff"], [b"\xff", "a-1"], [b"\xff,a-1"], ["a-1,b-2"]):
+        twice = [("x-request-id", value) for value in values]
         found = httpx.get(f"{proxy.url}/v1/model", headers=twice).json()["headers"]
         assert "x-request-id" not in found
-    kept = httpx.get(f"{proxy.url}/v1/model", headers={"x-request-id": "a-1"}).json()["headers"]
-    assert "x-request-id" in kept
+    received = httpx.get(f"{proxy.url}/v1/model", headers={"x-request-id": "a-1"}).json()["headers"]
+    assert "x-request-id" in received
 
 
-def test_a_question_to_a_replica_that_dies_is_asked_at_another_and_a_change_is_not(
+def test_a_query_is_retried_if_a_replica_dies_and_a_change_is_not(
     written_by_ray: dict[str, str],
 ) -> None:
     with started(written_by_ray["two"], [replica(), replica(dies=True)]) as proxy:
         for _ in range(10):
             answer = httpx.post(f"{proxy.url}/v1/query", content=b"an image")
             assert answer.json()["body"] == "an image"
-        assert proxy.replicas[1].asked
+        assert proxy.replicas[1].requested
         for path in ("/v1/watches", "/v1/others"):
             for dying in proxy.replicas:
-                dying.dies, dying.asked = True, []
+                dying.dies, dying.requested = True, []
             answer = httpx.post(f"{proxy.url}{path}", content=b"a change")
             assert refusal(answer) == (502, "replica_lost")
-            assert proxy.asked == [path]
+            assert proxy.requested == [path]
 
 
-def test_without_a_replica_the_answer_is_503_with_a_time_to_retry(
+def test_without_a_replica_the_response_is_503_with_retry_after(
     written_by_ray: dict[str, str],
 ) -> None:
     with started(written_by_ray["none"], [], ready=503) as proxy:
@@ -654,10 +660,10 @@ def test_without_a_replica_the_answer_is_503_with_a_time_to_retry(
         assert answer.headers["retry-after"] == "1"
 
 
-def test_when_the_application_is_deleted_the_answer_is_503_and_never_404(
+def test_after_the_application_is_deleted_the_response_is_503_and_never_404(
     written_by_ray: dict[str, str],
 ) -> None:
-    """Then Ray's own proxy, the fallback for replicas, answers 404 for every path."""
+    """Ray's own proxy, the fallback for replicas, then responds to every path with 404."""
     port, rays_proxy = free_port("127.0.0.1", 0), replica(has_no_application=True)
     with started(written_by_ray["deleted"], [rays_proxy], grpc_port=port, ready=503) as proxy:
         for answer in (
@@ -667,15 +673,15 @@ def test_when_the_application_is_deleted_the_answer_is_503_and_never_404(
         ):
             assert refusal(answer) == (503, "not_ready")
             assert answer.headers["retry-after"] == "1"
-        assert proxy.asked
+        assert proxy.requested
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-            with pytest.raises(grpc.RpcError) as refused:
+            with pytest.raises(grpc.RpcError) as caught:
                 call(b"", timeout=20)
-            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_each_error_writes_a_line_with_its_status_and_other_answers_none(
+def test_only_error_responses_write_a_line_with_their_status(
     written_by_ray: dict[str, str], tmp_path: Path
 ) -> None:
     fifo = tmp_path / "errors"
@@ -683,13 +689,13 @@ def test_each_error_writes_a_line_with_its_status_and_other_answers_none(
     with (
         open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as lines,
         started(written_by_ray["two"], [replica(), replica()], errors=fifo) as proxy,
-        closing(raw(proxy)) as gone,
+        closing(raw(proxy)) as disconnected,
     ):
-        while lines.read():  # of the start, when it is not ready
+        while lines.read():  # errors during start-up
             pass
         httpx.get(f"{proxy.url}/v1/model")
-        gone.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-        gone.close()
+        disconnected.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        disconnected.close()
         for path in ("/own/422", "/own/503", "/plain/429", "/plain/404", "/-/routes"):
             httpx.get(f"{proxy.url}{path}")
         httpx.post(f"{proxy.url}/v1/query", content=b"x" * (LIMIT + 1))
@@ -707,7 +713,7 @@ def test_no_error_in_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: P
         open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as lines,
         started(written_by_ray["none"], [], errors=fifo, ready=503) as proxy,
     ):
-        lines_of(lines, 1)  # of the request that found the proxy ready
+        lines_of(lines, 1)  # the request that waited until the proxy was ready
         request = b"GET / HTTP/1.1\r\nHost: kway\r\n\r\n"
         with all_open(proxy, [request] * 300) as connections:
             for connection in connections:
@@ -715,10 +721,10 @@ def test_no_error_in_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: P
         assert [error_status(line) for line in lines_of(lines, 300)] == ["503"] * 300
 
 
-def lines_of(fifo: IO[bytes], least: int) -> list[bytes]:
-    """The content of a FIFO once it has this many lines."""
+def lines_of(fifo: IO[bytes], count: int) -> list[bytes]:
+    """Return the content of a FIFO once it has at least `count` lines."""
     read, until = b"", time.monotonic() + 20
-    while read.count(b"\n") < least:
+    while read.count(b"\n") < count:
         assert time.monotonic() < until, read
         time.sleep(0.02)
         read += fifo.read() or b""

@@ -1,13 +1,13 @@
-"""docs/api.md lists the code of every refusal."""
+"""docs/api.md lists every error code."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from serving.deploy.haproxy import _REFUSALS
+from serving.deploy.haproxy import _ERRORS
 from tests.system.processes import ROOT
 
-# Position of the code among the arguments; a limit's name becomes `too_many_…`.
+# Position of the code among the arguments. The name of a limit becomes `too_many_…`.
 CODES = {"ApiError": 1, "error_response": 1, "ErrorDetail": 0, "invalid": 0, "ClientLimit": 1}
 
 
@@ -17,17 +17,17 @@ def codes_in(tree: ast.AST) -> Iterator[str]:
             continue
         if (position := CODES.get(node.func.id)) is None:
             continue
-        stated = [word.value for word in node.keywords if word.arg == "code"]
-        for one in stated or node.args[position : position + 1]:
+        keywords = [word.value for word in node.keywords if word.arg == "code"]
+        for one in keywords or node.args[position : position + 1]:
             if isinstance(one, ast.Constant):
                 is_limit = node.func.id == "ClientLimit"
                 yield f"too_many_{one.value}".replace(" ", "_") if is_limit else one.value
 
 
-def test_every_code_of_a_refusal_is_documented() -> None:
+def test_every_error_code_is_documented() -> None:
     sources = (path.read_text() for path in (ROOT / "serving").rglob("*.py"))
     found = {code for source in sources for code in codes_in(ast.parse(source))}
-    found |= {code for code, _ in _REFUSALS.values()}
+    found |= {code for code, _ in _ERRORS.values()}
     assert len(found) > 50
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/api.md").read_text()))
     assert found - documented == set()

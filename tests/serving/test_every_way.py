@@ -1,7 +1,7 @@
-"""A trained model gives the evaluation's logits and decisions, whichever way its server is asked.
+"""Every interface of a server returns the logits and decisions of the evaluation.
 
-All of the validation set goes through a real server: REST, the Open Inference Protocol over REST
-and gRPC, the Python client, and the page in a real Chromium.
+The complete validation set is sent to a real server over REST, over the Open Inference Protocol
+(REST and gRPC), with the Python client, and with the page in a real Chromium.
 """
 
 import base64
@@ -32,8 +32,8 @@ from trainer.run.folder import RunFolder
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train
 
-# Over 40 s. live/test_http.py and live/test_grpc.py compare served answers with the bundle's, and
-# tests/trainer/test_export.py the bundle with the evaluation.
+# Takes over 40 s. live/test_http.py and live/test_grpc.py compare served answers with those of the
+# bundle, and tests/trainer/test_export.py compares the bundle with the evaluation.
 pytestmark = pytest.mark.slow
 
 RECALL = 0.9
@@ -55,7 +55,7 @@ class Evaluated:
 
     def check(self, scores: object, decisions: object) -> None:
         found = np.asarray(scores, dtype=np.float32)
-        assert found.std(axis=0).min() > 1e-3, "inputs that look the same to the model show nothing"
+        assert found.std(axis=0).min() > 1e-3, "the scores of the inputs must differ"
         np.testing.assert_allclose(found, self.scores, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(np.asarray(decisions, dtype=bool), self.decisions)
 
@@ -71,7 +71,7 @@ def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluat
     thresholds = saved.classes.threshold[:, saved.classes.recalls.index(RECALL)]
     scores = scores_of(trained)
     with open_split(glyphs, recipe.data.eval_split) as split:
-        images = [split.read(place)[0] for place in range(len(split))]
+        images = [split.read(index)[0] for index in range(len(split))]
     decisions = (scores >= thresholds).numpy()
     assert 0 < decisions.mean() < 1
     return Evaluated(
@@ -80,7 +80,7 @@ def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluat
 
 
 def scores_of(trained: TrainedRun) -> torch.Tensor:
-    """[N, K] by what evaluation itself goes through."""
+    """Compute scores [N, K] with the functions of the evaluation."""
     recipe, world, head = trained.recipe, rank_world(), trained.task.head
     with open_split(recipe.data.shards, recipe.data.eval_split) as split, torch.no_grad():
         loader = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)
@@ -112,14 +112,14 @@ def in_base64(evaluated: Evaluated) -> list[str]:
     return [base64.b64encode(image).decode() for image in evaluated.images]
 
 
-def test_rest_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None:
+def test_rest_returns_the_evaluation_results(server: Server, evaluated: Evaluated) -> None:
     body = {"images": in_base64(evaluated), "classes": ids(evaluated), "recall": RECALL}
     answer = httpx.post(f"{server.url}/v1/query", json=body).raise_for_status().json()
     rows = [result["verdicts"] for result in answer["results"]]
     evaluated.check(*([[v[key] for v in row] for row in rows] for key in ("score", "match")))
 
 
-def test_the_inference_protocol_over_rest_answers_as_evaluated(
+def test_the_inference_protocol_over_rest_returns_the_evaluation_results(
     server: Server, evaluated: Evaluated
 ) -> None:
     shape = len(evaluated.images), len(evaluated.names)
@@ -141,7 +141,7 @@ def test_the_inference_protocol_over_rest_answers_as_evaluated(
     evaluated.check(outputs["scores"], outputs["matches"])
 
 
-def test_the_inference_protocol_over_grpc_answers_as_evaluated(
+def test_the_inference_protocol_over_grpc_returns_the_evaluation_results(
     server: Server, evaluated: Evaluated
 ) -> None:
     images = triton.InferInput("images", [len(evaluated.images)], "BYTES")
@@ -155,7 +155,7 @@ def test_the_inference_protocol_over_grpc_answers_as_evaluated(
     evaluated.check(answer.as_numpy("scores"), answer.as_numpy("matches"))
 
 
-def test_the_client_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None:
+def test_the_client_returns_the_evaluation_results(server: Server, evaluated: Evaluated) -> None:
     with Client(server.url) as client:
         answer = client.query(evaluated.names, evaluated.images, recall=RECALL)
     rows = [result.verdicts for result in answer.results]
@@ -164,10 +164,10 @@ def test_the_client_answers_as_evaluated(server: Server, evaluated: Evaluated) -
     )
 
 
-def test_the_page_shows_what_was_evaluated(server: Server, evaluated: Evaluated) -> None:
+def test_the_page_shows_the_evaluation_results(server: Server, evaluated: Evaluated) -> None:
     files = [
-        {"name": f"{place}.png", "mimeType": "image/png", "buffer": image}
-        for place, image in enumerate(evaluated.images)
+        {"name": f"{index}.png", "mimeType": "image/png", "buffer": image}
+        for index, image in enumerate(evaluated.images)
     ]
     with chromium() as browser, visit(browser, server.url) as page:
         for number, name in enumerate(evaluated.names, 1):

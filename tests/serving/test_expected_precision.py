@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "1.png"
 
 
-def test_an_answer_reports_it_once_per_class_and_in_each_verdict(url: str) -> None:
+def test_an_answer_reports_precision_once_per_class_and_in_each_verdict(url: str) -> None:
     with Client(url) as client:
         answer = client.query([2, 6], [image(0), image(1)], recall=0.9)
     assert [one.model_dump() for one in answer.thresholds] == [OWN, POOLED]
@@ -63,14 +63,14 @@ def test_an_answer_reports_it_once_per_class_and_in_each_verdict(url: str) -> No
         assert [one.expected_precision for one in result.verdicts] == [5 / 8, 0.25]
 
 
-def test_a_watch_reports_it_for_each_of_its_classes(url: str) -> None:
+def test_a_watch_reports_precision_for_each_of_its_classes(url: str) -> None:
     with Client(url) as client:
         watch = client.create_watch([2, 6], recall=0.9, ttl_seconds=60)
         assert [one.model_dump() for one in watch.classes] == [OWN, POOLED]
         client.delete_watch(watch.id)
 
 
-def test_for_a_threshold_of_the_request_it_is_unknown(url: str) -> None:
+def test_precision_is_unknown_for_a_threshold_of_the_request(url: str) -> None:
     with Client(url) as client:
         decided = client.query([2], [image(0)], threshold=1.0)
         scored = client.query([2], [image(0)])
@@ -80,16 +80,18 @@ def test_for_a_threshold_of_the_request_it_is_unknown(url: str) -> None:
     assert scored.thresholds == []
 
 
-def test_the_command_prints_it_below_the_verdicts(bundle: Path, file: Path) -> None:
+def test_the_command_prints_precision_below_the_verdicts(bundle: Path, file: Path) -> None:
     shown = ask_command(bundle, "--class", "samoyed", "--class", "7", "--recall", 0.9, file)
     own, pooled = shown.splitlines()[-2:]
-    assert own.startswith("samoyed: threshold 2.000, the class's own (5 validation samples)")
-    assert "expected precision 0.62; reached by 5 of the class's 5 samples, and by 8" in own
-    assert "pooled over all classes (30 validation samples); expected precision 0.25" in pooled
+    assert own.startswith("samoyed: threshold 2.000")
+    assert "5 validation samples" in own
+    assert "expected precision 0.62" in own
+    assert "30 validation samples" in pooled
+    assert "expected precision 0.25" in pooled
     assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)
 
 
-def test_for_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path) -> None:
+def test_precision_is_unknown_for_a_bundle_of_an_older_version(tmp_path: Path, file: Path) -> None:
     bundle = write_of_format_2(tmp_path / "old")
     with listening(application(bundle)) as url, Client(url) as client:
         answer = client.query([2, 6], [image(0)], recall=0.9)
@@ -103,14 +105,16 @@ def test_for_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path)
     )
 
 
-def test_an_answer_of_an_older_server_can_be_read() -> None:
+def test_an_answer_of_an_older_server_can_be_parsed() -> None:
     verdict = {name: OWN[name] for name in ("class", "class_id", "threshold", "threshold_source")}
     results = [{"input": 0, "verdicts": [{**verdict, "score": 3.0, "match": True}]}]
     old = Answer.model_validate({"aligned": True, "notice": None, "results": results})
     assert (old.thresholds, old.results[0].verdicts[0].expected_precision) == ([], None)
 
 
-def test_a_gallery_page_reports_it_with_and_without_hits(bundle: Path, tmp_path: Path) -> None:
+def test_a_gallery_page_reports_precision_with_and_without_hits(
+    bundle: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "collection"
     folder.mkdir()
     (folder / "1.png").write_bytes(image(0))

@@ -1,6 +1,6 @@
-"""Bodies, parameters and headers that nobody would write: no 5xx, no crash, one shape of errors.
+"""Generated bodies, parameters and headers: no 5xx, no crash, and errors in one format.
 
-The application raises its own faults here, so a 500 fails these tests by itself.
+The application raises internal errors here, so any 500 fails the test.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def apis(tmp_path_factory: pytest.TempPathFactory) -> list[FastAPI]:
     ]
 
 
-# ---------------------------------------------------------------------------- what is sent
+# ---------------------------------------------------------------------------- requests
 
 any_text = st.text(max_size=30) | st.sampled_from(
     ["\ud800", "\0", "\u202e", "x" * 5000, "http://a"]
@@ -79,13 +79,13 @@ bodies = st.fixed_dictionaries(
         "x": values,
     },
 )
-right = st.fixed_dictionaries(
+valid = st.fixed_dictionaries(
     {"classes": st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)},
     optional={"recall": st.sampled_from([0.9, 0.99])},
 ) | st.just({"classes": ["husky"], "threshold": 0})
-right_bodies = st.builds(
-    lambda asked, inputs: {**asked, **inputs},
-    right,
+valid_bodies = st.builds(
+    lambda query, inputs: {**query, **inputs},
+    valid,
     st.builds(lambda n: {"images": BASE64[n:][:3]}, st.integers(0, len(BASE64) - 1))
     | st.builds(lambda text: {"texts": [text]}, st.sampled_from(["a cat", "", "猫 🐶"])),
 )
@@ -99,13 +99,13 @@ def as_json(value: Any) -> bytes:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes of `whole`, as they are or with some changed, cut out or put in."""
-    body = bytearray(draw(whole))
+def damaged(draw: st.DrawFn, original: st.SearchStrategy[bytes]) -> bytes:
+    """Draw bytes of `original`, possibly with some replaced, removed or inserted."""
+    body = bytearray(draw(original))
     for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, len(body)))
-        end = draw(st.integers(at, min(len(body), at + 40)))
-        body[at:end] = draw(st.binary(max_size=40))
+        start = draw(st.integers(0, len(body)))
+        end = draw(st.integers(start, min(len(body), start + 40)))
+        body[start:end] = draw(st.binary(max_size=40))
     return bytes(body)
 
 
@@ -138,8 +138,8 @@ lines = st.lists(
     max_size=6,
 ).map(b"\n".join)
 requests = st.one_of(
-    st.tuples(st.just("application/json"), right_bodies.map(as_json)),
-    st.tuples(st.just("application/json"), damaged(right_bodies.map(as_json))),
+    st.tuples(st.just("application/json"), valid_bodies.map(as_json)),
+    st.tuples(st.just("application/json"), damaged(valid_bodies.map(as_json))),
     st.tuples(st.just("application/json"), damaged(bodies.map(as_json))),
     st.tuples(st.just("application/json"), bodies.map(as_json)),
     st.tuples(st.just("application/json"), st.binary(max_size=200)),
@@ -173,7 +173,7 @@ def encoded_parameters(pairs: list[tuple[str, str]]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------- what comes back
+# ---------------------------------------------------------------------------- responses
 
 
 def send(
@@ -196,7 +196,7 @@ def check(answer: httpx.Response) -> None:
         return
     status, code = refusal(answer)
     assert status in (400, 404, 413, 415, 422), answer.text
-    assert code != "refused"  # every refusal of ours has a code of its own
+    assert code != "refused"  # each of our errors has its own code
     assert len(answer.content) < 2000
 
 
@@ -204,10 +204,10 @@ def fuzz_queries(apis: list[FastAPI], examples: int) -> None:
     seen = set()
 
     @bounded(examples)
-    @given(request=requests, asked=st.just([]) | parameters)
-    def queries(request: tuple[str, bytes], asked: list[tuple[str, str]]) -> None:
+    @given(request=requests, query=st.just([]) | parameters)
+    def queries(request: tuple[str, bytes], query: list[tuple[str, str]]) -> None:
         kind, body = request
-        for answer in send(apis, "POST", f"/v1/query?{encoded_parameters(asked)}", body, kind):
+        for answer in send(apis, "POST", f"/v1/query?{encoded_parameters(query)}", body, kind):
             check(answer)
             seen.add(answer.status_code)
 
@@ -219,10 +219,10 @@ def fuzz_streams(apis: list[FastAPI], examples: int) -> None:
     answered = 0
 
     @bounded(examples)
-    @given(body=lines | damaged(lines), asked=st.just([("classes", "husky")]) | parameters)
-    def streams(body: bytes, asked: list[tuple[str, str]]) -> None:
+    @given(body=lines | damaged(lines), query=st.just([("classes", "husky")]) | parameters)
+    def streams(body: bytes, query: list[tuple[str, str]]) -> None:
         nonlocal answered
-        url, kind = f"/v1/query:stream?{encoded_parameters(asked)}", "application/x-ndjson"
+        url, kind = f"/v1/query:stream?{encoded_parameters(query)}", "application/x-ndjson"
         for answer in send(apis, "POST", url, body, kind):
             check(answer)
             if answer.status_code == 200:
@@ -233,20 +233,22 @@ def fuzz_streams(apis: list[FastAPI], examples: int) -> None:
 
 
 def check_lines(answer: httpx.Response, body: bytes) -> int:
-    """Every line of the answer is one of a stream's, and the counts are those of the lines."""
-    *told, last = [json.loads(line) for line in answer.text.split("\n")[:-1]]
+    """Check that every line of the response is valid and that the counts match. Returns the number
+    of answered inputs."""
+    *responses, last = [json.loads(line) for line in answer.text.split("\n")[:-1]]
     counts = last["done"]
-    assert [one["line"] for one in told] == sorted(one["line"] for one in told)
-    assert sum("error" in one for one in told) == counts["errors"]
+    assert [one["line"] for one in responses] == sorted(one["line"] for one in responses)
+    assert sum("error" in one for one in responses) == counts["errors"]
     assert counts["inputs"] + counts["errors"] == sum(
         bool(line.strip()) for line in body.split(b"\n")
     )
-    assert all(one["error"]["code"] and one["error"]["message"] for one in told if "error" in one)
+    errors = [one["error"] for one in responses if "error" in one]
+    assert all(error["code"] and error["message"] for error in errors)
     return counts["inputs"]
 
 
 def bounded(examples: int) -> settings:
-    # The same bodies at every run in the default suite; others each time in the long one.
+    # The default suite sends the same bodies in every run, the long suite different ones.
     return settings(
         max_examples=examples,
         deadline=None,
@@ -256,21 +258,21 @@ def bounded(examples: int) -> settings:
     )
 
 
-def test_no_body_is_answered_with_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+def test_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     fuzz_queries(apis, EXAMPLES)
 
 
-def test_no_line_of_a_stream_is_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+def test_generated_lines_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     fuzz_streams(apis, EXAMPLES)
 
 
 @pytest.mark.slow
-def test_none_of_many_bodies_is_answered_with_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+def test_many_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     fuzz_queries(apis, MANY_EXAMPLES)
 
 
 @pytest.mark.slow
-def test_none_of_many_lines_is_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+def test_many_generated_lines_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     fuzz_streams(apis, MANY_EXAMPLES)
 
 
@@ -282,12 +284,12 @@ def test_none_of_many_lines_is_a_fault_of_the_server(apis: list[FastAPI]) -> Non
     path=st.sampled_from(["/v1/classes", "/v1/model", "/health", "/v1/query"])
     | any_text.map("/".__add__),
 )
-def test_no_search_or_path_is_a_fault_of_the_server(
+def test_generated_searches_and_paths_never_cause_an_internal_error(
     apis: list[FastAPI], search: str, limit: object, offset: object, path: str
 ) -> None:
-    asked = [("search", search), ("limit", str(limit)), ("offset", str(offset))]
+    query = [("search", search), ("limit", str(limit)), ("offset", str(offset))]
     url = httpx.URL(
-        "http://kway", raw_path=(base_path(path) + b"?" + encoded_parameters(asked).encode())
+        "http://kway", raw_path=(base_path(path) + b"?" + encoded_parameters(query).encode())
     )
     for answer in send(apis, "GET", str(url), b"", "text/plain"):
         assert answer.status_code in (200, 404, 405, 422), answer.text

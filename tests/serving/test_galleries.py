@@ -532,7 +532,7 @@ def test_bad_requests_are_refused_with_a_reason(
     answer = ask(method, f"/v1/galleries/{path}", content=body)
     assert refusal(answer) == (status, code), answer.text
     if code == "unknown_gallery":
-        assert answer.json()["error"]["message"].endswith("; this server has: pets")
+        assert "pets" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
@@ -569,13 +569,13 @@ def test_a_page_beyond_those_that_were_sorted_at_first_is_right() -> None:
 
 
 def test_scores_of_recent_classes_are_kept_within_a_bound(bundle: Path, gallery: Path) -> None:
-    from serving.answer import ask as question
+    from serving.answer import make_query
 
     opened = Bundle.open(bundle)
     room = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
     galleries = Galleries({"pets": gallery}, opened, cache_bytes=room)
     for asked in ([0], [1], [2], [0], [3]):
-        galleries.search("pets", question(opened, asked), offset=0, limit=1)
+        galleries.search("pets", make_query(opened, asked), offset=0, limit=1)
     assert list(galleries._rankings._held) == [("pets", 2), ("pets", 0), ("pets", 3)]
 
 

@@ -1,5 +1,5 @@
-"""Bodies made to cost much: of small things by the million, which are refused before they are made,
-and away from the event loop, where all other requests are."""
+"""Bodies with huge numbers of small values: rejected before the values are created, and without
+blocking the event loop for other requests."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ from serving.config import ServingConfig
 from serving.deploy.private_uvicorn import set_server_options
 from serving.http import query_body
 from serving.http.inference_body import InferenceRequest
-from serving.http.input_lines import most_json_bytes
+from serving.http.input_lines import max_json_bytes
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
@@ -71,11 +71,11 @@ def joined(one: str, count: int = MANY) -> bytes:
 
 @pytest.mark.parametrize("one", ["[]", "{}", "1", '""', "[[]]", '"\\""', '"\\\\"', '{"a":"\\\\"}'])
 @pytest.mark.parametrize("ends", [(b"[", b"]"), (b'{"a":[', b"]}"), (b'{"a":"x","b":[', b"")])
-def test_many_small_values_are_refused_before_they_are_made(
+def test_many_small_values_are_rejected_before_they_are_created(
     one: str, ends: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(ApiError, match="it holds over 10000 values") as caught:
+    with pytest.raises(ApiError, match="more than 10000 values") as caught:
         parse_json(ends[0] + joined(one) + ends[1])
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
@@ -83,7 +83,7 @@ def test_many_small_values_are_refused_before_they_are_made(
 @pytest.mark.parametrize(
     "text", ["," * MANY, '[{",' * MANY, "\\" * MANY + ",[" * MANY, '\\",' * MANY]
 )
-def test_what_stands_in_a_text_is_no_value(text: str) -> None:
+def test_delimiters_in_strings_are_not_counted_as_values(text: str) -> None:
     assert parse_json(json.dumps([text, {"a": text}]).encode()) == [text, {"a": text}]
 
 
@@ -93,7 +93,7 @@ def test_what_stands_in_a_text_is_no_value(text: str) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a,[{"\\:'), inner),
     )
 )
-def test_no_more_values_are_made_than_are_allowed(value: Any) -> None:
+def test_no_more_values_are_created_than_allowed(value: Any) -> None:
     def count(one: Any) -> int:
         inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
         return 1 + sum(map(count, inner))
@@ -103,10 +103,10 @@ def test_no_more_values_are_made_than_are_allowed(value: Any) -> None:
         assert count(value) <= 2 * 5 + 1
 
 
-def test_an_object_of_many_keys_is_refused() -> None:
-    body = {f"key {place}": 1 for place in range(64)}
+def test_an_object_with_too_many_keys_is_rejected() -> None:
+    body = {f"key {number}": 1 for number in range(64)}
     assert parse_json(json.dumps(body).encode()) == body
-    with pytest.raises(ApiError, match="65 keys, at most 64"):
+    with pytest.raises(ApiError, match="65 keys"):
         parse_json(json.dumps(body | {"one more": 1}).encode())
 
 
@@ -123,11 +123,13 @@ def test_an_object_of_many_keys_is_refused() -> None:
         (InferenceRequest, {"inputs": [], "outputs": [[]] * 9}),
     ],
 )
-def test_of_a_list_only_the_first_wrong_element_is_told(kind: type[BaseModel], body: dict) -> None:
+def test_only_the_first_invalid_element_of_a_list_is_reported(
+    kind: type[BaseModel], body: dict
+) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    places = {error["loc"][:2] for error in caught.value.errors()}
-    assert len(places) == 1
+    locations = {error["loc"][:2] for error in caught.value.errors()}
+    assert len(locations) == 1
 
 
 SMALL = {
@@ -139,66 +141,68 @@ SMALL = {
 
 
 @pytest.mark.parametrize("path", SMALL)
-def test_each_way_in_refuses_many_values(url: str, path: str) -> None:
+def test_every_endpoint_rejects_too_many_values(url: str, path: str) -> None:
     kind, _ = SMALL[path]
     body = b'{"id": [' + joined("[]", MANY // 4) + b"]}"
     answer = httpx.post(url + path, content=body, headers={"content-type": kind})
-    assert "values: send fewer at once" in answer.text.splitlines()[0]
+    assert "values" in answer.text.splitlines()[0]
 
 
-# Of these a body or line of up to 16 KiB is read at once: a thread's turn would cost more.
-SHORT_AT_ONCE = ("/v1/query", "/v1/query:stream?classes=husky")
+# These parse bodies or lines of up to 16 KiB on the event loop, because a thread switch costs more.
+SHORT_ON_LOOP = ("/v1/query", "/v1/query:stream?classes=husky")
 
 
-def in_thread_when_read(
+def parsed_in_thread(
     url: str, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> list[bool]:
-    """For each time that JSON is read, whether that is in a thread for such work."""
+    """For each time that JSON is parsed, whether this happens in a worker thread."""
     threads, loads = [], json.loads
 
-    def seen(*arguments: Any, **options: Any) -> Any:
+    def spy(*arguments: Any, **options: Any) -> Any:
         if "object_pairs_hook" in options:
             threads.append(threading.current_thread().name)
         return loads(*arguments, **options)
 
-    monkeypatch.setattr(json, "loads", seen)
+    monkeypatch.setattr(json, "loads", spy)
     httpx.post(url + path, content=body, headers={"content-type": SMALL[path][0]})
     return [name.startswith("prepare") for name in threads]
 
 
 @pytest.mark.parametrize("path", SMALL)
-def test_long_json_is_read_away_from_the_event_loop(
+def test_long_json_is_parsed_in_a_thread(
     url: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = SMALL[path][1]
-    if path in SHORT_AT_ONCE:
+    if path in SHORT_ON_LOOP:
         body = body.replace(b"AAAA", b"A" * 2**14)
-    assert in_thread_when_read(url, path, body, monkeypatch) == [True]
+    assert parsed_in_thread(url, path, body, monkeypatch) == [True]
 
 
-@pytest.mark.parametrize("path", SHORT_AT_ONCE)
-def test_short_json_needs_no_thread(url: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert in_thread_when_read(url, path, SMALL[path][1], monkeypatch) == [False]
+@pytest.mark.parametrize("path", SHORT_ON_LOOP)
+def test_short_json_is_parsed_on_the_event_loop(
+    url: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parsed_in_thread(url, path, SMALL[path][1], monkeypatch) == [False]
 
 
-def test_a_long_line_is_parsed_and_decoded_in_one_turn_of_a_thread(
+def test_a_long_line_is_parsed_and_decoded_in_one_thread_call(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns, in_thread = [], Service.in_thread
+    calls, in_thread = [], Service.in_thread
 
-    async def seen(self: Service, function: Any, *arguments: Any) -> Any:
-        turns.append(function.__name__)
+    async def spy(self: Service, function: Any, *arguments: Any) -> Any:
+        calls.append(function.__name__)
         return await in_thread(self, function, *arguments)
 
-    monkeypatch.setattr(Service, "in_thread", seen)
+    monkeypatch.setattr(Service, "in_thread", spy)
     line = json.dumps({"id": "a", "image": "A" * 2**14}).encode()
     answer = post(api, "/v1/query:stream?classes=husky", line, NDJSON)
-    said, _ = map(json.loads, answer.text.splitlines())
-    assert (said["id"], said["error"]["code"]) == ("a", "not_a_picture")
-    assert turns == ["_ask", "parse_line", "_prepare"]
+    error, _ = map(json.loads, answer.text.splitlines())
+    assert (error["id"], error["error"]["code"]) == ("a", "not_a_picture")
+    assert calls == ["_make_query", "parse_line", "_prepare"]
 
 
-def test_too_many_pictures_are_refused_before_one_is_decoded(
+def test_too_many_images_are_rejected_before_any_is_decoded(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_body, "image_bytes", None)
@@ -207,16 +211,14 @@ def test_too_many_pictures_are_refused_before_one_is_decoded(
     assert refusal(answer) == (413, "too_many_pictures")
 
 
-def test_tensors_are_checked_away_from_the_event_loop(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads, asked = [], tensors.check_inference
+def test_tensors_are_validated_in_a_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, check = [], tensors.check_inference
 
-    def seen(*arguments: Any) -> Any:
+    def spy(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return asked(*arguments)
+        return check(*arguments)
 
-    monkeypatch.setattr(tensors, "check_inference", seen)
+    monkeypatch.setattr(tensors, "check_inference", spy)
     assert httpx.post(url + "/v2/models/pets/infer", json={"inputs": []}).status_code == 400
     assert [name.startswith("prepare") for name in threads] == [True]
 
@@ -225,15 +227,15 @@ def test_tensors_are_checked_away_from_the_event_loop(
 
 
 async def split(*parts: bytes, limit: int = 100) -> list[bytes | None]:
-    async def coming() -> AsyncIterator[bytes]:
+    async def body() -> AsyncIterator[bytes]:
         for part in parts:
             yield part
 
-    return [item async for item in split_lines(coming(), limit)]
+    return [item async for item in split_lines(body(), limit)]
 
 
 @pytest.mark.parametrize("blank", [b"\n", b" \n", b"\r\n", b" \t \r\n\n"])
-def test_blank_lines_that_come_together_are_one_item(blank: bytes) -> None:
+def test_consecutive_blank_lines_are_one_item(blank: bytes) -> None:
     items = asyncio.run(split(blank * MANY, b"x\n" + blank * MANY, limit=2**20))
     assert len(items) == 3
     assert items[1] == b"x"
@@ -245,25 +247,25 @@ def test_blank_lines_that_come_together_are_one_item(blank: bytes) -> None:
     st.lists(st.integers(0, 60)),
     st.integers(1, 8),
 )
-def test_items_are_the_bodys_lines(text: str, cuts: list[int], limit: int) -> None:
-    body, places = text.encode(), [0, *sorted(cuts), len(text)]
-    parts = [body[start:end] for start, end in pairwise(places)]
+def test_items_are_the_lines_of_the_body(text: str, cuts: list[int], limit: int) -> None:
+    body, positions = text.encode(), [0, *sorted(cuts), len(text)]
+    parts = [body[start:end] for start, end in pairwise(positions)]
     found: list[bytes | None] = []
     for item in asyncio.run(split(*parts, limit=limit)):
         found += [item] if item is None else item.split(b"\n")
     lines = body.split(b"\n")
-    wanted = [None if len(one) > limit else one for one in (lines if lines[-1] else lines[:-1])]
-    assert found == wanted
+    expected = [None if len(one) > limit else one for one in (lines if lines[-1] else lines[:-1])]
+    assert found == expected
 
 
-def test_blank_lines_count_for_the_number_of_a_streams_line(api: FastAPI) -> None:
+def test_blank_lines_are_included_in_line_numbers(api: FastAPI) -> None:
     body = b"\n \n\n{\n\n\r\n{"
     answer = post(api, "/v1/query:stream?classes=husky", body, NDJSON)
-    *wrong, _ = map(json.loads, answer.text.splitlines())
-    assert [one["line"] for one in wrong] == [3, 6]
+    *errors, _ = map(json.loads, answer.text.splitlines())
+    assert [one["line"] for one in errors] == [3, 6]
 
 
-def test_others_have_their_turn_between_the_parts_of_a_body() -> None:
+def test_other_tasks_run_between_the_parts_of_a_body() -> None:
     turns = []
 
     async def other() -> None:
@@ -285,7 +287,7 @@ def test_others_have_their_turn_between_the_parts_of_a_body() -> None:
 # --- WebSockets ---
 
 
-_RAYS_OWN = pytest.mark.filterwarnings(
+_RAY_WARNING = pytest.mark.filterwarnings(
     "ignore:Using extra keyword arguments on `Field` is deprecated:"
     "pydantic.warnings.PydanticDeprecatedSince20"
 )
@@ -295,22 +297,23 @@ def error_of(message: str | bytes) -> str:
     return json.loads(message)["error"]["code"]
 
 
-def test_a_sockets_long_text_is_not_parsed(url: str) -> None:
+def test_a_long_websocket_text_is_not_parsed(url: str) -> None:
     with connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
         long = ServingConfig(max_frame_bytes=2000)
-        socket.send("{" * (most_json_bytes(long) + 1))
+        socket.send("{" * (max_json_bytes(long) + 1))
         assert error_of(socket.recv(20)) == "frame_too_long"
         socket.send("{")
         assert error_of(socket.recv(20)) == "invalid_json"
 
 
-@_RAYS_OWN
-def test_a_replica_takes_no_longer_messages_and_no_compressed_ones(
+@_RAY_WARNING
+def test_a_replica_rejects_longer_and_compressed_messages(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # back at the end
+    # Restore the original after the test.
+    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
     set_server_options(50_000)
-    # The board of watches waits in one event loop alone: another application for another server.
+    # The board of watches is bound to one event loop, so each server needs its own application.
     api = in_process.application(bundle, max_frame_bytes=2000)
     with listening(api) as url, connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
         assert socket.response is not None
@@ -325,13 +328,13 @@ def test_a_replica_takes_no_longer_messages_and_no_compressed_ones(
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_frame_bytes": 10}, {"max_text_chars": 1}])
-def test_the_longest_frame_is_taken_as_json(limits: dict) -> None:
+def test_the_longest_frame_fits_the_json_limit(limits: dict) -> None:
     config = ServingConfig(**limits)
     image = base64.b64encode(bytes(config.max_frame_bytes)).decode()
     text = "\\ud83d\\ude00" * config.max_text_chars
     for content in (f'"image": "{image}"', f'"text": "{text}"'):
         frame = f'{{"id": "{"x" * 200}", "time": "{"x" * 64}", {content}}}'
-        assert len(frame) <= most_json_bytes(config)
+        assert len(frame) <= max_json_bytes(config)
 
 
 # --- gRPC ---
@@ -363,21 +366,21 @@ class _NotParsed(Message):
 
 
 @pytest.mark.parametrize("what", LARGE)
-def test_a_message_of_many_small_things_is_refused_before_it_is_parsed(what: str) -> None:
-    pb.ModelInferRequest.FromString(LARGE[what])  # it is one
+def test_a_message_with_many_small_values_is_rejected_before_it_is_parsed(what: str) -> None:
+    pb.ModelInferRequest.FromString(LARGE[what])  # the message is valid
     with pytest.raises(ApiError) as caught:
         parsed(_NotParsed, LARGE[what])
     assert (caught.value.status, caught.value.code) == (413, "too_many_values")
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_message_or_a_refusal(raw: bytes) -> None:
-    with suppress(ApiError):  # anything else would be a fault of ours
+def test_arbitrary_bytes_are_parsed_or_rejected(raw: bytes) -> None:
+    with suppress(ApiError):  # any other exception is a bug
         parsed(pb.ModelInferRequest, raw)
 
 
 @given(st.integers(0, 50), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
-def test_a_message_within_the_limits_passes(count: int, ids: list[int]) -> None:
+def test_a_message_within_the_limits_is_accepted(count: int, ids: list[int]) -> None:
     request = pb.ModelInferRequest(model_name="pets", raw_input_contents=[b"x" * 9999] * count)
     one = request.inputs.add(name="class_ids", datatype="INT64", shape=[len(ids)])
     one.contents.int64_contents.extend(ids)
@@ -389,10 +392,10 @@ def test_a_message_within_the_limits_passes(count: int, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "INT64"])
-def test_many_raw_elements_are_refused_before_there_is_a_list_of_them(datatype: str) -> None:
+def test_many_raw_elements_are_rejected_before_a_list_is_created(datatype: str) -> None:
     request = pb.ModelInferRequest(raw_input_contents=[struct.pack("<I", 0) * 2 * MANY])
     request.inputs.add(name="classes", datatype=datatype, shape=[MANY])
-    with pytest.raises(ApiError, match="classes has over 100 elements"):
+    with pytest.raises(ApiError, match="classes has more than 100 elements"):
         inference_of(request, 100)
     request.raw_input_contents[0] = bytes(400 if datatype == "BYTES" else 800)
     assert len(inference_of(request, 100).inputs[0].data) == 100

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST: the same answers as /v1/query, in the protocol's words."""
+"""The Open Inference Protocol over REST returns the same results as /v1/query."""
 
 import base64
 from pathlib import Path
@@ -56,7 +56,7 @@ def queried(api: FastAPI, **body: Any) -> list[dict]:
     return [verdict for result in found["results"] for verdict in result["verdicts"]]
 
 
-def test_scores_thresholds_and_matches_are_those_of_the_query(pets: FastAPI) -> None:
+def test_scores_thresholds_and_matches_equal_those_of_the_query_api(pets: FastAPI) -> None:
     expected = queried(pets, classes=[2, 0], images=ENCODED, recall=0.9)
     answer = inferred(pets, IMAGES, CLASS_IDS, id="seven", parameters={"recall": 0.9})
     assert answer.status_code == 200
@@ -71,25 +71,25 @@ def test_scores_thresholds_and_matches_are_those_of_the_query(pets: FastAPI) -> 
     assert outputs["matches"]["data"] == [v["match"] for v in expected]
 
 
-def test_names_serve_as_well_and_only_the_wanted_outputs_come(pets: FastAPI) -> None:
+def test_class_names_are_accepted_and_only_requested_outputs_are_returned(pets: FastAPI) -> None:
     names = tensor("classes", "BYTES", [NAMES[2], NAMES[0]])
-    wanted = {"parameters": {"threshold": 0.1}, "outputs": [{"name": "matches"}]}
-    (matches,) = inferred(pets, IMAGES, names, **wanted).json()["outputs"]
+    options = {"parameters": {"threshold": 0.1}, "outputs": [{"name": "matches"}]}
+    (matches,) = inferred(pets, IMAGES, names, **options).json()["outputs"]
     expected = queried(pets, classes=[2, 0], images=ENCODED, threshold=0.1)
     assert matches["data"] == [verdict["match"] for verdict in expected]
     (scores,) = inferred(pets, IMAGES, names).json()["outputs"]
     assert scores["name"] == "scores"
 
 
-def test_a_model_of_texts_reads_them_as_they_are(texts: FastAPI) -> None:
-    said = ["a cat", "猫 🐶"]
-    answer = inferred(texts, tensor("texts", "BYTES", said), CLASS_IDS, model="texts")
-    expected = queried(texts, classes=[2, 0], texts=said)
+def test_a_text_model_accepts_plain_strings(texts: FastAPI) -> None:
+    inputs = ["a cat", "猫 🐶"]
+    answer = inferred(texts, tensor("texts", "BYTES", inputs), CLASS_IDS, model="texts")
+    expected = queried(texts, classes=[2, 0], texts=inputs)
     found = answer.json()["outputs"][0]["data"]
     assert found == pytest.approx([verdict["score"] for verdict in expected])
 
 
-def test_server_and_model_say_what_they_are(pets: FastAPI) -> None:
+def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
     assert ask(pets, "GET", "/v2").json()["name"] == "kway"
     assert ask(pets, "GET", "/v2/health/live").json() == {"live": True}
     assert ask(pets, "GET", "/v2/health/ready").json() == {"ready": True}
@@ -103,28 +103,33 @@ def test_server_and_model_say_what_they_are(pets: FastAPI) -> None:
 @pytest.mark.parametrize(
     ("inputs", "more", "status", "words"),
     [
-        ([IMAGES], {}, 400, "exactly one of the inputs class_ids"),
-        ([IMAGES, CLASS_IDS, tensor("classes", "BYTES", ["a"])], {}, 400, "exactly one"),
-        ([CLASS_IDS], {}, 400, "reads images"),
-        ([IMAGES, CLASS_IDS, CLASS_IDS], {}, 400, "stands twice"),
-        ([IMAGES, tensor("class_ids", "INT32", [1])], {}, 400, "send it as INT64"),
-        ([IMAGES, tensor("class_ids", "INT64", [True])], {}, 400, "no INT64"),
+        ([IMAGES], {}, 400, "either the input class_ids"),
+        (
+            [IMAGES, CLASS_IDS, tensor("classes", "BYTES", ["a"])],
+            {},
+            400,
+            "either the input class_ids",
+        ),
+        ([CLASS_IDS], {}, 400, "'images' is missing"),
+        ([IMAGES, CLASS_IDS, CLASS_IDS], {}, 400, "duplicate input"),
+        ([IMAGES, tensor("class_ids", "INT32", [1])], {}, 400, "INT32. Send INT64"),
+        ([IMAGES, tensor("class_ids", "INT64", [True])], {}, 400, "not INT64"),
         ([IMAGES, tensor("class_ids", "INT64", [99])], {}, 404, "99"),
-        ([IMAGES, tensor("class_ids", "INT64", [1, 2], [3])], {}, 400, "do not agree"),
+        ([IMAGES, tensor("class_ids", "INT64", [1, 2], [3])], {}, 400, "does not match"),
         ([IMAGES, tensor("class_ids", "INT64", [1, 2, 3, 4], [2, 2])], {}, 400, "one dimension"),
-        ([IMAGES, tensor("class_ids", "INT64", [0] * 6)], {}, 413, "at most 5"),
-        ([tensor("images", "BYTES", ENCODED[:1] * 5), CLASS_IDS], {}, 413, "at most 4"),
-        ([tensor("images", "BYTES", ["?"]), CLASS_IDS], {}, 400, "not base64"),
+        ([IMAGES, tensor("class_ids", "INT64", [0] * 6)], {}, 413, "the limit is 5"),
+        ([tensor("images", "BYTES", ENCODED[:1] * 5), CLASS_IDS], {}, 413, "the limit is 4"),
+        ([tensor("images", "BYTES", ["?"]), CLASS_IDS], {}, 400, "not valid base64"),
         ([tensor("images", "BYTES", ["aGVsbG8="]), CLASS_IDS], {}, 400, "images[0]"),
         ([tensor("images", "BYTES", [7]), CLASS_IDS], {}, 400, "not strings"),
-        ([tensor("photos", "BYTES", ENCODED), CLASS_IDS], {}, 400, "is unknown"),
+        ([tensor("photos", "BYTES", ENCODED), CLASS_IDS], {}, 400, "unknown input 'photos'"),
         ([IMAGES, CLASS_IDS], {"outputs": [{"name": "matches"}]}, 400, "without recall"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": 0.123}}, 422, "0.123"),
-        ([], {}, 400, "reads images"),
+        ([], {}, 400, "'images' is missing"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_the_protocols_shape(
+def test_invalid_requests_are_rejected_in_the_error_format_of_the_protocol(
     inputs: list[dict], more: dict, status: int, words: str, pets: FastAPI
 ) -> None:
     answer = inferred(pets, *inputs, **more)
@@ -133,7 +138,7 @@ def test_what_does_not_fit_is_refused_in_the_protocols_shape(
     assert words in answer.json()["error"]
 
 
-def test_bodies_that_are_no_request_are_refused(pets: FastAPI, texts: FastAPI) -> None:
+def test_malformed_bodies_are_rejected(pets: FastAPI, texts: FastAPI) -> None:
     path = "/v2/models/pets/infer"
     for body in (b"", b"{", b"[]", b"\xff", b'{"inputs": 1}', b"[" * 100_000):
         answer = ask(pets, "POST", path, content=body)

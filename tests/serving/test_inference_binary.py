@@ -39,7 +39,7 @@ def client(url: str) -> Iterator[InferenceServerClient]:
         yield opened
 
 
-def given(name: str, values: list, datatype: str, *, binary: bool = True) -> InferInput:
+def infer_input(name: str, values: list, datatype: str, *, binary: bool = True) -> InferInput:
     dtype = np.int64 if datatype == "INT64" else object
     tensor = InferInput(name, [len(values)], datatype)
     tensor.set_data_from_numpy(np.array(values, dtype=dtype), binary_data=binary)
@@ -59,18 +59,18 @@ def assert_as_queried(answer: Any, url: str, classes: list[int]) -> None:
     for output, field in (("scores", "score"), ("matches", "match")):
         wanted = np.array([one[field] for one in expected]).reshape(shape)
         np.testing.assert_allclose(answer.as_numpy(output), wanted, rtol=1e-5, atol=1e-5)
-    wanted = np.array([one["threshold"] for one in expected[: len(classes)]])
-    np.testing.assert_allclose(answer.as_numpy("thresholds"), wanted)
+    expected_thresholds = np.array([one["threshold"] for one in expected[: len(classes)]])
+    np.testing.assert_allclose(answer.as_numpy("thresholds"), expected_thresholds)
     assert answer.as_numpy("scores").dtype == np.float32
     assert answer.as_numpy("matches").dtype == np.bool_
 
 
-def test_a_client_with_default_settings_gets_the_answers_of_the_query(
+def test_a_client_with_default_settings_gets_the_results_of_the_query_api(
     client: InferenceServerClient, url: str
 ) -> None:
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
     assert client.is_model_ready("pets")
-    inputs = [given("images", IMAGES, "BYTES"), given("class_ids", [2, 6], "INT64")]
+    inputs = [infer_input("images", IMAGES, "BYTES"), infer_input("class_ids", [2, 6], "INT64")]
     answer = client.infer("pets", inputs, request_id="7", parameters={"recall": 0.9})
     assert_as_queried(answer, url, [2, 6])
     assert answer.get_response()["id"] == "7"
@@ -83,7 +83,7 @@ def test_a_client_with_default_settings_gets_the_answers_of_the_query(
 def test_a_compressed_request_gets_the_same_answer(
     client: InferenceServerClient, url: str, algorithm: str
 ) -> None:
-    inputs = [given("images", IMAGES, "BYTES"), given("class_ids", [2, 6], "INT64")]
+    inputs = [infer_input("images", IMAGES, "BYTES"), infer_input("class_ids", [2, 6], "INT64")]
     answer = client.infer(
         "pets", inputs, parameters={"recall": 0.9}, request_compression_algorithm=algorithm
     )
@@ -94,8 +94,8 @@ def test_binary_and_json_may_be_mixed_in_inputs_and_outputs(
     client: InferenceServerClient, url: str
 ) -> None:
     inputs = [
-        given("images", IMAGES, "BYTES"),
-        given("classes", [NAMES[2], NAMES[6]], "BYTES", binary=False),
+        infer_input("images", IMAGES, "BYTES"),
+        infer_input("classes", [NAMES[2], NAMES[6]], "BYTES", binary=False),
     ]
     outputs = [
         InferRequestedOutput("thresholds", binary_data=False),
@@ -115,7 +115,7 @@ def test_texts_are_accepted_as_bytes(tmp_path: Path) -> None:
         InferenceServerClient(url.removeprefix("http://")) as client,
     ):
         raw = [one.encode() for one in texts]
-        inputs = [given("texts", raw, "BYTES"), given("class_ids", [0], "INT64")]
+        inputs = [infer_input("texts", raw, "BYTES"), infer_input("class_ids", [0], "INT64")]
         scores = client.infer("texts", inputs).as_numpy("scores")
         answer = httpx.post(f"{url}/v1/query", json={"classes": [0], "texts": texts}).json()
     wanted = [[one["verdicts"][0]["score"]] for one in answer["results"]]
@@ -123,11 +123,11 @@ def test_texts_are_accepted_as_bytes(tmp_path: Path) -> None:
 
 
 def test_the_client_gets_the_message_of_an_error(client: InferenceServerClient) -> None:
-    inputs = [given("images", [b"no image"], "BYTES"), given("class_ids", [2], "INT64")]
+    inputs = [infer_input("images", [b"no image"], "BYTES"), infer_input("class_ids", [2], "INT64")]
     with pytest.raises(InferenceServerException, match=r"images\[0\]"):
         client.infer("pets", inputs)
-    inputs = [given("images", IMAGES * 2, "BYTES"), given("class_ids", [2], "INT64")]
-    with pytest.raises(InferenceServerException, match="6 images in one request, at most 4"):
+    inputs = [infer_input("images", IMAGES * 2, "BYTES"), infer_input("class_ids", [2], "INT64")]
+    with pytest.raises(InferenceServerException, match="6 images"):
         client.infer("pets", inputs)
 
 
@@ -145,7 +145,7 @@ def body_of(sizes: tuple[Any, Any], binary: bytes, **more: Any) -> tuple[bytes, 
     return text + binary, len(text)
 
 
-RIGHT = body_of((len(IMAGE), 8), IMAGE + IDS)
+VALID = body_of((len(IMAGE), 8), IMAGE + IDS)
 
 
 def inferred(api: FastAPI, body: bytes, length: object) -> httpx.Response:
@@ -153,31 +153,34 @@ def inferred(api: FastAPI, body: bytes, length: object) -> httpx.Response:
     return ask(api, "POST", "/v2/models/pets/infer", content=body, headers=headers)
 
 
-def test_a_body_with_consistent_lengths_is_answered(pets: FastAPI) -> None:
-    assert inferred(pets, *RIGHT).status_code == 200
+def test_a_body_with_consistent_lengths_is_accepted(pets: FastAPI) -> None:
+    assert inferred(pets, *VALID).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("body", "length", "words"),
     [
-        (RIGHT[0], "", "Inference-Header-Content-Length is ''"),
-        (RIGHT[0], "-5", "is '-5'"),
-        (RIGHT[0], "9" * 5000, "is '9999"),
-        (RIGHT[0], len(RIGHT[0]) + 1, "and the body has"),
-        (RIGHT[0], 0, "Invalid JSON"),
-        (RIGHT[0], RIGHT[1] - 1, "Invalid JSON"),
-        (RIGHT[0][:-1], RIGHT[1], "class_ids has binary_data_size 8, and 7 bytes are left"),
-        (RIGHT[0] + b"x", RIGHT[1], "1 bytes follow the last input's"),
-        (RIGHT[0][: RIGHT[1]], None, r"0 bytes are left .* binary_data=False"),
+        (VALID[0], "", "Inference-Header-Content-Length is ''"),
+        (VALID[0], "-5", "is '-5'"),
+        (VALID[0], "9" * 5000, "is '9999"),
+        (VALID[0], len(VALID[0]) + 1, "but the body has"),
+        (VALID[0], 0, "invalid JSON"),
+        (VALID[0], VALID[1] - 1, "invalid JSON"),
+        (VALID[0][:-1], VALID[1], "class_ids has binary_data_size 8, but only 7 bytes"),
+        (VALID[0] + b"x", VALID[1], "1 bytes follow the last input"),
+        (VALID[0][: VALID[1]], None, "0 bytes remain .* binary_data=False"),
         (*body_of((len(IMAGE), 8.0), IMAGE + IDS), "binary_data_size 8.0"),
         (*body_of((len(IMAGE), True), IMAGE + IDS), "binary_data_size True"),
         (*body_of((len(IMAGE), -8), IMAGE + IDS), "binary_data_size -8"),
-        (*body_of((len(IMAGE), 8), IMAGE + IDS, data=["x"]), "images has data and"),
-        (*body_of((len(IMAGE) - 1, 9), IMAGE + IDS), r"images\[0\] is cut off"),
-        (*body_of((len(IMAGE) + 1, 7), IMAGE + IDS), r"images\[1\] is cut off within its 4 length"),
-        (*body_of((8, 8), b"\xff" * 8 + IDS), r"images\[0\] is cut off: 4294967295 bytes"),
+        (*body_of((len(IMAGE), 8), IMAGE + IDS, data=["x"]), "images has both data and"),
+        (*body_of((len(IMAGE) - 1, 9), IMAGE + IDS), r"images\[0\] is truncated"),
+        (
+            *body_of((len(IMAGE) + 1, 7), IMAGE + IDS),
+            r"images\[1\] is truncated within its 4 length",
+        ),
+        (*body_of((8, 8), b"\xff" * 8 + IDS), r"images\[0\] is truncated: .* 4294967295 bytes"),
         (*body_of((len(IMAGE), 7), IMAGE + IDS[:7]), "class_ids has 7 raw bytes"),
-        (*body_of((len(IMAGE), 8), IMAGE + IDS, datatype="FP32"), "images is FP32"),
+        (*body_of((len(IMAGE), 8), IMAGE + IDS, datatype="FP32"), "images has datatype FP32"),
     ],
 )
 def test_a_body_with_inconsistent_lengths_is_rejected_with_the_reason(
@@ -192,4 +195,4 @@ def test_the_number_of_elements_is_limited(pets: FastAPI) -> None:
     empty = bytes(4) * 20_000
     answer = inferred(pets, *body_of((len(empty), 8), empty + IDS))
     assert answer.status_code == 413
-    assert "images has over" in answer.json()["error"]
+    assert "images has more than" in answer.json()["error"]

@@ -1,4 +1,4 @@
-"""What makes a server slow, what ends it, and what it comes back from."""
+"""Slow requests and slow servers, shutdown, and recovery from lost processes."""
 
 import json
 import os
@@ -27,14 +27,14 @@ ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
 JSON, NDJSON = "application/json", "application/x-ndjson"
 
 
-# -- places of a replica -----------------------------------------------------------------------
+# -- slots of a replica ------------------------------------------------------------------------
 
 
 @contextmanager
 def begun(
     url: str, method: str, path: str, kind: str, token: str = ALICE, length: int = 100
 ) -> Iterator[socket.socket]:
-    """A request that has sent one byte of its body of `length` bytes."""
+    """Start a request, and send one byte of its body of `length` bytes."""
     parts = urlsplit(url)
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {kind}\r\n"
@@ -46,7 +46,7 @@ def begun(
 
 
 def answer_of(connection: socket.socket) -> tuple[int, str]:
-    """The status, and the code of a refusal."""
+    """Return the status, and the code of an error."""
     head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
     status = int(head.split()[1])
     while status >= 400 and not body.endswith(b"}}"):
@@ -92,7 +92,8 @@ BODIES = [
 
 
 def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
-    """Of a request with a body of `size` bytes that arrives at once: 400 where it was read."""
+    """Return status and code for a body of `size` bytes, sent at once: 400 if the server read
+    it."""
     headers = {"authorization": f"Bearer {token}", "content-type": JSON}
     answer = httpx.post(f"{url}/v1/query", headers=headers, content=b"x" * size)
     return answer.status_code, answer.json()["error"]["code"]
@@ -100,16 +101,16 @@ def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
 
 def test_slow_bodies_occupy_no_slot_and_end_with_408(url: str) -> None:
     """More of them than `max_requests`."""
-    with ExitStack() as held:
-        slow = [held.enter_context(begun(url, *body)) for body in BODIES]
+    with ExitStack() as opened:
+        slow = [opened.enter_context(begun(url, *body)) for body in BODIES]
         assert status_of(url, BOB) == (400, "empty_body")
         assert {answer_of(one) for one in slow} == {(408, "slow_body")}
 
 
 def test_the_limit_of_uploads_of_one_client_leaves_uploads_for_others(url: str) -> None:
-    with ExitStack() as held:
+    with ExitStack() as opened:
         for body in BODIES:
-            held.enter_context(begun(url, *body))
+            opened.enter_context(begun(url, *body))
         wait_until(lambda: status_of(url, ALICE) == (429, "too_many_uploads"))
         with begun(url, *BODIES[0], token=BOB):
             wait_until(lambda: status_of(url, BOB) == (429, "too_many_uploads"))
@@ -135,7 +136,7 @@ def test_an_upload_at_the_minimum_rate_may_take_longer_than_the_grace_period(url
         assert answer_of(slow) == (400, "invalid_json")
 
 
-def test_a_client_may_have_so_many_streams_and_others_still_have_theirs(url: str) -> None:
+def test_the_limit_of_streams_of_one_client_leaves_streams_for_others(url: str) -> None:
     path = "/v1/query:stream?classes=husky"
     with begun(url, "POST", path, NDJSON) as first:
         assert answer_of(first)[0] == 200
@@ -156,22 +157,22 @@ def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) 
         assert httpx.get(f"{url}/health").status_code == 200
 
 
-# -- a server that is slow, and one that is gone -----------------------------------------------
+# -- a slow server, and a lost one -------------------------------------------------------------
 
-HOLD = """
+WAIT = """
 import sys
 from serving.deploy import stop_signal
 stop_signal._POLL_SECONDS = 0.05
 stop = stop_signal.StopSignal()
 try:
-    stop.hold(sys.argv[1], stop_signal.HealthTimeouts(answer=0.3, silence=0.5, absence=1.0))
+    stop.wait(sys.argv[1], stop_signal.HealthTimeouts(response=0.3, slow=0.5, lost=1.0))
 except OSError as error:
     sys.exit(f"error: {error}")
 """
 
 
 class Slow(ThreadingHTTPServer):
-    """Answers /health while `answers` is set; requests wait for that."""
+    """Responds to /health while `answers` is set; otherwise requests wait."""
 
     def __init__(self) -> None:
         self.answers, self.num_answered = Event(), 0
@@ -208,9 +209,9 @@ def slow_server() -> Iterator[Slow]:
 
 
 @contextmanager
-def holding(url: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for a signal while the server at `url` lives."""
-    command = [sys.executable, "-c", HOLD, url]
+def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that waits for a signal while the server at `url` is healthy."""
+    command = [sys.executable, "-c", WAIT, url]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -219,19 +220,19 @@ def holding(url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_answers(server: Slow) -> None:
-    """Until the process has received an answer. Requests that it has given up are answered too, so
-    wait for several times as many as there can be of those."""
+    """Wait until the process has received a response. Requests that have timed out are answered
+    too, so wait for several times as many responses as there can be such requests."""
     before = server.num_answered
     wait_until(lambda: server.num_answered > before + 20)
 
 
-def test_a_slow_server_is_said_to_be_slow_once_until_it_answers_and_is_not_ended() -> None:
-    with slow_server() as server, holding(server.url) as process:
+def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -> None:
+    with slow_server() as server, waiting_process(server.url) as process:
         assert process.stderr is not None
         for _ in range(2):
             line = process.stderr.readline()
-            assert line.startswith(f"warning: {server.url}/health has not answered for 0.5 s"), line
-            time.sleep(2)  # longer than the port may be closed
+            assert line.startswith(f"warning: {server.url}/health"), line
+            time.sleep(2)  # longer than the timeout for a closed port
             assert process.poll() is None
             server.answers.set()
             wait_for_answers(server)
@@ -242,26 +243,27 @@ def test_a_slow_server_is_said_to_be_slow_once_until_it_answers_and_is_not_ended
         assert process.stderr.read() == ""
 
 
-def test_a_server_at_whose_port_nobody_listens_any_more_is_lost() -> None:
+def test_a_server_that_no_longer_listens_is_lost() -> None:
     with slow_server() as server:
         server.answers.set()
-        with holding(server.url) as process:
+        with waiting_process(server.url) as process:
             wait_for_answers(server)
             server.shutdown()
             server.server_close()
             assert process.wait(20) == 1
             assert process.stderr is not None
             last = process.stderr.read().splitlines()[-1]
-            assert last == f"error: nobody has listened at {server.url} for 1 s: start it again"
+            assert last.startswith("error: ")
+            assert server.url in last
 
 
-# A signal comes upon any line, the wait's own too: many come while little else is done.
-HELD_OFTEN = """
+# A signal can interrupt any line, including those of the wait itself, so send many signals.
+MANY_SIGNALS = """
 import os, random, signal, threading, time
 from types import SimpleNamespace
 from serving.deploy import stop_signal
 stop_signal._POLL_SECONDS = 0
-stop_signal._Watched = lambda *_: SimpleNamespace(look=lambda: None)
+stop_signal._Health = lambda *_: SimpleNamespace(check=lambda: None)
 def send(after):
     time.sleep(after)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -269,17 +271,17 @@ for _ in range(1000):
     stop = stop_signal.StopSignal()
     threading.Thread(target=send, args=(random.uniform(0, 1e-3),)).start()
     try:
-        stop.hold("http://127.0.0.1:1")
-    except SystemExit:  # it came before the wait
+        stop.wait("http://127.0.0.1:1")
+    except SystemExit:  # the signal arrived before the wait
         pass
 """
 
 
-def test_a_signal_ends_the_wait_whichever_line_it_comes_upon() -> None:
-    subprocess.run([sys.executable, "-c", HELD_OFTEN], cwd=ROOT, check=True, timeout=60)
+def test_a_signal_ends_the_wait_at_any_line() -> None:
+    subprocess.run([sys.executable, "-c", MANY_SIGNALS], cwd=ROOT, check=True, timeout=60)
 
 
-# -- processes of a real server that die -------------------------------------------------------
+# -- killed processes of a real server ---------------------------------------------------------
 
 
 @pytest.fixture
@@ -295,7 +297,7 @@ def named(server: Server, name: str) -> list[psutil.Process]:
 
 
 def the_haproxy(server: Server) -> psutil.Process:
-    """The one that is left: the first makes way for the next when the replicas are there."""
+    """Return the final HAProxy process: the first one is replaced when the replicas are ready."""
     until = time.monotonic() + 30
     while len(found := named(server, "haproxy")) != 1:
         assert time.monotonic() < until, found
@@ -304,10 +306,10 @@ def the_haproxy(server: Server) -> psutil.Process:
 
 
 @pytest.mark.slow
-def test_haproxy_that_is_killed_is_started_again_and_one_that_hangs_a_while_is_kept(
+def test_a_killed_haproxy_is_restarted_and_a_briefly_hanging_one_is_kept(
     server: Server,
 ) -> None:
-    """How soon: `docs/serving.md` has it measured."""
+    """`docs/serving.md` reports the measured recovery time."""
     haproxy = the_haproxy(server)
     haproxy.suspend()
     time.sleep(8)
@@ -316,7 +318,7 @@ def test_haproxy_that_is_killed_is_started_again_and_one_that_hangs_a_while_is_k
     time.sleep(3)
     assert named(server, "haproxy") == [haproxy]
     haproxy.kill()
-    until = time.monotonic() + 20  # Ray's own settings take 28 s and more
+    until = time.monotonic() + 20  # with Ray's default settings, 28 s or more
     while not is_ready(server.url):
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -332,23 +334,24 @@ def is_ready(url: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_without_ray_the_server_ends_with_one_line_and_leaves_no_process(
+def test_when_ray_dies_the_server_exits_with_one_line_and_leaves_no_process(
     server: Server, name: str
 ) -> None:
     (daemon,) = named(server, name)
     os.kill(daemon.pid, signal.SIGKILL)
-    assert server.process.wait(timeout=45) == 2  # after a minute Ray ends it in its own words
-    expected = "error: Ray has ended, and the server with it: start it again\n"
-    assert server.errors.read_text() == expected
+    # After a minute, Ray would exit the process with another message.
+    assert server.process.wait(timeout=45) == 2
+    (line,) = server.errors.read_text().splitlines()
+    assert line.startswith("error: Ray has exited")
     assert [process for process in server.children if process.is_running()] == []
 
 
 @pytest.mark.slow
-def test_a_server_whose_ray_hangs_ends_all_the_same(server: Server) -> None:
+def test_a_server_exits_although_ray_hangs(server: Server) -> None:
     (raylet,) = named(server, "raylet")
     raylet.suspend()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=90) == 2
     last = server.errors.read_text().splitlines()[-1]
-    assert last == "error: Ray did not stop within 30 s of the wish: its processes were killed"
+    assert last.startswith("error: Ray did not stop within 30 s")
     assert [process for process in server.children if process.is_running()] == []

@@ -1,7 +1,7 @@
 """The private names of other libraries that kway uses still exist and still have their effect.
 
-A failure here means that a new version of Ray, uvicorn or gRPC has changed one of them. Look into
-its release for a public option, else adapt the module that the failure names.
+A failure means that a new version of Ray, uvicorn or gRPC has changed one of them. Check whether
+the new version has a public option; otherwise adapt the module named in the failure.
 """
 
 import re
@@ -13,15 +13,16 @@ ENVIRONMENT = Path("serving/deploy/environment.py")
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints: the changes are for the whole process."""
+    """Return the output of `code` in a new interpreter, because the patches affect the entire
+    process."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout.strip()
 
 
-def test_ray_buffers_a_bounded_part_of_a_body() -> None:
-    said = run("""
+def test_ray_buffers_a_limited_part_of_a_body() -> None:
+    output = run("""
 import asyncio
 from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
 bound_request_buffers()
@@ -43,11 +44,11 @@ async def main():
 
 asyncio.run(main())
 """)
-    assert int(said) <= 6
+    assert int(output) <= 6
 
 
-def test_rays_daemons_start_in_process_groups_of_their_own() -> None:
-    said = run("""
+def test_ray_daemons_start_in_their_own_process_groups() -> None:
+    output = run("""
 import os, subprocess, sys
 from ray._private import services
 from serving.deploy.private_ray import own_process_groups
@@ -58,12 +59,12 @@ with own_process_groups():
     started.process.wait()
 assert services.ConsolePopen is before
 """)
-    assert said == "True"
+    assert output == "True"
 
 
-def test_ray_still_knows_each_name_that_it_is_configured_by() -> None:
-    """Ray ignores environment variables and arguments that it does not know."""
-    said = run("""
+def test_ray_still_recognizes_every_configured_name() -> None:
+    """Ray ignores unknown environment variables and arguments."""
+    output = run("""
 import inspect, pathlib, ray, ray.serve
 from ray._private import ray_constants
 from ray.experimental import internal_kv
@@ -78,11 +79,11 @@ print("".join(path.read_text() for path in folder.glob("*.py")))
 """)
     wanted = set(re.findall(r'"(RAY_SERVE_\w+)"', ENVIRONMENT.read_text()))
     assert len(wanted) > 10
-    assert {name for name in wanted if f'"{name}"' not in said} == set()
+    assert {name for name in wanted if f'"{name}"' not in output} == set()
 
 
-def test_uvicorn_takes_the_options_and_drops_trailers() -> None:
-    said = run("""
+def test_uvicorn_accepts_the_options_and_drops_trailers() -> None:
+    output = run("""
 import socket, threading, time
 import uvicorn
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
@@ -115,11 +116,11 @@ server.should_exit = True
 thread.join()
 print(answer.split(b"\\r\\n\\r\\n")[1].decode())
 """)
-    assert said == "host transfer-encoding"
+    assert output == "host transfer-encoding"
 
 
-def test_servers_of_grpc_that_ask_for_all_addresses_listen_on_loopback() -> None:
-    said = run("""
+def test_grpc_servers_that_bind_to_all_addresses_listen_on_loopback() -> None:
+    output = run("""
 import asyncio, grpc, psutil
 from serving.deploy.private_grpc import bind_servers_to_loopback
 bind_servers_to_loopback()
@@ -136,11 +137,11 @@ async def main():
 
 asyncio.run(main())
 """)
-    assert said in ("127.0.0.1", "::ffff:127.0.0.1")
+    assert output in ("127.0.0.1", "::ffff:127.0.0.1")
 
 
-def test_a_changed_library_is_named_with_its_version() -> None:
-    said = run("""
+def test_the_error_for_a_changed_library_contains_its_version() -> None:
+    output = run("""
 from ray.serve._private import direct_ingress_http_util, http_util
 from serving.deploy import private_ray
 del direct_ingress_http_util.ASGIDIReceiveProxy
@@ -151,8 +152,6 @@ for check in (private_ray.bound_request_buffers, private_ray.check_replicas_use_
     except RuntimeError as error:
         print(error)
 """)
-    first, second = said.splitlines()
-    assert re.match(
-        r"kway does not know Ray [\d.]+: .*ASGIDIReceiveProxy.*install Ray 2\.60", first
-    )
-    assert "makes no uvicorn.Config" in second
+    first, second = output.splitlines()
+    assert re.match(r"Ray [\d.]+ is not supported: .*ASGIDIReceiveProxy.*Ray 2\.60", first)
+    assert "uvicorn.Config" in second

@@ -1,4 +1,4 @@
-"""A route is declared in one place: what it states there is all that the server needs of it."""
+"""A route is declared in one place: the server derives everything else from the declaration."""
 
 import re
 from pathlib import Path
@@ -18,15 +18,15 @@ router = APIRouter()
 
 @router.get("/v1/open")
 @facts(needs_token=False)
-async def revealed(service: ServiceDep) -> int:
-    """Open to all."""
+async def read_limit(service: ServiceDep) -> int:
+    """Return a limit."""
     return service.config.max_inputs
 
 
 @router.post("/v1/things/{thing}:find")
 @facts(is_idempotent=True)
-async def found(thing: str) -> str:
-    """Found by its name."""
+async def find(thing: str) -> str:
+    """Find a thing by name."""
     return thing
 
 
@@ -37,8 +37,8 @@ async def live(socket: WebSocket, thing: str) -> None: ...
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    """The server with one more router in its list."""
-    added = app.Group("Things", "What a new module adds.", (router,))
+    """The server with an additional router."""
+    added = app.Group("Things", "Routes of a new module.", (router,))
     monkeypatch.setattr(app, "GROUPS", (*app.GROUPS, added))
     monkeypatch.setattr(app, "ROUTERS", (*app.ROUTERS, router))
     tokens = tmp_path / "tokens"
@@ -47,27 +47,27 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     return application(write(tmp_path / "b"), token_file=tokens)
 
 
-def test_a_route_is_served_documented_and_protected_as_it_declares(api: FastAPI) -> None:
+def test_a_route_is_served_documented_and_protected_as_declared(api: FastAPI) -> None:
     headers = {"authorization": f"Bearer {TOKEN}"}
     assert ask(api, "GET", "/v1/open").json() == 64
     assert refusal(ask(api, "POST", "/v1/things/a:find")) == (401, "no_token")
     assert ask(api, "POST", "/v1/things/a:find", headers=headers).json() == "a"
     document = ask(api, "GET", "/openapi.json", headers=headers).json()
-    assert document["tags"][-1] == {"name": "Things", "description": "What a new module adds."}
+    assert document["tags"][-1] == {"name": "Things", "description": "Routes of a new module."}
     assert "security" not in document["paths"]["/v1/open"]["get"]
     operation = document["paths"]["/v1/things/{thing}:find"]["post"]
-    assert (operation["summary"], operation["tags"]) == ("Found by its name", ["Things"])
+    assert (operation["summary"], operation["tags"]) == ("Find a thing by name", ["Things"])
     assert operation["security"] == [{"token": []}]
 
 
-def test_facts_of_requests_and_of_websockets_reach_the_proxy() -> None:
+def test_facts_of_http_and_websocket_routes_reach_the_proxy() -> None:
     assert paths_of([router], lambda route: route.streams) == ("/v1/things/{thing}/live",)
     (path,) = paths_of([router], lambda route: route.is_idempotent)
     assert re.fullmatch(_pattern(path), "/v1/things/a b:find")
     assert not re.fullmatch(_pattern(path), "/v1/things/a/b:find")
 
 
-def test_a_path_that_needs_no_token_has_no_parameters() -> None:
-    """Paths are compared with it as they are."""
+def test_paths_that_need_no_token_have_no_parameters() -> None:
+    """The path of a request is compared literally."""
     paths = paths_of(app.ROUTERS, lambda route: not route.needs_token)
     assert not [path for path in paths if "{" in path]

@@ -1,4 +1,4 @@
-"""What a server finds out before Ray is started, and a signal that comes meanwhile."""
+"""Checks before Ray is started, and signals during start-up."""
 
 import os
 import shutil
@@ -18,33 +18,33 @@ from tests.tiny_bundle import write
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a short name."""
+    """A folder with a short path."""
     with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as folder:
         yield Path(folder)
 
 
-def test_a_session_needs_room(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_needs_free_disk_space(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     assert make_session().parent == short
     free = SimpleNamespace(free=100 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
-    with pytest.raises(OSError, match=rf"{short} has 100 MiB free and a server needs 256"):
+    with pytest.raises(OSError, match=rf"{short} has 100 MiB free"):
         make_session()
-    assert len(list(short.iterdir())) == 1  # the first
+    assert len(list(short.iterdir())) == 1  # the first session
 
 
-def test_a_folder_too_long_for_sockets_is_refused(
+def test_a_folder_path_too_long_for_sockets_is_rejected(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = short / ("x" * 40)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    with pytest.raises(OSError, match="let TMPDIR name a folder of at most 21 characters"):
+    with pytest.raises(OSError, match="at most 21 characters"):
         make_session()
     assert list(folder.iterdir()) == []
 
 
-def test_a_signal_that_a_library_makes_an_error_of_ends_the_start_in_order(
+def test_a_signal_that_a_library_converts_to_an_error_ends_the_start_cleanly(
     tmp_path: Path, kway: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}
@@ -53,8 +53,8 @@ def test_a_signal_that_a_library_makes_an_error_of_ends_the_start_in_order(
     def interrupted(*_: object) -> Iterator[None]:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
-        except SystemExit as wish:
-            raise RuntimeError(f"cannot build a schema: {wish!r}") from None
+        except SystemExit as stop:
+            raise RuntimeError(f"cannot build a schema: {stop!r}") from None
         yield
 
     monkeypatch.setattr(server, "running", interrupted)

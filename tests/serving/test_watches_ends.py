@@ -72,7 +72,7 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
 def test_a_client_may_have_so_many_feeds_and_others_still_have_theirs(
     kway: Kway, alice: httpx.Client
 ) -> None:
-    own = (4429, "too_many_feeds", "your limit of 3 feeds is reached: end one first")
+    own = (4429, "too_many_feeds", "your limit of 3 feeds is reached. Close one first")
     with ExitStack() as opened:
         for feed in "abc":
             opened.enter_context(kway.socket(f"/v1/feeds/{feed}/frames"))
@@ -85,7 +85,7 @@ def test_a_client_may_have_so_many_feeds_and_others_still_have_theirs(
         with kway.socket("/v1/feeds/d/frames", BOB) as bobs:
             eventually(lambda: kway.feeds.live._followers == 4)
             with kway.socket("/v1/feeds/d/frames", BOB) as fifth:
-                all_ = "the server's limit of 4 feeds is reached: try again later"
+                all_ = "the server's limit of 4 feeds is reached. Try again later"
                 assert told(fifth) == (4429, "too_many_feeds", all_)
             bobs.close()
     eventually(lambda: kway.feeds.live._followers == 0)
@@ -110,7 +110,7 @@ def test_a_client_may_have_so_many_listeners_over_all_its_watches(
         socket = opened.enter_context(kway.socket(f"/v1/watches/{bobs}/live", BOB))
         assert json.loads(socket.recv()) == {"listening": bobs}
         with kway.socket(f"/v1/watches/{bobs}/live", BOB) as fifth:
-            all_ = "the server's limit of 4 listeners is reached: try again later"
+            all_ = "the server's limit of 4 listeners is reached. Try again later"
             assert told(fifth) == (4429, "too_many_listeners", all_)
         answer = alice.get(f"/v1/watches/{second}/hits")
         assert refused(answer) == (429, "too_many_listeners", all_)
@@ -126,7 +126,7 @@ def test_a_feed_without_a_frame_for_too_long_ends_with_its_reason(
     kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = watch(alice)
-    reason = f"no frame came for {IDLE_SECONDS:g} s: an empty line now and then is enough"
+    reason = f"no frame arrived for {IDLE_SECONDS:g} s. Send an empty line from time to time"
     with (
         feeding(kway.url, "/v1/feeds/door") as feed,
         kway.socket("/v1/feeds/door/frames") as socket,

@@ -504,19 +504,19 @@ def test_lines_are_the_same_however_the_body_is_cut_and_a_limit_is_exact(size: i
 
 
 def test_a_place_is_free_again_however_its_request_ends() -> None:
-    places = ClientLimit(2, "feeds", most_each=1)
+    slots = ClientLimit(2, "feeds", per_client=1)
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), places.one("a"):
+        with pytest.raises(ZeroDivisionError), slots.slot("a"):
             raise ZeroDivisionError
-    with places.one("a"), places.one("b"):
+    with slots.slot("a"), slots.slot("b"):
         for client in "abc":
-            with pytest.raises(ApiError) as caught, places.one(client):
+            with pytest.raises(ApiError) as caught, slots.slot(client):
                 pass
             assert (caught.value.status, caught.value.code) == (429, "too_many_feeds")
-    with places.one("a"):
-        with pytest.raises(ApiError, match="your limit of 1 feeds"), places.one("a"):
+    with slots.slot("a"):
+        with pytest.raises(ApiError, match="your limit of 1 feeds"), slots.slot("a"):
             pass
-        with places.one("c"):
+        with slots.slot("c"):
             pass
 
 

@@ -35,16 +35,18 @@ class ClassSearch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    search: str = Field("", max_length=200, description="what names contain, whatever the case")
-    limit: int = Field(20, ge=1, le=1000)
-    offset: int = Field(0, ge=0)
+    search: str = Field(
+        "", max_length=200, description="substring of the class name; case-insensitive"
+    )
+    limit: int = Field(20, ge=1, le=1000, description="classes per page")
+    offset: int = Field(0, ge=0, description="number of classes to skip")
 
 
 router = APIRouter()
 
 
 class _Searches:
-    """Runs one search at a time, in a thread that does not prepare queries."""
+    """Runs one search at a time in its own thread, so that searches do not delay queries."""
 
     def __init__(self, resources: Resources) -> None:
         self.thread = ThreadPoolExecutor(1, "search")
@@ -61,16 +63,19 @@ async def classes(
     service: ServiceDep,
     searches: Annotated[_Searches, Depends(per_application(_Searches))],
 ) -> Response:
-    """Classes whose names contain `search`; those that begin with it first."""
-    with searches.limit.one():
+    """Search the classes by name.
+
+    Names that begin with `search` are listed first.
+    """
+    with searches.limit.slot():
         loop = asyncio.get_running_loop()
         page = await loop.run_in_executor(searches.thread, _page, service, parameters)
     return Response(page, media_type="application/json")
 
 
 def _page(service: Service, parameters: ClassSearch) -> bytes:
-    """The JSON of the response, also created in the thread: serializing a thousand classes takes
-    long."""
+    """Return the JSON of the response, also created in the thread: serializing a thousand classes
+    takes long."""
     found, total = service.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )

@@ -1,5 +1,5 @@
-"""Feeds: `POST /v1/feeds/{feed}` with lines, and the WebSocket `/v1/feeds/{feed}/frames`. Frames
-in, hits out."""
+"""Feeds: `POST /v1/feeds/{feed}` with lines, and the WebSocket `/v1/feeds/{feed}/frames`. Clients
+send frames and receive hits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import ClientDisconnect
 
 from serving.api_error import ApiError, validated
-from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
-from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, max_json_bytes
+from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
     LinesOut,
     NdjsonAnswer,
     accepted,
-    check_is_lines,
+    check_is_ndjson,
     split_lines,
 )
 from serving.limits import ClientLimit
@@ -38,9 +38,10 @@ class FeedParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     latest: bool = Field(
-        False, description="drop frames that a newer one has overtaken, and say how many"
+        False,
+        description="skip frames when a newer one has arrived, and report how many were dropped",
     )
-    acknowledge: bool = Field(False, description="a line for every frame, after its hits")
+    acknowledge: bool = Field(False, description="send a line for every frame, after its hits")
 
 
 class _FeedPath(BaseModel):
@@ -56,7 +57,7 @@ router = APIRouter()
 
 def _limit(resources: Resources) -> ClientLimit:
     config = resources.service.config
-    return ClientLimit(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
+    return ClientLimit(config.max_feeds, "feeds", per_client=config.max_feeds_per_client)
 
 
 LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
@@ -66,8 +67,8 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
     "/v1/feeds/{feed}",
     response_class=NdjsonSchema,
     responses={
-        200: {"model": FeedLine, "description": "a line for each hit; the last has counts"},
-        **refused(400, 415, 422, 429),
+        200: {"model": FeedLine, "description": "one line per hit, and a last line with counts"},
+        **error_responses(400, 415, 422, 429),
     },
     openapi_extra=request_body(FrameIn, NDJSON),
 )
@@ -79,11 +80,12 @@ async def send(
     resources: ResourcesDep,
     limit: LimitDep,
 ) -> Response:
-    """Frames as lines; hits of your watches come back while more are sent.
+    """Send frames as lines and receive the hits of your watches.
 
-    Read the answer while you send: who does not read is not read either.
+    Hits are returned while more frames are sent. Read the response while you send, because the
+    server stops reading from a client that does not read.
     """
-    check_is_lines(request)
+    check_is_ndjson(request)
     feeds = resources.feeds
 
     async def work(request: Request, out: LinesOut) -> None:
@@ -98,7 +100,7 @@ async def send(
 @router.websocket("/v1/feeds/{feed}/frames")
 @facts(streams=True)
 async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
-    """A frame a message: an image's bytes, or the JSON of a line as text."""
+    """Send frames as WebSocket messages: the bytes of an image, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
     async with accepted(socket, config, config.feed_idle_seconds) as out:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
@@ -109,15 +111,15 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
-    """The frames in a body. Empty lines are skipped, but they keep the feed alive.
+    """Yield the frames in a body. Empty lines are skipped, but they keep the feed alive.
 
     Raises ApiError if no line arrives for too long.
     """
     config, reads = service.config, service.model.reads
-    lines, position = split_lines(body, most_json_bytes(config)), 0
+    lines, position = split_lines(body, max_json_bytes(config)), 0
     while True:
         try:
-            raw = await _before_idle(anext(lines), config.feed_idle_seconds)
+            raw = await _within_idle_timeout(anext(lines), config.feed_idle_seconds)
         except StopAsyncIteration:
             return
         if raw is None or raw.strip():
@@ -126,12 +128,12 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
 
 
 async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
-    """The frames in messages; empty messages are skipped. Raises ApiError if no message arrives for
-    too long."""
+    """Yield the frames in messages; empty messages are skipped. Raises ApiError if no message
+    arrives for too long."""
     config, reads = service.config, service.model.reads
-    most, position = most_json_bytes(config), 0
+    most, position = max_json_bytes(config), 0
     while True:
-        message = await _before_idle(socket.receive(), config.feed_idle_seconds)
+        message = await _within_idle_timeout(socket.receive(), config.feed_idle_seconds)
         if message["type"] == "websocket.disconnect":
             raise ClientDisconnect
         if raw := message.get("bytes"):
@@ -159,20 +161,20 @@ def _feed(
     ).run
 
 
-async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
+async def _within_idle_timeout(awaitable: Awaitable[T], seconds: float) -> T:
     try:
         async with asyncio.timeout(seconds):
-            return await coming
+            return await awaitable
     except TimeoutError as error:
-        message = f"no frame came for {seconds:g} s: an empty line now and then is enough"
+        message = f"no frame arrived for {seconds:g} s. Send an empty line from time to time"
         raise ApiError(408, "idle", message) from error
 
 
 @asynccontextmanager
 async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncIterator[None]:
-    """Take one of the client's feed slots and keep the copy of the watches current. Raises ApiError
-    if no slot is free or the watches are unavailable."""
-    with limit.one(client):
+    """Acquire one of the client's feed slots and keep the copy of the watches current. Raises
+    ApiError if no slot is free or the watches are unavailable."""
+    with limit.slot(client):
         try:
             async with feeds.live.followed():
                 yield

@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Galleries, Gallery
-from serving.http.error_responses import REFUSALS
+from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
-from serving.http.query_body import RECALL_MEANING, check_class_count, most_values
-from serving.http.request_body import parse_json, whole_body
+from serving.http.query_body import RECALL_MEANING, check_class_count, max_values
+from serving.http.request_body import parse_json, read_body
 from serving.http.routing import ResourcesDep
 from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
@@ -21,19 +21,20 @@ _MAX_HITS = 10_000
 
 
 class SearchBody(BaseModel):
-    """Which items of a gallery are of these classes?"""
+    """Which items of a gallery belong to these classes?"""
 
     model_config = ConfigDict(extra="forbid")
 
     classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
-        min_length=1, description="class names, or ids"
+        min_length=1, description="class names or ids"
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="only items that reach this score; not together with recall"
+        None,
+        description="return only items with at least this score; cannot be combined with recall",
     )
-    limit: int = Field(20, ge=1, le=_MAX_LIMIT, description="hits of each class")
-    offset: int = Field(0, ge=0, le=2**62, description="hits before the first of this page")
+    limit: int = Field(20, ge=1, le=_MAX_LIMIT, description="hits per class and page")
+    offset: int = Field(0, ge=0, le=2**62, description="number of hits to skip per class")
 
 
 router = APIRouter()
@@ -41,23 +42,26 @@ router = APIRouter()
 
 @router.get("/v1/galleries")
 async def listed(resources: ResourcesDep) -> GalleryList:
-    """The galleries of this server."""
+    """List the galleries of this server."""
     galleries = resources.galleries
     return GalleryList(galleries=[_describe(name, galleries[name]) for name in galleries.names()])
 
 
 @router.post(
-    "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra=request_body(SearchBody)
+    "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
 )
 async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
-    """The items that each class scores highest, by pages, from the highest score on."""
+    """Search a gallery for classes.
+
+    Returns one page of items per class, in descending order of score.
+    """
     service, galleries = resources.service, resources.galleries
     async with service.admitted() as progress:
         _named(galleries, name)
         body = await _read(request, service, progress)
-        question = await service.question(body.classes, body.recall, body.threshold)
+        query = await service.make_query(body.classes, body.recall, body.threshold)
         found: Hits = await service.in_thread(
-            lambda: galleries.search(name, question, offset=body.offset, limit=body.limit)
+            lambda: galleries.search(name, query, offset=body.offset, limit=body.limit)
         )
         return found
 
@@ -66,21 +70,25 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     "/v1/galleries/{name}/items/{index}/thumbnail",
     response_class=Response,
     responses={
-        200: {"content": {"image/jpeg": {}}, "description": "a small JPEG"},
+        200: {"content": {"image/jpeg": {}}, "description": "thumbnail (JPEG)"},
         **{status: {"model": ErrorBody} for status in (404, 422)},
     },
 )
 async def thumbnail(
     name: str, index: Annotated[int, Path(ge=0)], resources: ResourcesDep
 ) -> Response:
-    """A small image of an item, out of the gallery's own file."""
+    """Return a thumbnail of an item."""
     gallery = _named(resources.galleries, name)
     try:
         small = await resources.service.in_thread(gallery.thumbnail, index)
     except IndexError as error:
         raise ApiError(404, "unknown_item", str(error)) from error
     if not small:
-        raise ApiError(404, "no_thumbnail", f"gallery {name} was indexed without thumbnails")
+        raise ApiError(
+            404,
+            "no_thumbnail",
+            f"gallery {name} was indexed without thumbnails. Index it again with thumbnails",
+        )
     return Response(small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -97,24 +105,26 @@ def _named(galleries: Galleries, name: str) -> Gallery:
     try:
         return galleries[name]
     except KeyError as error:
-        known = ", ".join(galleries.names()) or "none; give kway serve --gallery NAME=FOLDER"
+        known = ", ".join(galleries.names()) or "none (start the server with --gallery NAME=FOLDER)"
         raise ApiError(
-            404, "unknown_gallery", f"no gallery {name[:80]!r}; this server has: {known}"
+            404,
+            "unknown_gallery",
+            f"unknown gallery {name[:80]!r}. Galleries of this server: {known}",
         ) from error
 
 
 async def _read(request: Request, service: Service, progress: InProgress) -> SearchBody:
-    raw = await whole_body(request, service.config.max_body_bytes, service, progress)
+    raw = await read_body(request, service.config.max_body_bytes, service, progress)
     if not raw.strip():
-        raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
-    body: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
+        raise ApiError(400, "empty_body", 'the body is empty. Send {"classes": […]}')
+    body: SearchBody = await service.in_thread(_parsed, raw, max_values(service.config))
     check_class_count(len(body.classes), service.config.max_classes)
     if len(body.classes) * body.limit > _MAX_HITS:
         raise ApiError(
             422,
             "invalid_query",
-            f"{len(body.classes)} classes with a limit of {body.limit} may give over {_MAX_HITS} "
-            "hits: ask for fewer of either",
+            f"{len(body.classes)} classes with limit {body.limit} can return more than {_MAX_HITS} "
+            "hits. Reduce one of them",
         )
     return body
 

@@ -18,8 +18,8 @@ from serving.http.inference_body import (
     response_of,
 )
 from serving.http.openapi import request_body
-from serving.http.query_body import most_values
-from serving.http.request_body import whole_body
+from serving.http.query_body import max_values
+from serving.http.request_body import read_body
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.inference.tensors import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 
@@ -98,30 +98,30 @@ ModelDep = Annotated[InferenceModel, Depends(per_application(_model))]
 
 @router.get("/v2")
 async def server(model: ModelDep) -> ServerMetadata:
-    """What serves."""
+    """Return the metadata of the server."""
     return ServerMetadata(
         name=SERVER_NAME, version=model.server_version, extensions=list(EXTENSIONS)
     )
 
 
-# These two need no token, as over gRPC, because Kubernetes probes have none.
+# As over gRPC, these two need no token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
 @facts(needs_token=False)
 async def live() -> Live:
-    """The server runs."""
+    """Check that the server is running."""
     return Live(live=True)
 
 
 @router.get("/v2/health/ready", responses={503: {"model": Ready}})
 @facts(needs_token=False)
 async def ready(model: ModelDep, response: Response) -> Ready:
-    """The model answers."""
+    """Check that the model is ready."""
     return Ready(ready=_ready(model, response))
 
 
 @router.get("/v2/models/{name}", responses=_NO_MODEL)
 async def metadata(name: str, model: ModelDep) -> ModelMetadata:
-    """What the model takes and gives."""
+    """Return the inputs and outputs of the model."""
     model.check(name, "")
     inputs, outputs = (
         [TensorMetadata(name=t.name, datatype=t.datatype, shape=list(t.shape)) for t in tensors]
@@ -132,7 +132,7 @@ async def metadata(name: str, model: ModelDep) -> ModelMetadata:
 
 @router.get("/v2/models/{name}/ready", responses=_NO_MODEL | {503: {"model": ModelReady}})
 async def model_ready(name: str, model: ModelDep, response: Response) -> ModelReady:
-    """The model answers."""
+    """Check that the model is ready."""
     model.check(name, "")
     return ModelReady(name=name, ready=_ready(model, response))
 
@@ -149,16 +149,17 @@ async def infer(
     service: ServiceDep,
     model: ModelDep,
     json_length: Annotated[
-        str | None, Header(alias=HEADER, description="length of the JSON before binary tensors")
+        str | None,
+        Header(alias=HEADER, description="length in bytes of the JSON before the binary tensors"),
     ] = None,
 ) -> Response:
-    """Scores of images, or texts, for the classes in `class_ids`."""
+    """Compute scores of images or texts for the classes in `class_ids` or `classes`."""
     model.check(name, "")
     async with service.admitted() as progress:
         limits = service.config
-        raw = await whole_body(request, limits.max_body_bytes, service, progress)
+        raw = await read_body(request, limits.max_body_bytes, service, progress)
         body, inference = await service.in_thread(
-            read_inference, raw, json_length, most_values(limits)
+            read_inference, raw, json_length, max_values(limits)
         )
         outputs, answer = await model.infer(inference)
         progress.inputs = len(answer.results)

@@ -1,8 +1,9 @@
-"""The page at `/` and the documentation at `/docs`: static files, read once at the start.
+"""The page at `/` and the documentation at `/docs`: static files, read once at start-up.
 
-`/` is a person's way to send queries; `/docs` is Swagger UI over `/openapi.json`. Both load files
-of this server only: those of `serving/page/` and, for Swagger UI, of the package fastapi-offline.
-They reveal nothing about the model and need no token; the requests that their scripts send do.
+`/` is a page for sending queries by hand; `/docs` is Swagger UI for `/openapi.json`. Both load
+files only from this server: those of `serving/page/` and, for Swagger UI, of the package
+fastapi-offline. They reveal nothing about the model and need no token; the requests that their
+scripts send do.
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ _HEADERS = {
 
 
 def _paths() -> Iterator[tuple[str, Traversable]]:
-    """The path of each URL, and the file that is served at it."""
+    """Yield the path of each URL, and the file that is served at it."""
     for file in files("serving").joinpath("page").iterdir():
         if _media_type(file):
             yield _PAGES.get(file.name, f"/page/{file.name}"), file
@@ -62,7 +63,7 @@ def _paths() -> Iterator[tuple[str, Traversable]]:
 
 
 def _media_type(file: Traversable) -> str:
-    """The media type of a file of the page; "" for a file that is not served."""
+    """Return the media type of a file of the page; "" for a file that is not served."""
     return _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}", "")
 
 
@@ -75,7 +76,7 @@ class _File:
         self._headers = {**_HEADERS, "ETag": self._tag}
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 if the browser's copy is current."""
+        """Return the file, or 304 if the browser's copy is current."""
         known = request.headers.get("If-None-Match", "")
         if self._tag in (one.strip().removeprefix("W/") for one in known.split(",")):
             return Response(status_code=304, headers=self._headers)
@@ -91,7 +92,7 @@ router = APIRouter(include_in_schema=False)
 
 @facts(needs_token=False)
 async def page(request: Request) -> Response:
-    """One of the files; no path of a request reaches the file system."""
+    """Return one of the files. The path of a request is never looked up in the file system."""
     return _FILES[request.scope["path"]].answer(request)
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/query` and `POST /v1/query:stream`: is each image, or text, of these classes?
+"""`POST /v1/query` and `POST /v1/query:stream`: does each image or text belong to the classes?
 
 A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
 body is still arriving. Several lines are processed at a time, so that batches form. Once that limit
@@ -10,23 +10,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
+from fastapi import Query as QueryParam
 from fastapi.responses import Response
 from pydantic import Field, RootModel
 
-from serving.answer import Question
+from serving.answer import Query
 from serving.api_error import ApiError
-from serving.http.error_responses import REFUSALS
-from serving.http.input_lines import LineIn, parse_line, verdicts_of
-from serving.http.openapi import NdjsonSchema, refused, request_body, schema_of
-from serving.http.query_body import QueryBody, QuestionParameters, read_query
+from serving.http.error_responses import ERROR_RESPONSES
+from serving.http.input_lines import LineIn, parse_line, selected_verdicts
+from serving.http.openapi import NdjsonSchema, error_responses, request_body, schema_of
+from serving.http.query_body import QueryBody, QueryParameters, read_query
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
     NDJSON_KINDS,
     LinesOut,
     NdjsonAnswer,
-    check_is_lines,
+    check_is_ndjson,
     count_lines,
     split_lines,
 )
@@ -49,9 +50,9 @@ _FORM = {
 _FILE = {
     "type": "string",
     "format": "binary",
-    "description": "one image; the question is in the URL",
+    "description": "one image; the classes are in the URL",
 }
-_TEXT = {"type": "string", "description": "one text; the question is in the URL"}
+_TEXT = {"type": "string", "description": "one text; the classes are in the URL"}
 _IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -69,26 +70,28 @@ _BODY: dict[str, Any] = {
 router = APIRouter()
 
 
-@router.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
+@router.post("/v1/query", responses=ERROR_RESPONSES, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
-    request: Request, parameters: Annotated[QuestionParameters, Query()], service: ServiceDep
+    request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
 ) -> Answer:
-    """Is each image, or text, of these classes?
+    """Does each image or text belong to these classes?
 
-    JSON with images in base64, a form with files, or one image or text as the body and the
-    question in the URL.
+    Send JSON with images in base64, a form with files, or a single image or text as the body, with
+    the classes in the URL.
     """
     async with service.admitted() as progress:
         found = await read_query(request, parameters, service, progress)
-        question = await service.question(found.classes, found.recall, found.threshold)
-        answer = await service.answer(found.inputs, question)
+        query = await service.make_query(found.classes, found.recall, found.threshold)
+        answer = await service.answer(found.inputs, query)
         progress.inputs = len(answer.results)
         return answer
 
 
-class StreamParameters(QuestionParameters):
-    all: bool = Field(False, description="every verdict of every line, and not the matches alone")
+class StreamParameters(QueryParameters):
+    all: bool = Field(
+        False, description="return all verdicts of every line instead of only the matches"
+    )
 
 
 class LineOut(RootModel[Hit | LineError | Done]):
@@ -97,47 +100,48 @@ class LineOut(RootModel[Hit | LineError | Done]):
 
 def _limit(resources: Resources) -> ClientLimit:
     config = resources.service.config
-    return ClientLimit(config.max_streams, "streams", most_each=config.max_streams_per_client)
+    return ClientLimit(config.max_streams, "streams", per_client=config.max_streams_per_client)
 
 
 @router.post(
     "/v1/query:stream",
     response_class=NdjsonSchema,
     responses={
-        200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
-        **refused(*REFUSALS),
+        200: {"model": LineOut, "description": "one line per hit, and a last line with counts"},
+        **error_responses(*ERROR_RESPONSES),
     },
     openapi_extra=request_body(LineIn, NDJSON),
 )
 @facts(streams=True)
 async def stream(
     request: Request,
-    parameters: Annotated[StreamParameters, Query()],
+    parameters: Annotated[StreamParameters, QueryParam()],
     service: ServiceDep,
     limit: Annotated[ClientLimit, Depends(per_application(_limit))],
 ) -> Response:
-    """Is each line's image, or text, of these classes? Answered while lines still come.
+    """Does the image or text in each line belong to these classes?
 
-    Read the answer while you send: who does not read is not read either.
+    Lines are answered while more are sent. Read the response while you send, because the server
+    stops reading from a client that does not read.
     """
-    check_is_lines(request, kinds=(*NDJSON_KINDS, ""))
+    check_is_ndjson(request, kinds=(*NDJSON_KINDS, ""))
 
     async def work(request: Request, out: LinesOut) -> None:
         classes = parameters.needed_classes(service.config.max_classes)
         async with service.admitted(is_timed=False) as progress:
             # Inside this context, so that a stream rejected by the limit is counted too.
-            with limit.one(request.state.client):
-                progress.take_slot()
-                question = await service.question(classes, parameters.recall, parameters.threshold)
+            with limit.slot(request.state.client):
+                progress.acquire_slot()
+                query = await service.make_query(classes, parameters.recall, parameters.threshold)
                 await out.start()
-                answering = _Stream(service, question, parameters.all, progress)
+                answering = _Stream(service, query, parameters.all, progress)
                 await answering.run(request.stream(), out)
 
     return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)
 
 
 def _as_json(line: Hit | LineError | Done) -> str:
-    """A line as JSON, without its top-level fields that are null."""
+    """Return a line as JSON, without its top-level fields that are null."""
     unset = {name for name in ("line", "id", "notice") if getattr(line, name, "") is None}
     return line.model_dump_json(by_alias=True, exclude=unset)
 
@@ -145,15 +149,13 @@ def _as_json(line: Hit | LineError | Done) -> str:
 class _Stream:
     """One stream: its lines in progress, in order, and the counts of its answers.
 
-    The lines in progress hold at most as many bytes as the body of one request.
+    The total size of the lines in progress is at most the size limit of one request body.
     """
 
-    def __init__(
-        self, service: Service, question: Question, all_: bool, progress: InProgress
-    ) -> None:
-        self._service, self._question, self._all = service, question, all_
+    def __init__(self, service: Service, query: Query, all_: bool, progress: InProgress) -> None:
+        self._service, self._query, self._all = service, query, all_
         self._progress, self._limits = progress, service.config
-        self._decides = question.decides
+        self._decides = query.decides
         self._counts = Counts(inputs=0, hits=0 if self._decides else None, errors=0)
         self._bytes, self._fewer_bytes = 0, asyncio.Event()
 
@@ -173,8 +175,8 @@ class _Stream:
         await out.line(_as_json(Done(done=self._counts)))
 
     async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
-        """The lines with their positions; None for a line that is too long. Raises ApiError if no
-        line arrives for too long."""
+        """Yield the lines with their positions; None for a line that is too long. Raises ApiError
+        if no line arrives for too long."""
         lines, position = split_lines(body, self._limits.max_body_bytes), 0
         seconds = self._limits.stream_idle_seconds
         while True:
@@ -184,7 +186,7 @@ class _Stream:
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                message = f"no line came for {seconds:g} s: an empty one now and then is enough"
+                message = f"no line arrived for {seconds:g} s. Send an empty line from time to time"
                 raise ApiError(408, "idle", message) from error
             if raw is None or raw.strip():
                 await self._wait_for_bytes(raw)
@@ -208,20 +210,20 @@ class _Stream:
             if isinstance(content, ApiError):
                 raise content
             answer = await service.when_queue_has_room(
-                lambda: service.answer([content], self._question)
+                lambda: service.answer([content], self._query)
             )
         except ApiError as error:
             return LineError(line=position, id=id_, error=_detail(error))
         finally:
             self._bytes -= len(raw or b"")
             self._fewer_bytes.set()
-        verdicts = verdicts_of(answer, self._decides and not self._all)
+        verdicts = selected_verdicts(answer, matches_only=self._decides and not self._all)
         return Hit(line=position, id=id_, verdicts=verdicts, notice=answer.notice)
 
     def _whole(self, raw: bytes | None) -> bytes:
         if raw is None:
             limit = self._limits.max_body_bytes
-            message = f"the line is over {limit} bytes: send a smaller image or text"
+            message = f"the line is larger than {limit} bytes. Send a smaller image or text"
             raise ApiError(413, "line_too_long", message)
         return raw
 

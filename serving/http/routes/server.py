@@ -45,7 +45,7 @@ class ModelInfo(BaseModel):
     logits: ModelLogits
     loss: LossSpec
     recalls: list[float]
-    engine: Literal["torch", "onnxruntime"] = Field(description="what runs the backbone")
+    engine: Literal["torch", "onnxruntime"] = Field(description="library that runs the backbone")
     device: str
     limits: Limits
 
@@ -55,14 +55,14 @@ router = APIRouter()
 
 @router.get("/v1/model")
 async def model(service: ServiceDep) -> ModelInfo:
-    """What is served: the model's classes, preprocessing, logit map, loss and recalls."""
+    """Return the properties of the model and the limits of the server."""
     return _model_info(service)
 
 
 @router.get("/health", responses={503: {"model": ErrorBody}})
 @facts(needs_token=False)
 async def health(service: ServiceDep) -> Health:
-    """Ready: the model has passed its self-check and works."""
+    """Check that the server is ready: the model has passed its self-check and responds."""
     try:
         service.check_health()
     except RuntimeError as error:
@@ -72,7 +72,7 @@ async def health(service: ServiceDep) -> Health:
 
 @router.get("/metrics", response_class=Response)
 async def counts(resources: ResourcesDep) -> Response:
-    """Prometheus metrics of the whole server."""
+    """Return Prometheus metrics of all replicas."""
     return Response(await resources.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

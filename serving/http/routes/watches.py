@@ -1,4 +1,4 @@
-"""`/v1/watches`: create, list, renew, delete and listen to a client's standing queries."""
+"""`/v1/watches`: create, list, renew, delete and listen to the watches of a client."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from serving.answer import Question, threshold_of
+from serving.answer import Query, threshold_of
 from serving.api_error import ApiError, validated
-from serving.http.error_responses import REFUSALS
-from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.error_responses import ERROR_RESPONSES
+from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.query_body import check_class_count
-from serving.http.request_body import content_type, parse_json, whole_body
+from serving.http.request_body import content_type, parse_json, read_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
 from serving.limits import ClientLimit
@@ -38,7 +38,7 @@ _SEND_SECONDS = 60.0
 
 
 def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: REFUSALS[status] for status in statuses}
+    return {status: ERROR_RESPONSES[status] for status in statuses}
 
 
 router = APIRouter()
@@ -52,10 +52,10 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 
 
 @router.post(
-    "/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=request_body(WatchBody)
+    "/v1/watches", status_code=201, responses=ERROR_RESPONSES, openapi_extra=request_body(WatchBody)
 )
 async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
-    """Ask a question of every frame that comes, until its time is over."""
+    """Create a watch: a query that is evaluated on every frame until it expires."""
     service = resources.service
     async with service.admitted() as progress:
         terms = await _terms(service, await _read(request, WatchBody, progress, service))
@@ -66,7 +66,7 @@ async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
 
 @router.get("/v1/watches", responses=_some(503))
 async def owned(request: Request, resources: ResourcesDep) -> WatchList:
-    """Your watches, oldest first."""
+    """List your watches, oldest first."""
     with _as_api_errors():
         found = await resources.watches.owned(request.state.client)
     return WatchList(watches=[await _described(resources.service, watch) for watch in found])
@@ -74,17 +74,20 @@ async def owned(request: Request, resources: ResourcesDep) -> WatchList:
 
 @router.get("/v1/watches/{watch_id}", responses=_some(404, 422, 503))
 async def get(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
-    """One of your watches."""
+    """Return one of your watches."""
     with _as_api_errors():
         watch = await resources.watches.get(request.state.client, watch_id)
         return await _described(resources.service, watch)
 
 
 @router.patch(
-    "/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=request_body(WatchChanges)
+    "/v1/watches/{watch_id}", responses=ERROR_RESPONSES, openapi_extra=request_body(WatchChanges)
 )
 async def change(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
-    """Renew a watch; `{}` changes nothing else."""
+    """Renew a watch, and change the fields in the body.
+
+    `{}` only renews it.
+    """
     service, watches, client = resources.service, resources.watches, request.state.client
     async with service.admitted() as progress:
         body = await _read(request, WatchChanges, progress, service)
@@ -96,7 +99,7 @@ async def change(request: Request, watch_id: str, resources: ResourcesDep) -> Wa
 
 @router.delete("/v1/watches/{watch_id}", status_code=204, responses=_some(404, 422, 503))
 async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> None:
-    """End a watch."""
+    """Delete a watch."""
     with _as_api_errors():
         await resources.watches.remove(request.state.client, watch_id)
 
@@ -105,18 +108,18 @@ async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> No
     "/v1/watches/{watch_id}/hits",
     response_class=NdjsonSchema,
     responses={
-        200: {"model": ListenLine, "description": "a line for each hit"},
-        **refused(404, 422, 429, 503),
+        200: {"model": ListenLine, "description": "one line per hit"},
+        **error_responses(404, 422, 429, 503),
     },
 )
 @facts(streams=True)
 async def hits(
     request: Request, watch_id: str, resources: ResourcesDep, limit: LimitDep
 ) -> Response:
-    """Hits of a watch as they come, whoever sends the frames."""
+    """Stream the hits of a watch as they occur, regardless of which client sends the frames."""
 
     async def work(request: Request, out: LinesOut) -> None:
-        async def left() -> None:
+        async def disconnected() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
@@ -125,9 +128,9 @@ async def hits(
                 await out.start()
             await out.line(line)
 
-        with limit.one(), _as_api_errors():
+        with limit.slot(), _as_api_errors():
             listening = listen_to(resources.watches, request.state.client, watch_id, write)
-            await until_disconnect(left, listening)
+            await until_disconnect(disconnected, listening)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
 
@@ -135,9 +138,9 @@ async def hits(
 @router.websocket("/v1/watches/{watch_id}/live")
 @facts(streams=True)
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
-    """The same as JSON text messages."""
+    """Stream the hits of a watch as WebSocket text messages."""
     async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
-        with limit.one(), _as_api_errors():
+        with limit.slot(), _as_api_errors():
             listening = listen_to(resources.watches, socket.state.client, watch_id, out.line)
             await until_disconnect(lambda: wait_for_close(socket), listening)
 
@@ -147,9 +150,9 @@ async def _read(request: Request, model: type[T], progress: InProgress, service:
     pages of other origins cannot send it without a CORS preflight."""
     kind, _ = content_type(request.headers)
     if kind != "application/json":
-        message = f"send application/json, not {kind[:80]!r}"
+        message = f"Content-Type {kind[:80]!r} is not supported. Send application/json"
         raise ApiError(415, "unknown_content_type", message)
-    raw = await whole_body(request, _MAX_BODY_BYTES, service, progress)
+    raw = await read_body(request, _MAX_BODY_BYTES, service, progress)
     found: T = await service.parsed(_parsed, raw, model)
     return found
 
@@ -175,19 +178,19 @@ async def _checked_names(
     recall: float | None,
     threshold: float | None,
 ) -> tuple[str, ...]:
-    """The names of `classes`, without duplicates. Raises ApiError if a class is unknown or has no
-    threshold."""
+    """Return the names of `classes`, without duplicates. Raises ApiError if a class is unknown or
+    has no threshold."""
     check_class_count(len(classes), service.config.max_classes)
-    question = await service.question(classes, recall, threshold)
-    return await service.in_thread(_decided_names, service, question)
+    query = await service.make_query(classes, recall, threshold)
+    return await service.in_thread(_decided_names, service, query)
 
 
-def _decided_names(service: Service, question: Question) -> tuple[str, ...]:
+def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
     bundle, names = service.model.bundle, dict[str, None]()
-    for class_id in question.class_ids:
+    for class_id in query.class_ids:
         name = bundle.names.names[class_id]
-        if threshold_of(bundle, class_id, question).threshold is None:
-            message = f"the model has no threshold for {name!r} at this recall: give a threshold"
+        if threshold_of(bundle, class_id, query).threshold is None:
+            message = f"class {name!r} does not have a threshold for this recall. Set threshold"
             raise ApiError(422, "no_threshold", message)
         names[name] = None
     return tuple(names)
@@ -196,14 +199,14 @@ def _decided_names(service: Service, question: Question) -> tuple[str, ...]:
 def _checked_ttl(service: Service, seconds: float) -> float:
     least, most = service.config.min_watch_ttl_seconds, service.config.max_watch_ttl_seconds
     if not least <= seconds <= most:
-        message = f"ttl_seconds: {seconds:g} is not within {least:g} … {most:g}"
+        message = f"ttl_seconds is {seconds:g}. Set it to {least:g} to {most:g}"
         raise ApiError(422, "invalid_watch", message)
     return seconds
 
 
 async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -> dict[str, object]:
-    """The terms to replace. Recall and threshold replace each other: setting a recall removes the
-    threshold."""
+    """Return the terms to replace. Recall and threshold replace each other: setting a recall
+    removes the threshold."""
     sent = body.model_fields_set
     fields: dict[str, object] = {}
     recall, threshold = before.recall, before.threshold
@@ -241,11 +244,13 @@ def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold
     bundle = service.model.bundle
     try:
         class_id = bundle.names.id_of_name(name)
-        question = Question((class_id,), watch.recall, watch.threshold)
-        return threshold_of(bundle, class_id, question)
+        query = Query((class_id,), watch.recall, watch.threshold)
+        return threshold_of(bundle, class_id, query)
     except ValueError as error:
         raise ApiError(
-            409, "other_model", f"watch {watch.id} was made for another model: delete it ({error})"
+            409,
+            "other_model",
+            f"watch {watch.id} was created for another model ({error}). Delete it",
         ) from error
 
 
@@ -261,7 +266,7 @@ def _as_api_errors() -> Iterator[None]:
     except WatchLimitError as error:
         raise ApiError(429, "too_many_watches", str(error), {"Retry-After": "10"}) from error
     except UnknownListenerError as error:
-        message = f"listen again: {error}"
+        message = f"{error}. Listen again"
         raise ApiError(503, "listener_lost", message, {"Retry-After": "1"}) from error
     except WatchesDownError as error:
         raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error

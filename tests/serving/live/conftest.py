@@ -1,5 +1,5 @@
-"""Two servers that the files of this folder share; `tests/conftest.py` gives the folder to one
-worker. Each start takes about ten seconds of two cores."""
+"""Two servers shared by the files of this folder, which `tests/conftest.py` assigns to one worker.
+Each start takes about ten seconds on two cores."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +21,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="package")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of the guarded server."""
+    """The bundle of the guarded server."""
     return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
@@ -37,16 +37,17 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def guarded_server(
     bundle: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
-    def begin() -> Server:
+    def launch() -> Server:
         return start_guarded(bundle, tokens, tmp_path_factory.mktemp("server"))
 
-    with closing(SharedServer(begin)) as shared:
+    with closing(SharedServer(launch)) as shared:
         yield shared
 
 
 @pytest.fixture(scope="package")
 def temporary_folder() -> Iterator[Path]:
-    """The TMPDIR of the open server. Ray puts sockets there, whose paths have at most 107 bytes."""
+    """The TMPDIR of the open server. Ray creates sockets in it, whose paths are limited to 107
+    bytes."""
     with TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -57,10 +58,10 @@ def open_server(
 ) -> Iterator[SharedServer]:
     bundle = write(tmp_path_factory.mktemp("bundles") / "others")
 
-    def begin() -> Server:
+    def launch() -> Server:
         return start_open(bundle, tmp_path_factory.mktemp("server") / "stderr", temporary_folder)
 
-    with closing(SharedServer(begin)) as shared:
+    with closing(SharedServer(launch)) as shared:
         yield shared
 
 

@@ -1,4 +1,4 @@
-"""How the two servers of this folder are configured and started."""
+"""Configure and start the two servers of this folder."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,14 @@ from serving.config import ServingConfig
 from tests.serving.started import Server, start
 
 REPLICAS = 2
-# Of the guarded server: REST and gRPC, behind tokens, with small limits.
+# The guarded server: REST and gRPC, with tokens and small limits.
 TOKEN, OTHER_TOKEN = "a1b2c3d4" * 8, "0f1e2d3c" * 8
 MAX_REQUESTS, MAX_INPUTS, MAX_BODY, TIMEOUT = 8, 4, 2**19, 5
 BATCH_WAIT = 0.3
-# A class whose row one test alone asks for: replicas keep the rows that they have read.
-NEVER_ASKED = 5
-# Of the open server: no tokens, and limits of feeds and listeners that `kway serve` has no options
-# for. More listeners than Ray has slots for requests that no limit counts (64).
+# A class that only one test queries, because replicas cache the rows they have read.
+NEVER_QUERIED = 5
+# The open server: no tokens, and limits of feeds and listeners that cannot be set as options.
+# More listeners than Ray has slots for requests that no limit counts (64).
 LISTENERS, IDLE_SECONDS = 70, 12.0
 
 _SERVE_CONFIG = """
@@ -27,20 +27,20 @@ stop = StopSignal()
 with running(Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])) as found:
     print("ready:", found.url, flush=True)
     print(flush=True)
-    stop.hold(found.url)
+    stop.wait(found.url)
 """
 
 
 def write_tokens(path: Path, *tokens: str) -> None:
-    aside = path.with_suffix(".new")
-    aside.touch(mode=0o600)
-    aside.write_text("\n".join(tokens) + "\n")
-    aside.rename(path)
+    temporary = path.with_suffix(".new")
+    temporary.touch(mode=0o600)
+    temporary.write_text("\n".join(tokens) + "\n")
+    temporary.rename(path)
 
 
 def start_guarded(bundle: Path, tokens: Path, folder: Path) -> Server:
-    """Started in a folder whose own folders have the names of our packages and must not hide
-    them."""
+    """Start the guarded server in a folder that contains folders with the names of kway's packages.
+    They must not shadow the packages."""
     for name in ("data", "serving"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('not the package')")

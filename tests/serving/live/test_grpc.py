@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: a real server behind HAProxy, asked by its own client."""
+"""The Open Inference Protocol over gRPC: a real server behind HAProxy, called with tritonclient."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from serving.config import ServingConfig
 from tests.serving.live.servers import (
     BATCH_WAIT,
     MAX_BODY,
-    NEVER_ASKED,
+    NEVER_QUERIED,
     OTHER_TOKEN,
     REPLICAS,
     TIMEOUT,
@@ -95,7 +95,7 @@ def typed(paths: list[Path], *class_ids: int, **parameters: float) -> pb.ModelIn
 
 
 def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
-    """The same with raw_input_contents."""
+    """Build the same request with raw_input_contents."""
     request = typed(paths, *class_ids)
     for tensor in request.inputs:
         tensor.ClearField("contents")
@@ -110,10 +110,10 @@ def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
 
 
 def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """The status of a call that is refused, with its trailing metadata."""
-    with pytest.raises(grpc.RpcError) as refused:
+    """Return the status of a call that must fail, with its trailing metadata."""
+    with pytest.raises(grpc.RpcError) as caught:
         call()
-    error = refused.value
+    error = caught.value
     assert isinstance(error, grpc.Call)
     return error.code(), error.details(), dict(error.trailing_metadata() or ())
 
@@ -121,7 +121,7 @@ def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, st
 # ---------------------------------------------------------------------------- answers
 
 
-def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
+def test_scores_and_decisions_equal_those_of_rest_and_of_the_bundle(
     stub: GRPCInferenceServiceStub,
     triton: InferenceServerClient,
     client: httpx.Client,
@@ -133,11 +133,11 @@ def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
     here = json.loads(ask(bundle, *names, "--recall", 0.9, *three, "--json"))["results"]
     there = client.post("/v1/query", json=as_json(three, classes=classes, recall=0.9)).json()
     ids = infer_input("class_ids", "INT64", classes)
-    asked = {"request_id": "seven", "parameters": {"recall": 0.9}}
-    found = infer(triton, images_of(three), ids, **asked)
+    options = {"request_id": "seven", "parameters": {"recall": 0.9}}
+    found = infer(triton, images_of(three), ids, **options)
     assert found.get_response().id == "seven"
-    by_types = stub.ModelInfer(typed(three, *classes, recall=0.9), metadata=WITH_TOKEN)
-    outputs = {one.name: one for one in by_types.outputs}
+    typed_answer = stub.ModelInfer(typed(three, *classes, recall=0.9), metadata=WITH_TOKEN)
+    outputs = {one.name: one for one in typed_answer.outputs}
     assert {name: list(one.shape) for name, one in outputs.items()} == {
         "scores": [3, 2],
         "thresholds": [2],
@@ -150,21 +150,23 @@ def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
         contents = outputs["scores"].contents.fp32_contents
         assert list(contents) == pytest.approx(scores, rel=1e-5, abs=1e-6)
         assert len(set(scores)) == 6
-        bars = [verdict["threshold"] for verdict in verdicts[:2]]
-        assert list(outputs["thresholds"].contents.fp32_contents) == pytest.approx(bars)
+        thresholds = [verdict["threshold"] for verdict in verdicts[:2]]
+        assert list(outputs["thresholds"].contents.fp32_contents) == pytest.approx(thresholds)
         decided = [verdict["match"] for verdict in verdicts]
         assert list(outputs["matches"].contents.bool_contents) == decided
         assert found.as_numpy("matches").ravel().tolist() == decided
-    assert by_types.parameters["aligned"].bool_param is there["aligned"]
-    assert not by_types.raw_output_contents
+    assert typed_answer.parameters["aligned"].bool_param is there["aligned"]
+    assert not typed_answer.raw_output_contents
 
 
-def test_names_serve_as_well_and_only_the_wanted_outputs_come(
+def test_class_names_are_accepted_and_only_requested_outputs_are_returned(
     triton: InferenceServerClient, client: httpx.Client, images: list[Path]
 ) -> None:
     one = images[:1]
-    asked = {"classes": NAMES[:3], "threshold": 0}
-    verdicts = client.post("/v1/query", json=as_json(one, **asked)).json()["results"][0]["verdicts"]
+    fields = {"classes": NAMES[:3], "threshold": 0}
+    verdicts = client.post("/v1/query", json=as_json(one, **fields)).json()["results"][0][
+        "verdicts"
+    ]
     names = infer_input("classes", "BYTES", [name.encode() for name in NAMES[:3]])
     wanted = [InferRequestedOutput("matches")]
     found = infer(triton, images_of(one), names, outputs=wanted, parameters={"threshold": 0})
@@ -173,15 +175,15 @@ def test_names_serve_as_well_and_only_the_wanted_outputs_come(
     assert found.as_numpy("matches").dtype == bool
 
 
-def test_server_and_model_say_over_grpc_what_they_say_over_rest(
+def test_server_and_model_metadata_are_the_same_over_grpc_and_rest(
     triton: InferenceServerClient, client: httpx.Client
 ) -> None:
     assert triton.is_server_live()
     assert triton.is_server_ready()
     headers = dict(WITH_TOKEN)
     assert triton.is_model_ready("pets", headers=headers)
-    said = triton.get_server_metadata(headers=headers, as_json=True)
-    assert said == {key: value for key, value in client.get("/v2").json().items() if value}
+    metadata = triton.get_server_metadata(headers=headers, as_json=True)
+    assert metadata == {key: value for key, value in client.get("/v2").json().items() if value}
     model, there = triton.get_model_metadata("pets", headers=headers), client.get("/v2/models/pets")
     assert (model.name, model.platform) == ("pets", there.json()["platform"])
     for tensors in ("inputs", "outputs"):
@@ -192,7 +194,7 @@ def test_server_and_model_say_over_grpc_what_they_say_over_rest(
         assert found == there.json()[tensors]
 
 
-# ---------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------- errors
 
 Change = Callable[[pb.ModelInferRequest], None]
 
@@ -205,10 +207,10 @@ def set_to(**fields: Any) -> Change:
     return change
 
 
-def set_input(place: int, **fields: Any) -> Change:
+def set_input(position: int, **fields: Any) -> Change:
     def change(request: pb.ModelInferRequest) -> None:
         for name, value in fields.items():
-            setattr(request.inputs[place], name, value)
+            setattr(request.inputs[position], name, value)
 
     return change
 
@@ -233,7 +235,7 @@ def set_images(*images: bytes) -> Change:
     return change
 
 
-def ask_for_a_long_name(request: pb.ModelInferRequest) -> None:
+def request_a_long_name(request: pb.ModelInferRequest) -> None:
     classes = request.inputs[1]
     classes.name, classes.datatype = "classes", "BYTES"
     classes.contents.Clear()
@@ -243,22 +245,22 @@ def ask_for_a_long_name(request: pb.ModelInferRequest) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        (set_to(model_name="cars"), CODE.NOT_FOUND, "'cars' is unknown"),
-        (set_to(model_version="1"), CODE.NOT_FOUND, "has no versions"),
+        (set_to(model_name="cars"), CODE.NOT_FOUND, "'cars'"),
+        (set_to(model_version="1"), CODE.NOT_FOUND, "not versioned"),
         (set_ids(99), CODE.NOT_FOUND, "99"),
-        (ask_for_a_long_name, CODE.NOT_FOUND, "猫"),
-        (set_ids(), CODE.INVALID_ARGUMENT, "no classes"),
-        (set_ids(*[0] * 101), CODE.RESOURCE_EXHAUSTED, "at most 100"),
-        (set_images(*[b"x"] * 5), CODE.RESOURCE_EXHAUSTED, "at most 4"),
-        (set_images(b"hello"), CODE.INVALID_ARGUMENT, "images[0]: not an image"),
-        (set_input(0, name="photos"), CODE.INVALID_ARGUMENT, "is unknown"),
-        (set_input(0, name="猫" * 3000), CODE.INVALID_ARGUMENT, "is unknown"),
-        (set_input(1, name="images"), CODE.INVALID_ARGUMENT, "stands twice"),
+        (request_a_long_name, CODE.NOT_FOUND, "猫"),
+        (set_ids(), CODE.INVALID_ARGUMENT, "'classes' is empty"),
+        (set_ids(*[0] * 101), CODE.RESOURCE_EXHAUSTED, "the limit is 100"),
+        (set_images(*[b"x"] * 5), CODE.RESOURCE_EXHAUSTED, "the limit is 4"),
+        (set_images(b"hello"), CODE.INVALID_ARGUMENT, "images[0]: "),
+        (set_input(0, name="photos"), CODE.INVALID_ARGUMENT, "unknown input"),
+        (set_input(0, name="猫" * 3000), CODE.INVALID_ARGUMENT, "unknown input"),
+        (set_input(1, name="images"), CODE.INVALID_ARGUMENT, "duplicate input"),
         (set_input(1, datatype="INT32"), CODE.INVALID_ARGUMENT, "INT32"),
         (set_input(1, datatype="BYTES"), CODE.INVALID_ARGUMENT, "as bytes_contents"),
-        (lambda r: r.inputs[1].shape.append(2), CODE.INVALID_ARGUMENT, "do not agree"),
+        (lambda r: r.inputs[1].shape.append(2), CODE.INVALID_ARGUMENT, "does not match"),
         (lambda r: r.inputs[1].shape.append(-1), CODE.INVALID_ARGUMENT, "negative"),
-        (lambda r: r.inputs.pop(), CODE.INVALID_ARGUMENT, "exactly one"),
+        (lambda r: r.inputs.pop(), CODE.INVALID_ARGUMENT, "either the input"),
         (lambda r: r.outputs.add(name="matches"), CODE.INVALID_ARGUMENT, "without recall"),
         (set_parameter("recall", "string_param", "0.9"), CODE.INVALID_ARGUMENT, "finite number"),
         (set_parameter("recall", "double_param", 0.123), CODE.INVALID_ARGUMENT, "0.123"),
@@ -267,11 +269,15 @@ def ask_for_a_long_name(request: pb.ModelInferRequest) -> None:
             CODE.INVALID_ARGUMENT,
             "finite number",
         ),
-        (lambda r: r.parameters["recall"].SetInParent(), CODE.INVALID_ARGUMENT, "no value"),
-        (lambda r: r.raw_input_contents.append(b""), CODE.INVALID_ARGUMENT, "send one"),
+        (
+            lambda r: r.parameters["recall"].SetInParent(),
+            CODE.INVALID_ARGUMENT,
+            "parameter recall is empty",
+        ),
+        (lambda r: r.raw_input_contents.append(b""), CODE.INVALID_ARGUMENT, "raw_input_contents"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_code(
+def test_invalid_requests_are_rejected_with_a_status_code(
     stub: GRPCInferenceServiceStub,
     images: list[Path],
     change: Change,
@@ -286,49 +292,49 @@ def test_what_does_not_fit_is_refused_with_its_code(
 
 
 @pytest.mark.parametrize(
-    ("place", "change", "words"),
+    ("position", "change", "words"),
     [
-        (0, lambda whole: whole[:-1], "images[1] is cut off"),
-        (0, lambda whole: whole + b"\1\0", "images[2] is cut off within its 4 length bytes"),
-        (0, lambda whole: b"\xff\xff\xff\xff" + whole, "4294967295 bytes are declared"),
-        (0, lambda whole: whole + b"\0\0\0\0", "do not agree"),
-        (0, lambda _: b"", "do not agree"),
-        (1, lambda whole: whole[:-1], "INT64 element takes 8"),
-        (1, lambda whole: whole + bytes(8), "do not agree"),
+        (0, lambda raw: raw[:-1], "images[1] is truncated"),
+        (0, lambda raw: raw + b"\1\0", "images[2] is truncated within its 4 length bytes"),
+        (0, lambda raw: b"\xff\xff\xff\xff" + raw, "its length is 4294967295 bytes"),
+        (0, lambda raw: raw + b"\0\0\0\0", "does not match"),
+        (0, lambda _: b"", "does not match"),
+        (1, lambda raw: raw[:-1], "INT64"),
+        (1, lambda raw: raw + bytes(8), "does not match"),
     ],
 )
-def test_raw_contents_that_are_cut_off_or_too_long_are_refused(
+def test_raw_contents_that_are_truncated_or_too_long_are_rejected(
     stub: GRPCInferenceServiceStub,
     images: list[Path],
-    place: int,
+    position: int,
     change: Callable[[bytes], bytes],
     words: str,
 ) -> None:
     request = raw(images[:2], 1, 2)
     assert stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents
-    request.raw_input_contents[place] = change(request.raw_input_contents[place])
+    request.raw_input_contents[position] = change(request.raw_input_contents[position])
     code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
     assert code == CODE.INVALID_ARGUMENT
     assert words in details
 
 
-def test_raw_contents_are_one_for_each_input(
+def test_there_must_be_one_raw_content_per_input(
     stub: GRPCInferenceServiceStub, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2)
     del request.raw_input_contents[1]
     code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
-    assert (code, "1 raw_input_contents for 2 inputs" in details) == (CODE.INVALID_ARGUMENT, True)
+    assert (code, "1 raw_input_contents" in details) == (CODE.INVALID_ARGUMENT, True)
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x01\xff"])
-def test_bytes_that_are_no_message_are_refused(channel: grpc.Channel, body: bytes) -> None:
+def test_malformed_messages_are_rejected(channel: grpc.Channel, body: bytes) -> None:
     call = channel.unary_unary(INFER)
     code, details, _ = refusal(lambda: call(body, metadata=WITH_TOKEN))
-    assert (code, details) == (CODE.INVALID_ARGUMENT, "this is no ModelInferRequest")
+    assert (code, "ModelInferRequest" in details) == (CODE.INVALID_ARGUMENT, True)
 
 
-def test_messages_over_the_limit_are_refused_also_when_they_come_compressed(
+def test_messages_over_the_limit_are_rejected_even_if_compressed(
     channel: grpc.Channel,
 ) -> None:
     call = channel.unary_unary(INFER)
@@ -339,7 +345,7 @@ def test_messages_over_the_limit_are_refused_also_when_they_come_compressed(
         code, _, _ = refusal(lambda: call(bytes(size), **options))  # noqa: B023
         assert code == CODE.RESOURCE_EXHAUSTED
     code, details, _ = refusal(lambda: call(bytes(MAX_BODY), metadata=WITH_TOKEN))
-    assert (code, details) == (CODE.INVALID_ARGUMENT, "this is no ModelInferRequest")
+    assert (code, "ModelInferRequest" in details) == (CODE.INVALID_ARGUMENT, True)
 
 
 OPEN = ("ServerLive", "ServerReady")
@@ -347,7 +353,7 @@ GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.mark.parametrize("method", GUARDED)
-def test_without_the_token_only_liveness_and_readiness_are_told(
+def test_without_the_token_only_liveness_and_readiness_are_answered(
     channel: grpc.Channel, method: str
 ) -> None:
     call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
@@ -405,12 +411,12 @@ NOT_OFFERED = [
         "/nowhere",
     ],
 )
-def test_what_is_not_offered_is_unimplemented(channel: grpc.Channel, path: str) -> None:
+def test_other_methods_and_services_are_unimplemented(channel: grpc.Channel, path: str) -> None:
     code, _, _ = refusal(lambda: channel.unary_unary(path)(b"", metadata=WITH_TOKEN))
     assert code == CODE.UNIMPLEMENTED
 
 
-def test_a_stream_is_unimplemented_at_once(stub: GRPCInferenceServiceStub) -> None:
+def test_a_stream_is_unimplemented_before_it_ends(stub: GRPCInferenceServiceStub) -> None:
     assert any(path.endswith("ModelStreamInfer") for path in NOT_OFFERED)
     never = Event()
 
@@ -425,7 +431,7 @@ def test_a_stream_is_unimplemented_at_once(stub: GRPCInferenceServiceStub) -> No
         never.set()
 
 
-def test_a_message_that_does_not_arrive_is_given_up(channel: grpc.Channel) -> None:
+def test_a_message_that_does_not_arrive_times_out(channel: grpc.Channel) -> None:
     never = Event()
 
     def parts() -> Iterator[bytes]:
@@ -441,7 +447,7 @@ def test_a_message_that_does_not_arrive_is_given_up(channel: grpc.Channel) -> No
     assert (code, "in time" in details) == (CODE.DEADLINE_EXCEEDED, True)
 
 
-def test_metadata_that_ray_would_obey_is_not_passed_on(stub: GRPCInferenceServiceStub) -> None:
+def test_metadata_that_ray_acts_on_is_removed(stub: GRPCInferenceServiceStub) -> None:
     for metadata in ([("application", "other")], [("request_id", "a b")]):
         live, call = stub.ServerLive.with_call(pb.ServerLiveRequest(), metadata=metadata)
         assert live.live
@@ -451,40 +457,42 @@ def test_metadata_that_ray_would_obey_is_not_passed_on(stub: GRPCInferenceServic
 # ---------------------------------------------------------------------------- load and counts
 
 
-def test_a_deadline_ends_the_work_and_excess_is_shed_and_both_are_counted(
+def test_deadlines_and_rejected_excess_calls_are_counted(
     stub: GRPCInferenceServiceStub, client: httpx.Client, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2, 3)
-    right = stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
-    time.sleep(3)  # reports are a second apart
+    expected_scores = stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
+    time.sleep(3)  # replicas report each second
     before = counts(client)
 
-    def ask_once(seconds: float) -> pb.ModelInferResponse | grpc.RpcError:
+    def call_once(seconds: float) -> pb.ModelInferResponse | grpc.RpcError:
         try:
             return stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=seconds)
         except grpc.RpcError as error:
             return error
 
-    late = ask_once(BATCH_WAIT / 2)
+    late = call_once(BATCH_WAIT / 2)
     assert late.code() == CODE.DEADLINE_EXCEEDED
     refusal(lambda: stub.ModelInfer(pb.ModelInferRequest(), metadata=WITH_TOKEN))
     with ThreadPoolExecutor(60) as threads:
-        found = list(threads.map(ask_once, [30.0] * 60))
-    refused = [one for one in found if isinstance(one, grpc.RpcError)]
-    assert 0 < len(refused) < len(found)
-    for one in refused:
+        found = list(threads.map(call_once, [30.0] * 60))
+    rejected = [one for one in found if isinstance(one, grpc.RpcError)]
+    assert 0 < len(rejected) < len(found)
+    for one in rejected:
         assert one.code() == CODE.RESOURCE_EXHAUSTED
         assert dict(one.trailing_metadata())["retry-after"] == "1"
     for one in found:
         if not isinstance(one, grpc.RpcError):
             scores = np.frombuffer(one.raw_output_contents[0], "<f4")
-            assert scores == pytest.approx(np.frombuffer(right, "<f4"), rel=1e-4, abs=1e-5)
+            assert scores == pytest.approx(
+                np.frombuffer(expected_scores, "<f4"), rel=1e-4, abs=1e-5
+            )
     expected = {
         "kway_query_requests_total:client_left": 1,
         "kway_query_requests_total:unknown_model": 1,
-        "kway_query_requests_total:too_busy": len(refused),
-        "kway_query_requests_total:ok": len(found) - len(refused),
-        "kway_query_inputs_total": len(found) - len(refused),
+        "kway_query_requests_total:too_busy": len(rejected),
+        "kway_query_requests_total:ok": len(found) - len(rejected),
+        "kway_query_inputs_total": len(found) - len(rejected),
     }
     grown = wait_for_counts(client, before, expected)
     assert {key: grown[key] for key in expected} == expected
@@ -505,7 +513,7 @@ def test_nothing_listens_beyond_loopback(server: Server) -> None:
     assert {int(url.rpartition(":")[2]) for url in (server.url, server.grpc)} < ports
 
 
-def test_a_grpc_port_in_use_is_one_line_and_exit_code_2(
+def test_a_grpc_port_in_use_prints_one_line_and_exits_with_2(
     kway: Callable[..., int], capsys: pytest.CaptureFixture[str], server: Server, bundle: Path
 ) -> None:
     port = server.grpc.rpartition(":")[2]
@@ -539,7 +547,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_the_config_file_for_clusters_has_grpc_where_it_is_asked_for() -> None:
+def test_the_config_file_for_clusters_has_grpc_only_if_requested() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _WRITE_AND_READ], capture_output=True, text=True, cwd=ROOT
     )
@@ -552,7 +560,7 @@ def test_the_config_file_for_clusters_has_grpc_where_it_is_asked_for() -> None:
     }
 
 
-def test_when_a_replica_is_killed_calls_are_answered_by_the_other(
+def test_after_a_replica_is_killed_the_other_one_answers_calls(
     stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2)
@@ -560,8 +568,8 @@ def test_when_a_replica_is_killed_calls_are_answered_by_the_other(
         stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0], "<f4"
     )
 
-    def ask_until_answered(place: int) -> np.ndarray:
-        if place == 10:
+    def call_until_answered(number: int) -> np.ndarray:
+        if number == 10:
             next(iter(replicas_of(server).values())).kill()
         for _ in range(100):
             try:
@@ -575,15 +583,15 @@ def test_when_a_replica_is_killed_calls_are_answered_by_the_other(
         raise AssertionError("no answer")
 
     with ThreadPoolExecutor(4) as threads:
-        for scores in threads.map(ask_until_answered, range(40)):
+        for scores in threads.map(call_until_answered, range(40)):
             assert scores == pytest.approx(right, rel=1e-4, abs=1e-5)
     until = time.monotonic() + 60
-    while len(replicas_of(server)) < REPLICAS:  # other tests need both
+    while len(replicas_of(server)) < REPLICAS:  # other tests need both replicas
         assert time.monotonic() < until
         time.sleep(0.2)
 
 
-def test_a_fault_of_the_server_is_told_in_its_log_and_not_to_clients(
+def test_an_internal_error_is_logged_and_not_shown_to_clients(
     stub: GRPCInferenceServiceStub,
     server: Server,
     client: httpx.Client,
@@ -591,30 +599,31 @@ def test_a_fault_of_the_server_is_told_in_its_log_and_not_to_clients(
     images: list[Path],
 ) -> None:
     weights = bundle / "class_weights.safetensors"
-    request = typed(images[:1], NEVER_ASKED)
-    whole = weights.read_bytes()
+    request = typed(images[:1], NEVER_QUERIED)
+    content = weights.read_bytes()
     os.truncate(weights, 100)
     try:
         code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
-        answer = client.post("/v1/query", json=as_json(images[:1], classes=[NEVER_ASKED]))
+        answer = client.post("/v1/query", json=as_json(images[:1], classes=[NEVER_QUERIED]))
     finally:
-        weights.write_bytes(whole)
+        weights.write_bytes(content)
     assert error_of(answer)[:2] == (500, "internal")
-    assert (code, details) == (CODE.INTERNAL, "the server failed; its log says why")
+    assert code == CODE.INTERNAL
+    assert str(weights) not in details
     deadline = time.monotonic() + 10
     while str(weights) not in server.errors.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
-    said = server.errors.read_text()
-    assert str(weights) in said
-    assert "Traceback" in said
-    assert "ModelInfer failed" in said
+    log = server.errors.read_text()
+    assert str(weights) in log
+    assert "Traceback" in log
+    assert "ModelInfer failed" in log
     assert stub.ModelInfer(request, metadata=WITH_TOKEN).outputs
 
 
-def test_no_token_stands_in_a_log_or_an_argument(
+def test_tokens_do_not_appear_in_logs_or_arguments(
     stub: GRPCInferenceServiceStub, server: Server
 ) -> None:
-    """Late: calls of all kinds were made."""
+    """Runs late, after calls of all kinds."""
     session = session_of(server)
     files = [path for path in session.rglob("*") if path.is_file()]
     assert len(files) > 10
@@ -626,7 +635,7 @@ def test_no_token_stands_in_a_log_or_an_argument(
     assert stub.ServerLive(pb.ServerLiveRequest()).live
 
 
-def test_tritonclient_tells_a_refusal_by_its_status(triton: InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException) as refused:
+def test_tritonclient_reports_the_status_of_an_error(triton: InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException) as caught:
         triton.get_model_metadata("pets")
-    assert refused.value.status() == str(CODE.UNAUTHENTICATED)
+    assert caught.value.status() == str(CODE.UNAUTHENTICATED)

@@ -1,4 +1,4 @@
-"""The page of metrics of a real server, Debian's Prometheus that scrapes it, and strangers."""
+"""The metrics page of a real server, scraped by Debian's Prometheus, and unauthorized requests."""
 
 import socket
 import subprocess
@@ -40,11 +40,10 @@ scrape_configs:
 
 @pytest.fixture(scope="module")
 def before(guarded_server: SharedServer, images: list[Path]) -> dict[str, float]:
-    """The counts before requests were sent, as many as OUTCOMES says, and some that are not
-    counted."""
+    """The counts before the requests in OUTCOMES, and some that are not counted, are sent."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with httpx.Client(base_url=guarded_server.get().url, timeout=30, headers=headers) as client:
-        time.sleep(3)  # until the last requests of other tests are reported
+        time.sleep(3)  # until the last requests of other tests have been reported
         found = counts(client)
         for _ in range(OUTCOMES["ok"]):
             body = as_json(images[:3], classes=["husky"])
@@ -54,30 +53,30 @@ def before(guarded_server: SharedServer, images: list[Path]) -> dict[str, float]
             assert error_of(client.post("/v1/query", json=body))[1] == "unknown_class"
         for _ in range(OUTCOMES["empty_body"]):
             assert error_of(client.post("/v1/query"))[1] == "empty_body"
-        stranger = {"Authorization": "Bearer " + "w" * 30}
-        assert client.post("/v1/query", headers=stranger).status_code == 401
+        wrong_token = {"Authorization": "Bearer " + "w" * 30}
+        assert client.post("/v1/query", headers=wrong_token).status_code == 401
         assert client.get("/health").status_code == 200
     return found
 
 
 @pytest.fixture
-def asked(client: httpx.Client, before: dict[str, float]) -> dict[str, float]:
-    """By how much each count has grown since `before`."""
+def increases(client: httpx.Client, before: dict[str, float]) -> dict[str, float]:
+    """The increase of each count since `before`."""
     return wait_for_counts(client, before, EXPECTED)
 
 
-def test_the_counts_agree_with_the_requests_sent(asked: dict[str, float]) -> None:
-    assert {key: asked[key] for key in EXPECTED} == EXPECTED
-    assert 0 < asked["kway_query_seconds_sum"] < 30 * sum(OUTCOMES.values())
+def test_the_counts_match_the_requests_sent(increases: dict[str, float]) -> None:
+    assert {key: increases[key] for key in EXPECTED} == EXPECTED
+    assert 0 < increases["kway_query_seconds_sum"] < 30 * sum(OUTCOMES.values())
 
 
 def config(target: str, credentials: Path) -> str:
-    """Ask `target` each second."""
+    """Return a configuration that scrapes `target` each second."""
     return CONFIG.format(target=target, credentials=credentials)
 
 
 def value(api: httpx.Client, query: str) -> dict[str, float]:
-    """Each series of an instant query by its outcome."""
+    """Return the values of an instant query by outcome."""
     series = api.get("query", params={"query": query}).json()["data"]["result"]
     return {one["metric"].get("outcome", ""): float(one["value"][1]) for one in series}
 
@@ -91,8 +90,8 @@ def wait_until(api: httpx.Client, query: str, wanted: dict[str, float]) -> None:
 
 
 @needs_prometheus
-def test_prometheus_reads_the_counts_of_the_page(
-    asked: dict[str, float], client: httpx.Client, server: Server, tokens: Path, tmp_path: Path
+def test_prometheus_scrapes_the_counts_of_the_page(
+    increases: dict[str, float], client: httpx.Client, server: Server, tokens: Path, tmp_path: Path
 ) -> None:
     name = "kway_query_requests_total"
     page = counts(client)
@@ -106,22 +105,22 @@ def test_prometheus_reads_the_counts_of_the_page(
         wait_until(api, 'sum(kway_query_seconds_bucket{le="+Inf"})', {"": total})
 
 
-def wait_for_page(client: httpx.Client, is_there: Callable[[list[str]], bool]) -> list[str]:
-    """The lines of the page once they are as wanted: replicas report each second."""
+def wait_for_page(client: httpx.Client, condition: Callable[[list[str]], bool]) -> list[str]:
+    """Return the lines of the page once they satisfy `condition`. Replicas report each second."""
     deadline = time.monotonic() + 30
     while True:
         lines = client.get("/metrics").text.splitlines()
-        if is_there(lines):
+        if condition(lines):
             return lines
         assert time.monotonic() < deadline, lines
         time.sleep(0.2)
 
 
-def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
+def test_the_page_shows_the_model_and_load_of_each_replica(client: httpx.Client) -> None:
     def all_are_idle(lines: list[str]) -> bool:
-        # What a replica that was killed held last stays on the page.
-        held = [line for line in lines if line.startswith("kway_requests_in_progress{")]
-        return sum(line.endswith(" 0.0") for line in held) >= REPLICAS
+        # The page still shows the last values of killed replicas.
+        in_progress = [line for line in lines if line.startswith("kway_requests_in_progress{")]
+        return sum(line.endswith(" 0.0") for line in in_progress) >= REPLICAS
 
     lines = wait_for_page(client, all_are_idle)
     aligned = [line for line in lines if line.startswith("kway_model_aligned{")]
@@ -129,25 +128,25 @@ def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.
     assert all('loss="batch_ce"' in line and line.endswith(" 1.0") for line in aligned)
 
 
-@pytest.mark.usefixtures("before")  # earlier errors are on the page by then
-def test_the_page_counts_errors_that_no_replica_answered(
+@pytest.mark.usefixtures("before")  # by then earlier errors are on the page
+def test_the_page_counts_errors_that_did_not_reach_a_replica(
     client: httpx.Client, server: Server
 ) -> None:
-    counted, before = 'kway_http_errors_total{node="127.0.0.1",status="413"} ', 0.0
+    series, before = 'kway_http_errors_total{node="127.0.0.1",status="413"} ', 0.0
     for line in client.get("/metrics").text.splitlines():
-        if line.startswith(counted):
-            before = float(line.removeprefix(counted))
+        if line.startswith(series):
+            before = float(line.removeprefix(series))
     host, port = server.url.removeprefix("http://").split(":")
     for _ in range(3):
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Length: 2147483648\r\n\r\n"
             connection.sendall(head)
             assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
-    wait_for_page(client, lambda lines: f"{counted}{before + 3}" in lines)
+    wait_for_page(client, lambda lines: f"{series}{before + 3}" in lines)
 
 
 @needs_prometheus
-def test_prometheus_without_the_token_sees_that_it_is_refused(
+def test_prometheus_without_the_token_gets_401(
     client: httpx.Client, server: Server, tmp_path: Path
 ) -> None:
     (tmp_path / "wrong").write_text("w" * 30)
@@ -159,7 +158,7 @@ def test_prometheus_without_the_token_sees_that_it_is_refused(
 
 
 @needs_prometheus
-def test_the_page_of_metrics_passes_promtool(client: httpx.Client) -> None:
+def test_the_metrics_page_passes_promtool(client: httpx.Client) -> None:
     lines = wait_for_page(client, lambda lines: "kway_query_seconds_bucket" in "".join(lines))
     page = "\n".join([*lines, ""])
     checked = subprocess.run(
@@ -169,7 +168,7 @@ def test_the_page_of_metrics_passes_promtool(client: httpx.Client) -> None:
 
 
 def is_answered(server: Server) -> bool:
-    """Whether a replica has had a question; for some seconds none is there."""
+    """Return whether a replica has processed a request. For some seconds there is no replica."""
     try:
         return httpx.post(f"{server.url}/v1/query", timeout=20).status_code == 400
     except httpx.TransportError:
@@ -178,7 +177,7 @@ def is_answered(server: Server) -> bool:
 
 @pytest.mark.slow
 @needs_prometheus
-def test_what_a_lost_replica_has_counted_stays_beside_what_the_next_one_counts(
+def test_counts_of_a_lost_replica_are_kept_in_addition_to_those_of_its_successor(
     bundle: Path, tokens: Path, tmp_path: Path
 ) -> None:
     running = start(bundle, tmp_path / "stderr", "--replicas", 1)
@@ -201,11 +200,11 @@ def test_what_a_lost_replica_has_counted_stays_beside_what_the_next_one_counts(
         end(running)
 
 
-# ---------------------------------------------------------------------------- strangers
+# ---------------------------------------------------------------------------- unauthorized requests
 
 
 @pytest.mark.parametrize("path", ["/-/routes", "/-/healthz", "/%2D/routes"])
-def test_rays_own_pages_are_not_there(server: Server, path: str) -> None:
+def test_pages_of_ray_return_404(server: Server, path: str) -> None:
     answer = httpx.get(f"{server.url}{path}")
     assert error_of(answer)[:2] == (404, "no_such_path")
 
@@ -214,9 +213,7 @@ def test_rays_own_pages_are_not_there(server: Server, path: str) -> None:
     "trailer",
     [f"Authorization: Bearer {TOKEN}", "x-session-id: \xff", "x-request-id: \xff"],
 )
-def test_what_follows_a_body_is_not_read_as_a_header_of_its_request(
-    server: Server, trailer: str
-) -> None:
+def test_trailers_are_not_read_as_headers(server: Server, trailer: str) -> None:
     head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nConnection: close\r\n"
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
