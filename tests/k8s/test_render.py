@@ -163,7 +163,7 @@ def test_without_kustomize_one_line_says_what_to_install(kway_render, monkeypatc
         (["--overlay", "h100"], "--overlay h100 is not known: choose one of cpu-smoke, "),
         (
             ["train.class_group=4", "--gpus", "3"],
-            "train.class_group is 4, 4 ranks, and there are 6",
+            "train.class_group is 4 (4 ranks), which does not divide the 6 ranks",
         ),
         (["--nodes", "16", "--gpus", "16"], "train.global_batch is 128 and there are 256 ranks"),
         (["--overlay", "h100-8x", "--gpus", "4"], "--gpus (ranks a pod) is 4 and overlay h100-8x"),

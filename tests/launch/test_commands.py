@@ -125,7 +125,7 @@ def unknown_key(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
 
 
 def eval_of_no_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
-    return kway("eval", tmp_path), f"{tmp_path} is not a run (no recipe.yaml in it): give"
+    return kway("eval", tmp_path), f"{tmp_path} is not a run: recipe.yaml is missing"
 
 
 def export_of_no_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
@@ -140,7 +140,7 @@ def no_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
 def damaged_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
     (path,) = run.glob("checkpoints/*/*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
-    return kway("eval", run), f"{path.name} is not what was written"
+    return kway("eval", run), f"{path.name} was altered"
 
 
 def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
@@ -187,7 +187,7 @@ def export_onto_something(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tu
 
 def query_of_no_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
     code = kway("query", tmp_path, run / "recipe.yaml", "--class", "x")
-    return code, f"{tmp_path} is no bundle: it has no bundle.json; make one by kway export"
+    return code, f"{tmp_path} is not a bundle: bundle.json is missing"
 
 
 def query_of_no_image(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:

@@ -109,7 +109,7 @@ def test_without_allow_import_no_command_imports_what_a_run_names(run, kway, cap
     ):
         assert kway(*command) == 2
         error = capsys.readouterr().err
-        assert "custom.0.kind would import code: add" in error or "backbone.kind, head" in error
+        assert "custom.0.kind imports code: add" in error or "backbone.kind, head" in error
         assert f"--allow-import {COMPONENTS[-1]} if you trust it" in error
         assert not is_loaded()
     assert kway("train", run / "recipe.yaml", "--print-config", *ALLOWED) == 0
@@ -174,7 +174,7 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
     assert f"changed on resume: version.{COMPONENTS[1]}: sha256:" in capsys.readouterr().out
     stored = open_checkpoint(run / "checkpoints" / "step-00000003").state
     assert stored["versions"][COMPONENTS[1]].startswith("sha256:")
-    with pytest.raises(ValueError, match=r"was started with another head\.loss\.kind: undo that"):
+    with pytest.raises(ValueError, match=r"was started with a different head\.loss\.kind"):
         trained(glyphs, "head.loss.kind=ce")
     assert "my_package.losses" not in sys.modules
     # The schedule may change on resume.
@@ -188,7 +188,7 @@ def test_resuming_rejects_other_augmentations(run, glyphs):
     assert stored["versions"][path].startswith("sha256:")
     assert stored["recipe"]["data"]["augment"]["custom"] == [{"kind": path, "std": 8.0}]
     Path("my_package/copied.py").write_text(Path("my_package/augmentations.py").read_text())
-    changed = r"was started with another data\.augment\.custom(\.kind)?: undo that"
+    changed = r"was started with a different data\.augment\.custom(\.kind)?: undo the"
     for value in ("[]", f"[{{kind: '{path}', std: 9}}]", "[{kind: 'my_package.copied:Noise'}]"):
         with pytest.raises(ValueError, match=changed):
             trained(glyphs, "train.duration.steps=3", f"data.augment.custom={value}")
@@ -244,7 +244,7 @@ def test_a_mistake_is_one_line_with_the_key_and_the_fix(override, message, here)
 
 def test_mappings_made_in_code_import_nothing_by_themselves(here):
     tree = {"run": "x", "data": {"shards": "x"}, "backbone": {"kind": COMPONENTS[0]}}
-    with pytest.raises(ValueError, match=r"backbone\.kind would import code"):
+    with pytest.raises(ValueError, match=r"backbone\.kind imports code"):
         build_recipe(tree, origin="test")
     assert not is_loaded()
 
@@ -323,7 +323,7 @@ def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
     ("code", "message"),
     [
         ("def make(): return 3", "returns int: return an nn.Module"),
-        ("def make(): return nn.Linear(2, 2)", "does not state its number of features"),
+        ("def make(): return nn.Linear(2, 2)", "does not define its number of features"),
         ("def make(pooling: str): pass", "parameter pooling, which is an option of every backbone"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_servers_address_without_http_is_told_as_such(refused: Refused, source
 
 @pytest.mark.parametrize("source", ["bundles/glyphs", "glyphs", "a:b", "localhosts"])
 def test_any_other_missing_folder_is_no_bundle(refused: Refused, source: str) -> None:
-    assert f"{source} is no bundle" in refused("query", source, "--class", "x", "--text", "a")
+    assert f"{source} is not a bundle" in refused("query", source, "--class", "x", "--text", "a")
 
 
 def test_a_bundle_may_be_named_like_a_server(
@@ -80,7 +80,7 @@ def test_a_bundle_may_be_named_like_a_server(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run:1").mkdir()
-    assert "run:1 is no bundle" in refused("query", "run:1", "--class", "x", "--text", "a")
+    assert "run:1 is not a bundle" in refused("query", "run:1", "--class", "x", "--text", "a")
 
 
 def words(line: str) -> list[str]:

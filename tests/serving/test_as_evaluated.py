@@ -27,7 +27,7 @@ def of_crops(texts: Path, glyphs: Path, run: Path) -> Recipe:
 @pytest.mark.parametrize(
     ("make", "card"),
     [
-        (of_texts, ["reads | texts, cut at 24 tokens", '--text "TEXT"']),
+        (of_texts, ["reads | texts, truncated to 24 tokens", '--text "TEXT"']),
         (of_crops, ["reads | images, 16 x 16 x 1, the mean of 10 crops", " IMAGE"]),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_network_that_cannot_be_exported_is_answered_in_one_line(tmp_path: Pat
             return pooled if float(pooled.sum()) > 0 else -pooled
 
     backbone = Branching(tiny_backbone().encoder, pooling="auto", image=IMAGE)
-    with pytest.raises(ValueError, match="cannot write this backbone as ONNX: ") as caught:
+    with pytest.raises(ValueError, match="cannot export this backbone to ONNX: ") as caught:
         write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
     assert "\n" not in str(caught.value)
 

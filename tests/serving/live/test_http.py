@@ -426,7 +426,7 @@ def test_a_folder_that_is_no_bundle_is_refused_before_anything_starts(
     refused: Callable[..., str], tmp_path: Path
 ) -> None:
     line = refused(tmp_path, "--port", 0)
-    assert re.fullmatch(r"error: .* is no bundle.*\n", line), line
+    assert re.fullmatch(r"error: .* is not a bundle.*\n", line), line
 
 
 @pytest.mark.parametrize(
