@@ -9,10 +9,10 @@ import torch
 
 from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows
-from trainer.process.signals import ASKS_TO_STOP
+from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
-_NAMES = (None, *(number.name for number in ASKS_TO_STOP))
+_NAMES = (None, *(number.name for number in STOP_SIGNALS))
 CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 
