@@ -225,7 +225,7 @@ def test_the_threshold_of_a_run_without_evaluation_is_an_error(tmp_path: Path) -
     path = write(tmp_path / "b", changes={"recalls": ()}, measured=None)
     with Bundle.open(path) as bundle:
         assert bundle.positives(0) is None
-        with pytest.raises(ValueError, match=r"no thresholds .* not evaluated: pass a threshold"):
+        with pytest.raises(ValueError, match=r"no thresholds.* not evaluated: pass a threshold"):
             bundle.threshold(0, 0.9)
 
 
