@@ -128,8 +128,8 @@ class ClassThresholds:
                 return column
         known = ", ".join(f"{entry.recall:g}" for entry in self.recalls) or "none"
         raise ValueError(
-            f"this bundle contains no thresholds for recall {recall:g}, only for: {known}. Pass one "
-            "of these or a threshold, or add recalls with `kway export --recall`"
+            f"this bundle contains no thresholds for recall {recall:g}, only for: {known}. Pass "
+            "one of these or a threshold, or add recalls with `kway export --recall`"
         )
 
 
