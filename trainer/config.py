@@ -21,7 +21,7 @@ class BackboneOptions(FrozenConfig, ABC):
     """Options of all backbones."""
 
     pooling: Literal["auto", "cls", "mean"] = Field(
-        "auto", description="auto: first token for texts, mean of the feature map for images"
+        "auto", description="auto: first token of a sequence, or mean of a feature map"
     )
     batch_norm: Literal["sync", "local", "frozen"] = "sync"
 
@@ -102,7 +102,7 @@ class TrainConfig(FrozenConfig):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(256, gt=0, description="samples per optimizer step, over all ranks")
     micro_batches: int = Field(
-        1, gt=0, description="number of forward and backward passes per step and rank"
+        1, gt=0, description="parts that each rank's share of the batch is split into"
     )
     strategy: StrategyConfig = DDP()
     class_group: Literal["world", "node"] | Annotated[int, Field(gt=0)] = Field(
@@ -132,7 +132,8 @@ class TrainConfig(FrozenConfig):
 
 class EvalConfig(FrozenConfig):
     every: Interval | None = Field(
-        None, description="interval of evaluations during training; the end is always evaluated"
+        None,
+        description="interval of evaluations during training; the final model is always evaluated",
     )
     batch: int = Field(512, gt=0, description="samples per rank and forward pass")
     topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)

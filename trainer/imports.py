@@ -1,7 +1,7 @@
-"""The user's own components, which a recipe names by import path: `kind: my_package.losses:MyLoss`.
+"""Components of the user, given in a recipe by import path: `kind: my_package.losses:MyLoss`.
 
-Importing a module executes its code. A path is therefore imported only if the user gave it: on the
-command line, in the recipe file named there, or with `--allow-import`.
+Importing a module executes its code. A path is therefore imported only if the user specified it: on
+the command line, in the recipe file given there, or with `--allow-import`.
 """
 
 import difflib

@@ -210,7 +210,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.evaluate()  # the previous process was stopped during this evaluation
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
-    run.busy_timer.take()  # Exclude start-up time from the first step.
+    run.busy_timer.take()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)

@@ -17,7 +17,8 @@ from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 class GroupBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
 
-    Equals a single process with the whole batch up to rounding. A rank may have zero rows.
+    Up to rounding, the result equals that of a single process with the full batch. A rank may have
+    zero rows.
     """
 
     group: ProcessGroup | None = None
@@ -79,8 +80,8 @@ class _GroupNormalize(torch.autograd.Function):
 def _moments(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean [C], biased variance [C] and row count over all ranks (collective).
 
-    Merges the moments of the ranks like Chan, Golub and LeVeque (1979). Summing squares instead
-    would cancel when the mean is large.
+    Merges the moments of the ranks as in Chan, Golub and LeVeque (1979). Summing squares instead
+    would lose precision when the mean is large.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     count = x.numel() // x.shape[1]

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 # Elements. For a smaller table, a separate collective costs more than it saves.
 _LARGE_TABLE = 1_000_000
-# Compiled variants per block: sizes of images or texts, in training and in evaluation. torch's
-# limit is for all blocks together.
+# Compiled variants per block: sizes of images or texts, in training and in evaluation. The limit of
+# torch applies to all blocks together.
 _SHAPES_PER_BLOCK = 16
 
 

@@ -59,7 +59,7 @@ def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
     num_positions = getattr(backbone.settings, "max_position_embeddings", None)
-    # XLNet states -1 for unlimited.
+    # XLNet uses -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None
 
 

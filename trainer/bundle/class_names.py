@@ -57,8 +57,8 @@ class ClassNames:
     def id_of(self, wanted: str | int) -> int:
         """Return the id of a class, given its exact name or the id itself: 3 or "#3".
 
-        Raises ValueError, with the nearest names, for an unknown class. Also raises it for an Also
-        raises it for an "#3": one that is the name of a class other than class 3.
+        Raises ValueError for an unknown class, with the nearest names, and for an ambiguous "#3",
+        which is also the name of a class other than class 3.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)
@@ -215,7 +215,7 @@ def _check_distinct(
     names: Sequence[str], hashes: NDArray[np.int64], by_hash: NDArray[np.int32]
 ) -> None:
     same = hashes[1:] == hashes[:-1]
-    if same.any():  # almost always equal names, very rarely a collision
+    if same.any():  # usually a duplicate name, very rarely a hash collision
         seen: set[str] = set()
         for position in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
             if names[position] in seen:

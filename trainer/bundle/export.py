@@ -26,7 +26,7 @@ from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
-_ROUNDING = 1e-5  # of the largest threshold
+_ROUNDING = 1e-5  # relative to the largest threshold
 
 
 def export_run(

@@ -54,8 +54,8 @@ class LossSpec(Spec):
 
 
 class RecallSpec(Spec):
-    """A recall with thresholds: accepting scores at or above them had this recall in
-    validation."""
+    """A recall and its pooled threshold. Accepting scores at or above a threshold reached this
+    recall in validation."""
 
     recall: float = Field(gt=0, le=1)
     pooled: Finite | None = Field(None, description="threshold over the positives of all classes")

@@ -1,5 +1,11 @@
 """The thresholds of a bundle's classes, and which threshold a query uses.
 
+The threshold of a class at recall r is the score that a fraction r of its validation samples
+reaches: with 10 samples and a recall of 0.9, the 9th highest score. With few samples this estimate
+is too noisy to reach the recall on new data (`least_positives`). Such a class uses the pooled
+threshold, which is computed in the same way from the samples of all classes, each scored for its
+own class.
+
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN for a class without positives;
                          `reached` int32 [K, recalls, 2]: validation samples at or above the
@@ -31,7 +37,7 @@ def least_positives(recall: float) -> int:
     suffices; it is treated as 0.999.
     """
     recall = min(recall, 0.999)
-    return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / 0.1 comes out above 9
+    return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / (1 - 0.9) is above 9
 
 
 @dataclass(frozen=True)

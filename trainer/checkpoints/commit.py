@@ -1,7 +1,7 @@
 """One save, from the pieces in memory to a committed folder.
 
-All ranks write their pieces. Rank 0 commits the checkpoint and deletes those that the retention
-policy does not keep.
+All ranks write their pieces. Rank 0 commits the checkpoint and deletes checkpoints that the
+retention policy does not keep.
 
 A save consists of these stages. Each ends with an exchange between the ranks, so a stage starts
 only after all ranks have completed the previous one:

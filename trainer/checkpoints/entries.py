@@ -81,7 +81,7 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
     Converts a checkpoint of an earlier version, which stores the bias of the head as the last
-    column of its weight. Raises what `load_tensors` raises.
+    column of its weight. Raises the errors of `load_tensors`.
     """
     columns = _bias_columns(entries, stored_shapes(checkpoint))
     targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}

@@ -1,7 +1,7 @@
 """Detects out-of-memory errors and suggests changes to the recipe.
 
 The phase is determined from the traceback. Suggestions are ordered by their cost in that phase,
-cheapest first, and leave out what the recipe already does.
+cheapest first, and exclude settings that the recipe already has.
 """
 
 import errno
@@ -69,7 +69,7 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
     """
     phase = _phase(error)
     on_device = world.device.type != "cpu" and _is_of_device(error)
-    of = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
+    owner = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
     during = f" in {phase}" if phase else ""
     if evaluating:
         suggestions = list(_evaluation_suggestions(error, recipe, world, on_device=on_device))
@@ -78,7 +78,7 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
         suggestions = list(_suggestions(error, recipe, world, phase, on_device=on_device))
         last = _NO_SUGGESTION
     change = f"try {', then '.join(suggestions[:_MAX_SUGGESTIONS])}" if suggestions else last
-    return f"{of} ran out of memory{during}: {_requested(error)}; {change}"
+    return f"{owner} ran out of memory{during}: {_requested(error)}; {change}"
 
 
 def _is_of_device(error: BaseException) -> bool:
@@ -151,7 +151,7 @@ def _suggestions(
 def _evaluation_suggestions(
     error: BaseException, recipe: Recipe, world: World, *, on_device: bool
 ) -> Iterator[str]:
-    """Options of `kway eval` that need less memory."""
+    """Yield options of `kway eval` that need less memory."""
     if on_device and (settings := _fragmented(error)):
         yield settings
     available = _available(recipe, world)

@@ -1,4 +1,4 @@
-"""Ends a rank that hangs in a collective and reports which ranks and which operation hang.
+"""Terminates a rank that hangs in a collective and reports which ranks and operation hang.
 
 Only time inside a collective counts: reading data, compiling, evaluating and writing may take any
 amount of time. The timeouts of the process groups are not enough: gloo's error does not name a

@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - not an error
-    """The run was saved and ends because of a signal. The same command resumes it."""
+    """The run was saved and stops because of a signal. The same command resumes it."""
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(

@@ -57,7 +57,7 @@ class BusyTimer:
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surround the collective `name`: a hook for `heads.collectives.listening`."""
         begin = time.perf_counter()
         try:
             with self._outer(name):
@@ -66,7 +66,7 @@ class BusyTimer:
             self._waited += time.perf_counter() - begin
 
     def take(self) -> float:
-        """Busy seconds since the last call."""
+        """Return the busy seconds since the last call."""
         now = time.perf_counter()
         busy = now - self._start - self._waited
         self._start, self._waited = now, 0.0

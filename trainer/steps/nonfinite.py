@@ -1,4 +1,4 @@
-"""Skips steps whose loss or gradients are not finite, and ends the run if there are too many.
+"""Skips steps whose loss or gradients are not finite, and stops the run if there are too many.
 
 All ranks see the same loss and the same global norm, so they make the same decision. The samples
 of a skipped step are logged with their keys, because a bad sample is often the cause.

@@ -143,9 +143,11 @@ class Strategy:
     def restore(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Copy `weights` and `moments`, the tensors of the methods of these names after a
-        checkpoint was loaded into them, to where the strategy stores them (collective). Here they
-        are the strategy's own tensors, so there is nothing to copy."""
+        """Copy loaded values to the strategy (collective).
+
+        `weights` and `moments` are the results of the methods of these names, after a checkpoint
+        was loaded into them. Here these are the strategy's own tensors, so nothing is copied.
+        """
 
     # ---- averaging ----
 
@@ -166,7 +168,7 @@ class Strategy:
         return canonical
 
     def close(self) -> None:
-        """Release everything that holds a process group."""
+        """Release all objects that hold a process group."""
 
 
 def trainable_parameters(backbone: "Backbone") -> list[nn.Parameter]:

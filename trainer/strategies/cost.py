@@ -43,7 +43,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Spread:
-    """Bytes on the rank with the most, in float32, and the collectives of a step.
+    """Float32 bytes on the rank that needs the most memory, and the collectives of a step.
 
     `weights` and `gradients` persist. `updated` is the part of the weights that the rank's
     optimizer updates. `buckets` are the strategy's own buffers. `gathered` exists only during
@@ -65,12 +65,13 @@ class Spread:
 
 
 def numel(shapes: Shapes) -> int:
-    """Return the elements of all weights."""
+    """Return the number of elements of all weights."""
     return sum(_product(shape) for shape in shapes)
 
 
 def padded_numel(shapes: Shapes, ranks: int) -> int:
-    """Return the elements of all weights once their rows are padded to a multiple of `ranks`."""
+    """Return the number of elements once the rows of all weights are padded to a multiple of
+    `ranks`."""
     total = 0
     for rows, *rest in (shape or (1,) for shape in shapes):
         total += -(-rows // ranks) * ranks * _product(rest)

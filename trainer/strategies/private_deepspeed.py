@@ -18,7 +18,7 @@ def disable_shared_memory_collectives(deepspeed: Any) -> None:
     """Make DeepSpeed use gloo's collectives on CPUs.
 
     DeepSpeed's own shared-memory collectives are compiled on first use and wait without a timeout
-    for ranks that are gone.
+    for ranks that have exited.
     """
     operators = _required(_required(deepspeed, "ops"), "__compatible_ops__")
     if "deepspeed_shm_comm" not in operators:

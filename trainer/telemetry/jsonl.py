@@ -1,4 +1,4 @@
-"""JSONL files with one record of a step per line. A resumed run rewrites the records of later
+"""JSONL files with one record per line, each with a step. A resumed run rewrites records of later
 steps."""
 
 import json

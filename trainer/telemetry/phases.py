@@ -59,7 +59,7 @@ class Phases:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surround the collective `name`: a hook for `heads.collectives.listening`."""
         with self("communication"):
             self.operation = name
             try:

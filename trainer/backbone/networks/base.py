@@ -40,7 +40,7 @@ class FullyConnected(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=False)
-        # 2d, on images of one pixel: `trainer/backbone/batch_norm.py` supports only BatchNorm2d.
+        # BatchNorm2d on images of one pixel, the only kind in `trainer/backbone/batch_norm.py`.
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def layers_per_stage(depth: int, *, step: int, outside: int) -> int:
-    """Return the n in `depth` = `step` n + `outside`. Raises ValueError if there is none."""
+    """Return the n in `depth` = `step` n + `outside`. Raises ValueError if no such n exists."""
     n, rest = divmod(depth - outside, step)
     if rest or n < 1:
         lower = step * max(n, 1) + outside
