@@ -116,7 +116,7 @@ def test_export_writes_a_bundle_that_query_asks(kway, run, tmp_path, capsys):
 
 
 def no_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
-    return kway("train", "nothing.yaml"), "recipe nothing.yaml does not exist: give the path"
+    return kway("train", "nothing.yaml"), "recipe nothing.yaml does not exist: pass the path"
 
 
 def unknown_key(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
@@ -224,7 +224,9 @@ def name_of_two_lines(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
 
 
 def no_such_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
-    return kway("eval", run, "--checkpoint", 7), f"{run} has no checkpoint of step 7: there are 4"
+    return kway(
+        "eval", run, "--checkpoint", 7
+    ), f"{run} has no checkpoint of step 7: existing steps: 4"
 
 
 def table_nowhere(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
@@ -255,7 +257,7 @@ def endless_link(kway: Kway, **_: Any) -> tuple[int, str]:
 
 
 def folder_for_a_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
-    return kway("train", "."), "recipe . is a folder: give the path of a YAML file"
+    return kway("train", "."), "recipe . is a folder: pass the path of a YAML file"
 
 
 MISTAKES = [
@@ -326,7 +328,7 @@ def test_the_installed_command_ends_with_the_code_and_one_line():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: recipe nothing.yaml does not exist: give the path of a YAML file\n"
+        "error: recipe nothing.yaml does not exist: pass the path of a YAML file\n"
     )
 
 

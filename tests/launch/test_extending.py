@@ -214,10 +214,10 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("schedule.decay.stps=1", r"schedule\.decay\.stps is not a known key"),
         ("optimizer.kind=my_pakage.x:Y", r"no module named my_pakage: install it"),
         ("optimizer.kind=my_package.optimizers:Adagrd", r"has no Adagrd: did you mean Adagrad\?"),
-        ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': write module:Class"),
+        ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': use module:Class"),
         ("optimizer.kind=torch.optim:SGD", r"not a subclass of trainer\.optimizers\.base\.Opt"),
         ("head.loss.kind=heads:Loss", r"does not define aligned, statistics, value"),
-        ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': write module:Class"),
+        ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': use module:Class"),
         ("data.augment.custom=[{kind: flip}]", r"custom\.0: name a class by its import path"),
         (
             "data.augment.custom=[{kind: 'my_package.augmentations:Noise', std: 0}]",
@@ -256,7 +256,7 @@ def test_a_bundle_written_with_other_source_is_loaded_with_a_warning(run, kway, 
     forget()
     with Bundle.open(Path("bundle")) as bundle:
         bundle.load_backbone(allow_imports=[COMPONENTS[0]])
-    assert f"was exported with {COMPONENTS[0]} sha256:" in caplog.text
+    assert f"was exported with {COMPONENTS[0]} version sha256:" in caplog.text
 
 
 def test_the_recipe_of_a_run_survives_a_round_trip(run):

@@ -149,7 +149,7 @@ def test_a_base_may_have_a_base_and_overrides_come_last(tmp_path: Path) -> None:
         ),
         ("base: two.yaml", ValueError, r"base is two\.yaml, which is itself based"),
         ("base: three.yaml", ValueError, r"three\.yaml: base is two\.yaml, which is itself based"),
-        ("base: [one.yaml]", ValueError, "give the file of another recipe"),
+        ("base: [one.yaml]", ValueError, "must be the file of another recipe"),
         ("base: one.yaml\nhaed: {}", ValueError, "did you mean head"),
     ],
 )

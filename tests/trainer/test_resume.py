@@ -84,7 +84,7 @@ def changed(run: Path) -> dict[str, tuple[str, str]]:
     return {r["key"]: (r["old"], r["new"]) for r in records if r["event"] == "changed"}
 
 
-def test_changed_settings_are_printed_and_recorded(glyphs, tmp_path, capsys):
+def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsys):
     run = tmp_path / "run"
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
     assert main([recipe]) == 0
@@ -108,7 +108,7 @@ def test_changed_settings_are_printed_and_recorded(glyphs, tmp_path, capsys):
     assert "changed" not in capsys.readouterr().out
 
 
-def test_changed_versions_are_reported(glyphs, tmp_path):
+def test_new_versions_are_reported_on_resume(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs)
     origin = provenance(task.recipe)
     state = state_of(task, 1).to_json() | origin

@@ -90,7 +90,7 @@ def test_the_newest_report_is_sent_and_the_last_one_always(controller: Controlle
         report(status, step, loss=step)
     status.close()
     first, last = controller.reported
-    for reported in (first, last):  # as Kubeflow's own models have it
+    for reported in (first, last):  # in the format of Kubeflow's own models
         sent = UpdateTrainJobStatusRequest.from_dict({"trainerStatus": reported})
         assert sent is not None
         assert sent.to_dict()["trainerStatus"].keys() == reported.keys()

@@ -66,10 +66,10 @@ def of_type(model_type: str, **changes: object) -> dict:
     ("changes", "message"),
     [
         ({"backbone__config__vocab_size": 50}, r"the backbone has embeddings for 50"),
-        ({"backbone__config__max_position_embeddings": 16}, r"max_length is 24 .* has 16"),
+        ({"backbone__config__max_position_embeddings": 16}, r"max_length is 24, .* has 16"),
         (
             {"backbone__config": of_type("camembert", max_position_embeddings=24)},
-            r"max_length is 24 .* has 23",
+            r"max_length is 24, .* has 23",
         ),
         (
             {"backbone__config__pad_token_id": 1},
@@ -100,7 +100,7 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_
 
 def test_a_causal_backbone_is_rejected_if_it_pools_the_first_token() -> None:
     for pooling in ("auto", "cls"):
-        with pytest.raises(ValueError, match=r"gpt2 is causal, .*use backbone\.pooling=mean"):
+        with pytest.raises(ValueError, match=r"gpt2 is causal .*use backbone\.pooling=mean"):
             check_reading(backbone_of(GPT2, pooling), pad_id=0, num_positions=None)
     check_reading(backbone_of(GPT2, "mean"), pad_id=0, num_positions=None)
 
