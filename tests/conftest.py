@@ -83,8 +83,8 @@ _RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_m
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because tests wait for ranks and servers of their own; these need
-    cores too, so at most four workers."""
+    """One worker more than cores, because tests wait for ranks and servers in other processes.
+    These need cores too, so there are at most four workers."""
     return min(len(os.sched_getaffinity(0)) + 1, 4)
 
 
@@ -96,7 +96,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     class LoadFileOrFolder(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
+        def _split_scope(self, nodeid: str) -> str:  # overridden by xdist's schedulers too
             shared = (prefix for prefix in _RUN_TOGETHER if nodeid.startswith(prefix))
             return next(shared, super()._split_scope(nodeid))
 
