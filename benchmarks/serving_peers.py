@@ -166,7 +166,7 @@ class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
             body = QueryBody.model_validate(request)
         except ValidationError as error:
             raise HTTPException(422, error.errors(include_url=False)[0]["msg"]) from error
-        (one,) = prepared(self.model, images_of(query))
+        (one,) = prepared(self.model, images_of(body))
         return one, query_of(self.model, body)
 
     def batch(self, inputs: list[tuple[Any, Query]]) -> list[tuple[Any, Query]]:

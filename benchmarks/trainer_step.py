@@ -148,7 +148,7 @@ def _trainer(
         telemetry=opened.enter_context(telemetry),
         writer=opened.enter_context(writer),
         nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),
-        sample_log=opened.enter_context(SampleLog(folder.path, rank=0, wanted=False)),
+        sample_log=opened.enter_context(SampleLog(folder.path, rank=0, enabled=False)),
         origin=provenance(recipe),
         state=state,
         saved_step=0,

@@ -1,7 +1,7 @@
-"""Fixtures for all tests: small shards, made once a session; `kway` in this process; one thread a
-test; and `--seconds-per-file`.
+"""Fixtures for all tests: small shards, created once per session; `kway` in this process; one
+thread per test; and `--seconds-per-file`.
 
-Modules are imported where they are used: pytest-xdist's main process, which runs no test, then
+Modules are imported where they are used, so that pytest-xdist's main process, which runs no tests,
 starts its workers without importing torch.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-# The tests start hundreds of processes. Without bytecode each compiles the packages again, and each
-# of pytest-xdist's workers rewrites the assertions of all test modules again.
+# The tests start hundreds of processes. Without bytecode, each of them compiles the packages again,
+# and each of pytest-xdist's workers rewrites the assertions of all test modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -26,25 +26,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seconds-per-file",
         type=float,
-        metavar="LEAST",
-        help="print a table of the test files that took at least LEAST seconds",
+        metavar="MINIMUM",
+        help="print a table of the test files that took at least MINIMUM seconds",
     )
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    least = config.getoption("--seconds-per-file")
-    if least is None:
+    minimum = config.getoption("--seconds-per-file")
+    if minimum is None:
         return
     found = [report for reports in terminalreporter.stats.values() for report in reports]
     reports = [report for report in found if isinstance(report, pytest.TestReport)]
-    for line in _seconds_per_file(reports, least):
+    for line in _seconds_per_file(reports, minimum):
         terminalreporter.write_line(line)
 
 
-def _seconds_per_file(reports: list[pytest.TestReport], least: float) -> Iterator[str]:
-    """A table in Markdown, which ends with the sums of all files and tests below `least`."""
+def _seconds_per_file(reports: list[pytest.TestReport], minimum: float) -> Iterator[str]:
+    """Yield a Markdown table. The last row sums the files below `minimum` seconds."""
     seconds, tests = Counter[str](), Counter[str]()
     for report in reports:
         file = report.nodeid.partition("::")[0]
@@ -53,22 +53,22 @@ def _seconds_per_file(reports: list[pytest.TestReport], least: float) -> Iterato
     yield "| file | tests | seconds |"
     yield "|---|---|---|"
     for file, spent in seconds.most_common():
-        if spent >= least:
+        if spent >= minimum:
             yield f"| {file} | {tests[file]} | {spent:.1f} |"
-    others = [file for file in seconds if seconds[file] < least]
+    others = [file for file in seconds if seconds[file] < minimum]
     num_tests, spent = (sum(count[file] for file in others) for count in (tests, seconds))
     yield f"| {len(others)} other files | {num_tests} | {spent:.1f} |"
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that is imported out of every later collection of garbage."""
+    """Exclude all imported objects from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Tests run in parallel, some with ranks of their own: more threads compete for the cores."""
+    """Tests run in parallel and some start ranks, so more threads would compete for the cores."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -83,20 +83,20 @@ _RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_m
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because tests wait for ranks and servers of their own; these need
-    cores too, so at most four workers."""
+    """One worker more than cores, because tests wait for ranks and servers in other processes.
+    These need cores too, so there are at most four workers."""
     return min(len(os.sched_getaffinity(0)) + 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile`, by folder where files share what is expensive to start."""
+    """`--dist loadfile`, but by folder if the files share servers that are slow to start."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class LoadFileOrFolder(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
+        def _split_scope(self, nodeid: str) -> str:  # overridden by xdist's schedulers too
             shared = (prefix for prefix in _RUN_TOGETHER if nodeid.startswith(prefix))
             return next(shared, super()._split_scope(nodeid))
 
@@ -105,7 +105,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 5 classes of images in colour, without label vectors."""
+    """Shards of color images in 5 classes, without label vectors."""
     from tests.shards import image_shards
 
     return image_shards(tmp_path_factory.mktemp("images"))
@@ -116,7 +116,7 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 13 characters, with label vectors."""
     from tests.shards import glyph_shards
 
-    # Drawing the characters takes seconds: the first of pytest-xdist's workers does it for all.
+    # Drawing the characters takes seconds, so the first of pytest-xdist's workers does it for all.
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -130,7 +130,7 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `shards` of texts of 4 classes, and a `tokenizer` for them."""
+    """A folder with `shards` of texts in 4 classes and a `tokenizer` for them."""
     from tests.shards import text_shards
 
     return text_shards(tmp_path_factory.mktemp("texts"))
@@ -138,7 +138,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`inject` for the length of a test."""
+    """Inject faults for the duration of a test."""
     import data.retry
     from tests.faults.sitecustomize import inject
 
@@ -152,7 +152,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs `kway ARGUMENTS…` in this process, which costs no imports; returns its exit code."""
+    """Run `kway ARGUMENTS…` in this process, which saves the imports; returns its exit code."""
     import torch
 
     from launch.main import main
@@ -162,10 +162,10 @@ def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*arguments: object) -> int:
         monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
         try:
-            with pytest.raises(SystemExit) as ended:
+            with pytest.raises(SystemExit) as exited:
                 main()
         finally:
             torch.set_num_threads(threads)
-        return int(ended.value.code or 0)
+        return int(exited.value.code or 0)
 
     return run

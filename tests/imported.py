@@ -1,7 +1,7 @@
 # ruff: noqa: F401
-"""What ranks of tests import, imported once: `tests/ranks.py` forks them from a server with this.
+"""Preloaded modules of the fork server from which `tests/ranks.py` forks ranks.
 
-Otherwise each rank imports it for itself, which takes it seconds.
+Without it, each rank would spend seconds on these imports.
 """
 
 import gc
@@ -18,13 +18,13 @@ import tests.shards
 import trainer.bundle.export
 import trainer.train
 
-# DeepSpeed looks for its accelerator while it is imported, which no fork may outlive.
+# DeepSpeed detects its accelerator on import, and an initialized CUDA does not survive a fork.
 if torch.cuda.device_count() == 0:
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed.module_inject.auto_ep_layer
     import deepspeed.runtime.zero.muon.muon_optimizer
 
-# A rank that collects garbage then neither walks through these half a million objects nor copies
-# the pages of memory that it shares with the server.
+# Exclude these half a million objects from garbage collection in the ranks. Otherwise a collection
+# would visit them and copy the memory pages that the ranks share with the server.
 gc.collect()
 gc.freeze()

@@ -1,6 +1,6 @@
-"""Runs a function on W gloo ranks, each a process of its own, and gives back their results.
+"""Runs a function on several gloo ranks, each in its own process, and returns their results.
 
-The ranks are forked from a server that has torch imported already, so a start costs little.
+The ranks are forked from a server that has already imported torch, so they start quickly.
 """
 
 import multiprocessing
@@ -22,32 +22,33 @@ _context.set_forkserver_preload(["tests.imported"])
 
 
 class RankError(Exception):
-    """A rank raised: its number and its traceback."""
+    """A rank failed. The message contains its number and its traceback."""
 
 
 def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """`function(*args)` inside a process group of `world_size`; the ranks' results in order.
+    """Run `function(*args)` in a process group of `world_size` ranks; returns the results in order.
 
-    `function` is importable by name; results are numpy arrays or plain values, not tensors. Raises
-    RankError with the first failing rank's traceback; no process is left behind.
+    `function` must be importable by name. Results are numpy arrays or plain values, not tensors.
+    Raises RankError with the traceback of the first failed rank. All processes are killed at the
+    end.
     """
     with TemporaryDirectory() as folder:
         ranks = [
             _start(rank, world_size, Path(folder), function, args) for rank in range(world_size)
         ]
         try:
-            answers = [_receive(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
+            results = [_receive(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
         finally:
             for process, _ in ranks:
                 process.kill()
                 process.join()
-    return answers
+    return results
 
 
 def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
-    """A process, not yet started, that runs `function(*args)` with torch imported already.
+    """Create a process, not yet started, that runs `function(*args)` with torch already imported.
 
-    `function` is importable by name. End the process before the test ends.
+    `function` must be importable by name. Stop the process before the test ends.
     """
     return _context.Process(target=function, args=args)
 
@@ -62,14 +63,14 @@ def _start(rank: int, world_size: int, folder: Path, function: Any, args: Any) -
 
 def _receive(rank: int, pipe: Connection) -> Any:
     if not pipe.poll(_TIMEOUT_SECONDS):
-        raise RankError(f"rank {rank} said nothing for {_TIMEOUT_SECONDS} s")
+        raise RankError(f"rank {rank} sent no result within {_TIMEOUT_SECONDS} s")
     try:
-        failed, answer = pipe.recv()
+        failed, result = pipe.recv()
     except EOFError:
         raise RankError(f"rank {rank} died") from None
     if failed:
-        raise RankError(f"rank {rank}:\n{answer}")
-    return answer
+        raise RankError(f"rank {rank}:\n{result}")
+    return result
 
 
 def _rank_main(
@@ -93,13 +94,13 @@ def _rank_main(
     except Exception:
         pipe.send((True, traceback.format_exc()))
     pipe.close()
-    # The parent kills what waits here: gloo's own teardown races (SIGABRT) once a peer is gone.
+    # Wait to be killed by the parent: gloo's teardown races (SIGABRT) once a peer has exited.
     threading.Event().wait()
 
 
 def rank_world(class_ranks: int | None = None) -> Any:
-    """The trainer's World of a function that `run_on_ranks` runs, or of this one process; so many
-    ranks in a row share the classes (None: all)."""
+    """Return the World of a function that runs in `run_on_ranks`, or of this single process. Groups
+    of `class_ranks` consecutive ranks share the classes (None: all ranks)."""
     import torch
     import torch.distributed as dist
 
@@ -114,9 +115,10 @@ def rank_world(class_ranks: int | None = None) -> Any:
 
 @cache
 def rank_mesh(data_axis: int = 1) -> Any:
-    """The mesh `data` x `class` over all ranks, whose `data` axis has this size (collective).
+    """Return the mesh `data` x `class` over all ranks with this size of the `data` axis
+    (collective).
 
-    Made once in each rank: connecting the process groups of a mesh takes longer than a step.
+    Created once per rank: connecting the process groups of a mesh takes longer than a step.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

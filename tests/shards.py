@@ -1,4 +1,4 @@
-"""Small shard folders that the tests make for themselves, and recipes that train on them."""
+"""Small shard folders for tests, and recipes that train on them."""
 
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,19 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def write_images(folder: Path, *, per_class: int = 8, num_classes: int = 5) -> None:
-    """Class folders of small images: a bar whose place tells the class, and noise."""
+    """Write class folders of small noise images with a bar whose position depends on the class."""
     rng = np.random.default_rng(0)
     for label in range(num_classes):
-        place = folder / f"class {label}"
-        place.mkdir(parents=True)
+        class_folder = folder / f"class {label}"
+        class_folder.mkdir(parents=True)
         for number in range(per_class):
             image = rng.integers(0, 120, (16, 16, 3), dtype=np.uint8)
             image[:, 3 * label : 3 * label + 3] += 100
-            assert cv2.imwrite(str(place / f"{number}.png"), image)
+            assert cv2.imwrite(str(class_folder / f"{number}.png"), image)
 
 
 def image_shards(folder: Path) -> Path:
-    """Shards of `write_images` with a test split, in `folder/shards`."""
+    """Write shards of `write_images` with a test split to `folder/shards`."""
     write_images(folder / "images")
     source = ImageFolder(folder / "images", original=True, test_fraction=0.25)
     write_shards(source, folder / "shards", workers=0)
@@ -52,21 +52,21 @@ def image_shards(folder: Path) -> Path:
 
 
 def glyph_shards(folder: Path) -> Path:
-    """Shards of 13 characters of 16 x 16 pixels, with label vectors from their names."""
+    """Write shards of 13 characters of 16 x 16 pixels, with label vectors from their names."""
     write_shards(Glyphs(13, samples=1, size=16), folder / "shards", workers=0)
     return folder / "shards"
 
 
 def text_shards(folder: Path) -> Path:
-    """`folder` with `shards` of 90 texts of 1 to 40 words, a third of which name their class, and a
-    `tokenizer` for them."""
+    """Write `shards` of 90 texts of 1 to 40 words, a third of which are the class name, and a
+    `tokenizer` for them to `folder`."""
     words = "the quick brown fox jumps over a lazy dog, while été naïve 東京 Москва sleep".split()  # noqa: SIM905
     rng = np.random.default_rng(0)
     rows = []
     for number in range(90):
         name = ("red", "green", "blue", "white")[number % 4]
-        some = rng.choice([*words, *[name] * 8], size=int(rng.integers(0, 40))).tolist()
-        rows.append(f'"{" ".join([name, *some])}",{name},{"test" if number % 5 == 0 else "train"}')
+        drawn = rng.choice([*words, *[name] * 8], size=int(rng.integers(0, 40))).tolist()
+        rows.append(f'"{" ".join([name, *drawn])}",{name},{"test" if number % 5 == 0 else "train"}')
     table = folder / "table.csv"
     table.write_text("\n".join(["text,label,split", *rows]) + "\n", encoding="utf-8")
     source = Table((table,), folder / "work", text="text", label="label", split="split", workers=0)
@@ -77,7 +77,7 @@ def text_shards(folder: Path) -> Path:
 
 
 def text_recipe(texts: Path, run: Path, **changes: Any) -> Recipe:
-    """A tiny recipe on `text_shards`; `changes` are keys with __ for dots."""
+    """Return a tiny recipe on `text_shards`; `changes` are keys with __ for dots."""
     tree: dict[str, Any] = {
         "run": str(run),
         "data": {
@@ -92,7 +92,7 @@ def text_recipe(texts: Path, run: Path, **changes: Any) -> Recipe:
 
 
 def glyph_recipe(shards: Path, run: Path, **changes: Any) -> Recipe:
-    """A tiny recipe on `glyph_shards`; `changes` are keys with __ for dots."""
+    """Return a tiny recipe on `glyph_shards`; `changes` are keys with __ for dots."""
     tree: dict[str, Any] = {
         "run": str(run),
         "data": {

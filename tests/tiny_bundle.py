@@ -1,4 +1,4 @@
-"""Bundles with a tiny random network of grey 16 x 16 images, or of texts, for tests."""
+"""Bundles with a tiny random network for gray 16 x 16 images, or for texts, for tests."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
 NAMES = ("husky", "malamute", "samoyed", "tabby cat", "siamese cat", "#3", "7")
-# As they can be asked for: "#3" could be the number of another.
+# Unambiguous names for queries: "#3" could also be the number of another class.
 WAYS_TO_ASK = tuple("#5" if name == "#3" else name for name in NAMES)
 DIM = 16
 MAX_LENGTH = 12
@@ -78,8 +78,9 @@ def classes() -> list[ClassEntry]:
 
 
 def thresholds() -> ClassThresholds:
-    """The threshold of class j is j at every recall; its 5 samples and 3 of other classes reach it.
-    The last class has no positives, and 4 samples of other classes reach the pooled threshold."""
+    """Return thresholds that are j for class j at every recall, reached by its 5 samples and by 3
+    of other classes. The last class has no positives, and 4 samples of other classes reach the
+    pooled threshold."""
     of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
     positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
     reached = np.array([[[5, 8]] * 2] * (len(NAMES) - 1) + [[[0, 4]] * 2], np.int32)
@@ -87,18 +88,18 @@ def thresholds() -> ClassThresholds:
 
 
 def write_of_format_2(path: Path) -> Path:
-    """The same as an older kway wrote it: without the validation counts of the thresholds."""
+    """Write the same bundle in format 2, which has no validation counts of thresholds."""
     recalls = [
-        one.model_copy(update={"pooled_samples": None, "pooled_precision": None})
-        for one in spec().recalls
+        recall.model_copy(update={"pooled_samples": None, "pooled_precision": None})
+        for recall in spec().recalls
     ]
     write(path, changes={"recalls": recalls}, measured=replace(thresholds(), reached=None))
     file = path / "bundle.json"
-    said = json.loads(file.read_text())
-    for one in said["model"]["recalls"]:
-        del one["pooled_samples"], one["pooled_precision"]
-    del said["model"]["logits"]
-    file.write_text(json.dumps({**said, "format_version": 2}))
+    manifest = json.loads(file.read_text())
+    for recall in manifest["model"]["recalls"]:
+        del recall["pooled_samples"], recall["pooled_precision"]
+    del manifest["model"]["logits"]
+    file.write_text(json.dumps({**manifest, "format_version": 2}))
     return path
 
 
@@ -117,13 +118,13 @@ def write(
     **options,
 ) -> Path:
     weight = rows(bias=bias)
-    said = BundleSpec.model_validate({**spec(bias=bias).model_dump(), **(changes or {})})
+    changed = BundleSpec.model_validate({**spec(bias=bias).model_dump(), **(changes or {})})
     write_bundle(
         path,
         backbone=tiny_backbone(),
-        spec=said,
+        spec=changed,
         classes=classes() if entries is None else entries,
-        thresholds=measured and replace(measured, recalls=said.recalls),
+        thresholds=measured and replace(measured, recalls=changed.recalls),
         weight_blocks=iter(weight.split(3) if blocks is None else blocks),
         model_card="# tiny\n",
         **options,
@@ -132,12 +133,12 @@ def write(
 
 
 def write_of_texts(path: Path, **options) -> Path:
-    """The same classes and class weights, over texts."""
-    of_texts = {"image": None, "text": TextSpec(max_length=MAX_LENGTH)}
+    """Write a text model with the same classes and class weights."""
+    text_model = {"image": None, "text": TextSpec(max_length=MAX_LENGTH)}
     write_bundle(
         path,
         backbone=tiny_text_backbone(),
-        spec=BundleSpec.model_validate({**spec().model_dump(), **of_texts}),
+        spec=BundleSpec.model_validate({**spec().model_dump(), **text_model}),
         classes=classes(),
         thresholds=thresholds(),
         weight_blocks=[rows()],

@@ -29,7 +29,7 @@ from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the recipe that the command line names; returns the exit code."""
+    """Train the recipe given on the command line; returns the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     if options.launcher is not None:
         die_with_parent(options.launcher)
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_world_size(options.world_size)
         recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
-        # A slow import, after the recipe so that an invalid recipe is reported at once.
+        # A slow import, after loading the recipe so that an invalid recipe is reported immediately.
         from trainer.train import train
 
         with open_world(
@@ -69,38 +69,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument(
-        "--world-size", metavar="N|MIN:MAX", help="how many ranks there have to be; else no step"
+        "--world-size",
+        metavar="N|MIN:MAX",
+        help="required number of ranks; the run fails if it differs",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="stop before the first step and write nothing"
+        "--dry-run", action="store_true", help="stop before the first step without writing anything"
     )
     parser.add_argument(
         "--allow-import",
         action="append",
         default=[],
         metavar="MODULE:CLASS",
-        help="import this for a RECIPE that a run stored; may be repeated",
+        help="import path to allow in a RECIPE that a run stored; may be repeated",
     )
     # Set by `kway train`: the process id of the launcher.
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     return parser
 
 
-def _check_world_size(wanted: str | None) -> None:
+def _check_world_size(required: str | None) -> None:
     """Raise ValueError if the number of ranks is not the requested one.
 
     If a machine is lost or clocks differ, a rendezvous may silently start with fewer ranks.
     """
-    if wanted is None:
+    if required is None:
         return
-    least, _, most = wanted.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal()):
-        raise ValueError(f"--world-size is {wanted}: give a number of ranks, or MIN:MAX")
+    minimum, _, maximum = required.partition(":")
+    if not (minimum.isdecimal() and (maximum or minimum).isdecimal()):
+        raise ValueError(f"--world-size is {required}, but must be a number of ranks or MIN:MAX")
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if not int(least) <= size <= int(most or least):
+    if not int(minimum) <= size <= int(maximum or minimum):
         raise ValueError(
-            f"this world has {size} ranks and --world-size is {wanted}: see that every machine "
-            "has started its ranks and their clocks agree, and start again"
+            f"the rendezvous has {size} ranks, but --world-size is {required}: check that every "
+            "machine has started its ranks and that the clocks agree, then start again"
         )
 
 

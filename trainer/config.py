@@ -18,10 +18,10 @@ from trainer.strategies import DDP, StrategyConfig
 
 
 class BackboneOptions(FrozenConfig, ABC):
-    """Options that all backbones have."""
+    """Options of all backbones."""
 
     pooling: Literal["auto", "cls", "mean"] = Field(
-        "auto", description="auto: the first token, or the mean of a feature map"
+        "auto", description="auto: first token of a sequence, or mean of a feature map"
     )
     batch_norm: Literal["sync", "local", "frozen"] = "sync"
 
@@ -32,13 +32,13 @@ class BackboneOptions(FrozenConfig, ABC):
 
     @abstractmethod
     def without_weights(self) -> Self:
-        """A copy without pretrained weights, for callers that only need shapes."""
+        """Return a copy without pretrained weights, for callers that only need shapes."""
 
 
 class ImportedBackbone(BackboneOptions):
-    """A backbone made by the user's own class or function.
+    """A backbone created by a class or function of the user.
 
-    `kind` is its import path, the other keys are its arguments. `trainer/imports.py` creates these
+    `kind` is its import path; the other keys are its arguments. `trainer/imports.py` creates these
     configs after it has imported the object and checked the arguments.
     """
 
@@ -62,7 +62,7 @@ class ImportedBackbone(BackboneOptions):
 class BackboneConfig(BackboneOptions):
     """A transformers encoder: `name` (hub id or local folder) or `config` (its fields).
 
-    `config` takes `model_type` and any field of that type's transformers configuration:
+    `config` accepts `model_type` and any field of that type's transformers configuration:
     `{model_type: resnet}` is ResNet-50, `{model_type: bert, vocab_size: 119547}` multilingual BERT.
     """
 
@@ -74,11 +74,11 @@ class BackboneConfig(BackboneOptions):
     @model_validator(mode="after")
     def _one_source(self) -> "BackboneConfig":
         if (self.name is None) == (self.config is None):
-            raise ValueError("give exactly one of name, config")
+            raise ValueError("set exactly one of name and config")
         if self.config is not None and "model_type" not in self.config:
-            raise ValueError("config needs model_type, for example resnet or bert")
+            raise ValueError("config requires model_type, for example resnet or bert")
         if self.weights == "pretrained" and self.name is None:
-            raise ValueError("pretrained weights need name")
+            raise ValueError("weights=pretrained requires name")
         return self
 
     @property
@@ -93,49 +93,56 @@ class EmaConfig(FrozenConfig):
     """An exponential moving average of all weights, which is evaluated and exported."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
-    warmup: bool = Field(True, description="average less while (1 + step) / (10 + step) < decay")
+    warmup: bool = Field(
+        True, description="use the smaller decay (1 + step) / (10 + step) in the first steps"
+    )
 
 
 class TrainConfig(FrozenConfig):
     duration: Duration = Duration(epochs=1)
-    global_batch: int = Field(256, gt=0, description="samples an optimizer step, over all ranks")
-    micro_batches: int = Field(1, gt=0, description="parts that a rank's share is computed in")
+    global_batch: int = Field(256, gt=0, description="samples per optimizer step, over all ranks")
+    micro_batches: int = Field(
+        1, gt=0, description="parts that each rank's share of the batch is split into"
+    )
     strategy: StrategyConfig = DDP()
     class_group: Literal["world", "node"] | Annotated[int, Field(gt=0)] = Field(
-        "world", description="ranks that share the classes; the groups share the rows"
+        "world", description="ranks that the classes are sharded over; groups split the batch"
     )
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = Field(False, description="torch.compile the backbone")
-    channels_last: bool = Field(False, description="images' memory format; faster on CUDA")
+    channels_last: bool = Field(
+        False, description="channels-last memory format of images; faster on CUDA"
+    )
     activation_checkpointing: bool = Field(
-        False, description="compute a block's activations again in backward instead of keeping them"
+        False, description="recompute the activations of each block in the backward pass"
     )
     ema: EmaConfig | None = None
-    clip_norm: float | None = Field(None, gt=0, description="bound on the global gradient norm")
+    clip_norm: float | None = Field(None, gt=0, description="maximum global gradient norm")
     max_skipped_steps: int = Field(
-        0, ge=0, description="updates left out for a loss or gradient that is not finite; then stop"
+        0, ge=0, description="steps to skip for a non-finite loss or gradient before the run stops"
     )
     timeout_seconds: float = Field(
         600,
         gt=0,
         le=7 * 86400,
-        description="how long a rank waits for the others before the run fails",
+        description="time that a rank waits for the others before the run fails",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 class EvalConfig(FrozenConfig):
     every: Interval | None = Field(
-        None, description="also evaluate during training; always at the end"
+        None,
+        description="interval of evaluations during training; the final model is always evaluated",
     )
-    batch: int = Field(512, gt=0, description="samples a rank and forward pass")
+    batch: int = Field(512, gt=0, description="samples per rank and forward pass")
     topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
     recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
     marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
-        (), description="k of marginalised top-k; differs from top-k where image.crops is above 1"
+        (), description="k of marginalized top-k; differs from top-k if image.crops is above 1"
     )
     marginal_temperature: float = Field(
-        1.0, gt=0, description="divides scores there; smooth_topk's is k * tau"
+        1.0, gt=0, description="divides the scores of marginalized top-k; smooth_topk: k * tau"
     )
 
     @property
@@ -162,24 +169,26 @@ class BestConfig(FrozenConfig):
 
 class CheckpointConfig(FrozenConfig):
     every: Interval = Duration(epochs=1)
-    keep_last: int = Field(2, gt=0, description="newest checkpoints kept")
-    keep_every: Interval | None = Field(None, description="checkpoints of these steps stay too")
+    keep_last: int = Field(2, gt=0, description="number of newest checkpoints to keep")
+    keep_every: Interval | None = Field(
+        None, description="interval of checkpoints that are never deleted"
+    )
     keep_best: BestConfig | None = None
-    in_background: bool = Field(True, description="write while training goes on")
+    in_background: bool = Field(True, description="write checkpoints while training continues")
 
 
 class TelemetryConfig(FrozenConfig):
     log_every: int = Field(10, gt=0, description="steps between log lines")
     port: int | None = Field(
-        None, ge=0, le=65535, description="Prometheus endpoint, + the local rank; 0: any free port"
+        None, ge=0, le=65535, description="Prometheus port plus the local rank; 0: any free port"
     )
     host: str = "127.0.0.1"
-    tensorboard: bool = Field(False, description="also write TensorBoard events to the run")
+    tensorboard: bool = Field(False, description="also write TensorBoard events to the run folder")
     peak_tflops: float | None = Field(
-        None, gt=0, description="of one device, for MFU; None: known GPUs by their name"
+        None, gt=0, description="peak of one device for MFU; None: looked up by GPU name"
     )
     sample_ids: bool = Field(
-        False, description="write the ids of every step's samples to samples-rank*.jsonl"
+        False, description="write the sample ids of every step to samples-rank*.jsonl"
     )
 
 
@@ -200,43 +209,43 @@ class Recipe(FrozenConfig):
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
-    def _factored_head_takes_sgd(self) -> "Recipe":
+    def _check_factored_head_optimizer(self) -> "Recipe":
         if self.head.weights.kind == "factored" and not self.optimizer.trains_factored_head:
             raise ValueError(
-                "head.weights factored is trained by plain SGD: choose optimizer.kind=sgd (its "
-                "momentum concerns the backbone alone)"
+                "head.weights factored is trained with plain SGD: set optimizer.kind=sgd (its "
+                "momentum applies only to the backbone)"
             )
         return self
 
     @model_validator(mode="after")
-    def _optimizer_sees_whole_tensors(self) -> "Recipe":
+    def _check_optimizer_sharding(self) -> "Recipe":
         strategy = self.train.strategy
         if self.optimizer.needs_whole_tensors and strategy.flattens_tensors:
             raise ValueError(
-                f"optimizer {self.optimizer.kind} needs the norm of each tensor, and "
-                f"train.strategy {strategy.label} passes it flat pieces: set stage=0 or kind=fsdp"
+                f"optimizer {self.optimizer.kind} needs the norm of each tensor, but "
+                f"train.strategy {strategy.label} passes flattened pieces: set stage=0 or kind=fsdp"
             )
         return self
 
     @model_validator(mode="after")
-    def _a_factored_head_has_no_average(self) -> "Recipe":
+    def _check_factored_head_average(self) -> "Recipe":
         if self.head.weights.kind == "factored" and self.train.ema is not None:
             raise ValueError(
-                "train.ema averages every class's row in every step, which head.weights factored "
-                "never touches all of: leave one of them out"
+                "train.ema averages the rows of all classes in every step, which head.weights "
+                "factored does not support: remove one of the two"
             )
         return self
 
     @model_validator(mode="after")
-    def _the_best_is_measured(self) -> "Recipe":
+    def _check_best_is_evaluated(self) -> "Recipe":
         if self.checkpoint.keep_best is not None and self.evaluation.every is None:
             raise ValueError(
-                "checkpoint.keep_best needs evaluations during training: set evaluation.every"
+                "checkpoint.keep_best requires evaluations during training: set evaluation.every"
             )
         return self
 
     @model_validator(mode="after")
-    def _the_best_has_a_measure(self) -> "Recipe":
+    def _check_best_measure(self) -> "Recipe":
         best, known = self.checkpoint.keep_best, self.evaluation.measures
         if best is not None and best.measure not in known:
             raise ValueError(
@@ -245,40 +254,42 @@ class Recipe(FrozenConfig):
         return self
 
     @model_validator(mode="after")
-    def _batch_losses_have_rows_to_compare(self) -> "Recipe":
+    def _check_batch_of_coupling_loss(self) -> "Recipe":
         loss = self.head.loss
         if loss.couples_rows and self.train.global_batch < 2:
             raise ValueError(
-                f"train.global_batch is {self.train.global_batch} and head.loss {loss.kind} "
+                f"train.global_batch is {self.train.global_batch}, but head.loss {loss.kind} "
                 "compares the rows of a batch: set it to 2 or more"
             )
         return self
 
     @model_validator(mode="after")
-    def _mixed_rows_have_a_loss(self) -> "Recipe":
+    def _check_loss_of_mixed_labels(self) -> "Recipe":
         loss = self.head.loss
         if self.data.augment.mix is not None and not loss.accepts_mixed_labels:
             raise ValueError(
-                f"data.augment.mix gives a row two labels, which head.loss {loss.kind} would count "
-                "against each other: choose another loss, or no mix"
+                f"data.augment.mix assigns two labels to a row, which head.loss {loss.kind} does "
+                "not support: choose another loss or remove data.augment.mix"
             )
         return self
 
     @model_validator(mode="after")
-    def _classes_of_a_stream_are_not_counted(self) -> "Recipe":
+    def _check_stream_class_counts(self) -> "Recipe":
         if self.data.stream is None:
             return self
-        unknown = "data.stream knows no class counts: index the tars (kway shard index), or choose"
+        unknown = (
+            "data.stream provides no class counts: index the tars (kway shard index) or set it to"
+        )
         if self.head.class_weights == "balanced":
-            raise ValueError(f"head.class_weights is balanced and {unknown} none")
+            raise ValueError(f"head.class_weights is balanced, but {unknown} none")
         if self.head.logits.prior:
-            raise ValueError(f"head.logits.prior is {self.head.logits.prior:g} and {unknown} 0")
+            raise ValueError(f"head.logits.prior is {self.head.logits.prior:g}, but {unknown} 0")
         if self.head.loss.needs_class_counts:
-            raise ValueError(f"head.loss.noise is frequency and {unknown} uniform")
+            raise ValueError(f"head.loss.noise is frequency, but {unknown} uniform")
         return self
 
     @model_validator(mode="after")
-    def _micro_batches_fit(self) -> "Recipe":
+    def _check_micro_batches(self) -> "Recipe":
         if self.train.micro_batches > self.train.global_batch:
             raise ValueError(
                 f"train.micro_batches {self.train.micro_batches} is more than "

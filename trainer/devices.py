@@ -20,7 +20,7 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of GPU. `names` are those that torch reports.
+    """A GPU model. `names` are those that torch reports.
 
     Memory is in bytes, bandwidths are in bytes per second, peaks in operations per second. The
     link is the one to another GPU of the same machine, in one direction: NVLink, or PCIe if there
@@ -34,7 +34,7 @@ class Device:
     peaks: dict[Arithmetic, float]
 
     def peak_flops(self, precision: Precision) -> float | None:
-        """Multiplications and additions per second; None if the device does not support
+        """Return the multiplications and additions per second; None if the device does not support
         `precision`.
 
         For fp32 this is the TF32 rate if the device has TF32, which cuDNN uses for convolutions.
@@ -84,5 +84,5 @@ DEVICES: dict[str, Device] = {
 
 
 def device_named(name: str) -> Device | None:
-    """The device with torch's `name` ("NVIDIA H100 80GB HBM3"); None if not in the table."""
+    """Return the device with torch's `name` ("NVIDIA H100 80GB HBM3"); None if not in the table."""
     return next((device for device in DEVICES.values() if name in device.names), None)

@@ -1,7 +1,7 @@
-"""The user's own components, which a recipe names by import path: `kind: my_package.losses:MyLoss`.
+"""Components of the user, given in a recipe by import path: `kind: my_package.losses:MyLoss`.
 
-Importing a module executes its code. A path is therefore imported only if the user gave it: on the
-command line, in the recipe file named there, or with `--allow-import`.
+Importing a module executes its code. A path is therefore imported only if the user specified it: on
+the command line, in the recipe file given there, or with `--allow-import`.
 """
 
 import difflib
@@ -42,19 +42,20 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def is_import_path(kind: object) -> TypeGuard[str]:
-    """Whether a `kind` is an import path. Names of built-in kinds do not contain a colon."""
+    """Return whether a `kind` is an import path. Names of built-in kinds do not contain a colon."""
     return isinstance(kind, str) and ":" in kind
 
 
 def import_paths(tree: Recipe | Mapping[str, Any]) -> dict[str, str]:
-    """The import paths in a recipe, or in its mappings, by the key of their component. Nothing is
-    imported."""
+    """Return the import paths in a recipe, or in its mappings, by the key of their component.
+    Nothing is imported."""
     kinds = {key: at_key(tree, f"{key}.kind") for key in _component_keys(tree)}
     return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
 
 
 def at_key(tree: Any, key: str) -> Any:
-    """The value in a recipe, or in its mappings, at a dotted key; None if there is none."""
+    """Return the value in a recipe, or in its mappings, at a dotted key; None if the key is
+    missing."""
     for part in key.split("."):
         match tree:
             case dict():
@@ -67,7 +68,7 @@ def at_key(tree: Any, key: str) -> Any:
 
 
 def with_component(tree: Any, key: str, component: Any) -> Any:
-    """A recipe's mappings with the value at `key` replaced by `component`."""
+    """Return a recipe's mappings with the value at `key` replaced by `component`."""
     if isinstance(tree, list):
         return [component if str(index) == key else each for index, each in enumerate(tree)]
     first, _, rest = key.partition(".")
@@ -75,28 +76,29 @@ def with_component(tree: Any, key: str, component: Any) -> Any:
 
 
 def setting_of(key: str) -> str:
-    """The setting that contains a component: the component itself or the whole list it is in."""
+    """Return the setting that contains a component: the component itself or the whole list it is
+    in."""
     return re.sub(r"\.\d+$", "", key)
 
 
 def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:
-    """Raise ValueError, which names the options to add, if a path in `paths` is not allowed."""
+    """Raise ValueError with the options to add if a path in `paths` is not allowed."""
     missing = {key: path for key, path in paths.items() if path not in allowed}
     if missing:
         keys = ", ".join(f"{key}.kind" for key in missing)
         options = " ".join(f"--allow-import {path}" for path in dict.fromkeys(missing.values()))
-        raise ValueError(f"{origin}: {keys} would import code: add {options} if you trust it")
+        raise ValueError(f"{origin}: {keys} imports code: add {options} if you trust it")
 
 
 def import_component(path: str, *, key: str) -> Any:
-    """The class or function at an import path `module:Class`.
+    """Return the class or function at an import path `module:Class`.
 
-    Raises ValueError, which starts with `key` and the path, if it does not exist or does not
-    implement the base class that `key` requires.
+    Raises ValueError, which starts with `key` and the path, if the object does not exist or does
+    not implement the base class that `key` requires.
     """
     if not _PATH.fullmatch(path):
         raise ValueError(
-            f"{key}.kind is {path!r}: write module:Class, as in my_package.losses:MyLoss"
+            f"{key}.kind is {path!r}: use module:Class, for example my_package.losses:MyLoss"
         )
     component = _attribute(_module(path, key), path, key)
     base = _base(key)
@@ -115,13 +117,14 @@ def import_component(path: str, *, key: str) -> Any:
         )
     if issubclass(component, Loss) and component.score is not Loss.score:
         raise ValueError(
-            f"{key}.kind is {path}, which overrides score: set score_kind, which bundles record"
+            f"{key}.kind is {path}, which overrides score: set score_kind instead, because bundles "
+            "store it"
         )
     return component
 
 
 def options_of(component: Any, *, key: str) -> type:
-    """The pydantic model or dataclass that validates a component's options.
+    """Return the pydantic model or dataclass that validates a component's options.
 
     For a backbone it is derived from the signature of the class or function: annotations are the
     types, `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accept any option.
@@ -135,8 +138,8 @@ def options_of(component: Any, *, key: str) -> type:
     for parameter in named:
         if parameter.name in own:
             raise ValueError(
-                f"{key}.kind names a class or function with a parameter {parameter.name}, which is "
-                "an option of every backbone: rename the parameter"
+                f"{key}.kind: the class or function has a parameter {parameter.name}, which is an "
+                "option of every backbone: rename the parameter"
             )
     fields = [
         (name, info.annotation, field(default=info.get_default())) for name, info in own.items()
@@ -144,28 +147,30 @@ def options_of(component: Any, *, key: str) -> type:
     fields += [
         (p.name, Any if p.annotation is p.empty else p.annotation, _default(p)) for p in named
     ]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     config = ConfigDict(
-        extra="allow" if takes_any else "forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+        extra="allow" if accepts_any else "forbid",
+        allow_inf_nan=False,
+        arbitrary_types_allowed=True,
     )
     return dataclass(config=config)(make_dataclass("Options", fields, kw_only=True))
 
 
-def imported_backbone(options: Any, given: Collection[str]) -> ImportedBackbone:
-    """The backbone config from validated options: those `given` and defaults that a recipe can
-    store."""
+def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbone:
+    """Return the backbone config from validated options: the `explicit` options and defaults that a
+    recipe can store."""
     return ImportedBackbone(
         **{
             name: value
             for name, value in vars(options).items()
-            if name in given or isinstance(value, _PLAIN)
+            if name in explicit or isinstance(value, _PLAIN)
         }
     )
 
 
 def source_version(path: str) -> str:
-    """The digest of the file that defines an imported component, preceded by the version of its
-    package if that is installed. Other files that the component uses are not covered."""
+    """Return the digest of the file that defines an imported component, preceded by the version of
+    its package if that is installed. Other files that the component uses are not covered."""
     module = importlib.import_module(path.partition(":")[0])
     defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__
     assert defined_in is not None, "only built-in modules have no file"
@@ -178,7 +183,7 @@ def source_version(path: str) -> str:
 
 
 def _component_keys(tree: Any) -> list[str]:
-    """The keys of COMPONENTS, with the indices of the lists in `tree`."""
+    """Return the keys of COMPONENTS, with the indices of the lists in `tree`."""
     keys = []
     for key in COMPONENTS:
         name, starred, _ = key.partition(".*")

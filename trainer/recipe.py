@@ -41,10 +41,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)  # merge keys: <<
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {str(key) for key in keys if keys.count(key) > 1}
-        if twice:
+        duplicates = {str(key) for key in keys if keys.count(key) > 1}
+        if duplicates:
             mark = node.start_mark
-            raise ValueError(f"line {mark.line + 1}: key {', '.join(sorted(twice))} is given twice")
+            names = ", ".join(sorted(duplicates))
+            raise ValueError(f"line {mark.line + 1}: duplicate key {names}")
         return super().construct_mapping(node, deep)
 
 
@@ -60,7 +61,7 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe from a YAML file and apply `key=value` overrides in order.
 
-    The file is merged over the file that its key `base` names, a path relative to it. Import paths
+    The file is merged over the file at its key `base`, a path relative to it. Import paths
     in the file and in the overrides are imported. In a recipe that a run stored, only those in
     `allow_imports` and in the overrides are.
 
@@ -68,43 +69,45 @@ def load_recipe(
     the closest known name, if the recipe is not valid.
     """
     tree = read_recipe(path)
-    given = {} if _is_of_run(path) else import_paths(tree)
-    return _built(tree, path, overrides, {*allow_imports, *given.values()})
+    trusted = {} if _is_stored_by_run(path) else import_paths(tree)
+    return _build(tree, path, overrides, {*allow_imports, *trusted.values()})
 
 
 def load_stored_recipe(
     path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
 ) -> Recipe:
-    """Like `load_recipe`, for a file that the user did not name: import only the paths in
+    """Like `load_recipe`, for a file that the user did not specify: import only the paths in
     `allow_imports` and in the overrides."""
-    return _built(read_recipe(path), path, overrides, allow_imports)
+    return _build(read_recipe(path), path, overrides, allow_imports)
 
 
-def _built(
+def _build(
     tree: dict[str, Any], path: Path, overrides: Sequence[str], allowed: Collection[str]
 ) -> Recipe:
-    commanded: dict[str, Any] = {}
+    overridden: dict[str, Any] = {}
     for override in overrides:
         _apply(tree, override)
-        _apply(commanded, override)
-    allowed = {*allowed, *import_paths(commanded).values()}
+        _apply(overridden, override)
+    allowed = {*allowed, *import_paths(overridden).values()}
     return build_recipe(tree, origin=f"recipe {path}", allow_imports=allowed)
 
 
-def _is_of_run(path: Path) -> bool:
-    """Whether a file is a recipe that a run stored. It may come from an untrusted machine."""
+def _is_stored_by_run(path: Path) -> bool:
+    """Return whether a file is a recipe that a run stored. It may come from an untrusted
+    machine."""
     return path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mappings of a YAML file merged over those of its base, without validation or imports.
+    """Return the mappings of a YAML file merged over those of its base, without validation or
+    imports.
 
     `above` lists the files that are merged over this one.
     """
-    of = f" (base of {above[-1]})" if above else ""
+    base_of = f" (base of {above[-1]})" if above else ""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise FileNotFoundError(f"recipe {path}{of} {problem}: give the path of a YAML file")
+        raise FileNotFoundError(f"recipe {path}{base_of} {problem}: pass the path of a YAML file")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -116,10 +119,13 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     base = tree.pop("base")
     if not isinstance(base, str):
-        raise ValueError(f"recipe {path}: base is {base!r}: give the file of another recipe")
+        raise ValueError(f"recipe {path}: base is {base!r}, but must be the file of another recipe")
     below = path.parent / base
     if any(below.resolve() == file.resolve() for file in (*above, path)):
-        raise ValueError(f"recipe {path}: base is {base}, which is laid over it: leave one out")
+        raise ValueError(
+            f"recipe {path}: base is {base}, which is itself based on this recipe: remove one of "
+            "the two `base` keys"
+        )
     merged: dict[str, Any] = _merged(read_recipe(below, (*above, path)), tree)
     return merged
 
@@ -138,11 +144,11 @@ def build_recipe(
     try:
         return Recipe.model_validate(_with_default_kinds(tree, Recipe))
     except ValidationError as error:
-        raise _explained(error, origin, Recipe) from None
+        raise _one_line_error(error, origin, Recipe) from None
 
 
 def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
-    """Import the component that `options["kind"]` names and validate the other options.
+    """Import the component at the path `options["kind"]` and validate the other options.
 
     The caller must have checked that the path may be imported. `key` is the component's key in the
     recipe.
@@ -153,14 +159,14 @@ def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from error
     try:
-        made: Any = TypeAdapter(model).validate_python(options)
+        component_config: Any = TypeAdapter(model).validate_python(options)
     except ValidationError as error:
-        raise _explained(error, origin, model, key) from None
-    return imported_backbone(made, options) if key == "backbone" else made
+        raise _one_line_error(error, origin, model, key) from None
+    return imported_backbone(component_config, options) if key == "backbone" else component_config
 
 
-def _explained(error: ValidationError, origin: str, root: type, key: str = "") -> ValueError:
-    """A one-line ValueError for the errors that `root` reports for the mapping at `key`."""
+def _one_line_error(error: ValidationError, origin: str, root: type, key: str = "") -> ValueError:
+    """Return a one-line ValueError for the errors that `root` reports for the mapping at `key`."""
     messages = [_describe(item, root, key) for item in error.errors(include_url=False)]
     more = len(messages) - _MAX_ERRORS_SHOWN
     shown = "; ".join(messages[:_MAX_ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
@@ -168,7 +174,7 @@ def _explained(error: ValidationError, origin: str, root: type, key: str = "") -
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML. `load_recipe` loads an equal recipe from it."""
+    """Return the resolved recipe as YAML. `load_recipe` loads an equal recipe from it."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
@@ -188,7 +194,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ValueError(f"override {override!r} is not of the form key=value, as in seed=1")
+        raise ValueError(
+            f"override {override!r} does not have the form key=value, for example seed=1"
+        )
     value = _parse(text, f"override {override!r}")
     for key in keys[:-1]:
         if not isinstance(tree.get(key), dict):
@@ -207,7 +215,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _merged(old: Any, new: Any) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    # A new kind drops the old kind's settings. `{model_type: …}` always describes a whole model.
+    # A new kind drops the settings of the old kind. `{model_type: …}` is always a full description.
     if ("kind" in new and new["kind"] != old.get("kind")) or "model_type" in new:
         return new
     units = Duration.model_fields.keys()
@@ -248,15 +256,15 @@ def _describe(error: Any, root: type, key: str) -> str:
             near = difflib.get_close_matches(error["ctx"]["tag"].lower(), kinds, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             kind = f"{path}.kind is {error['ctx']['tag']!r}"
-            own = ", or your own by module:Class" if path in COMPONENTS else ""
+            own = ", or module:Class for your own" if path in COMPONENTS else ""
             return f"{kind}: {hint}choose one of {', '.join(kinds)}{own}"
         case "union_tag_not_found":
-            return f"{path} needs a kind"
+            return f"{path}.kind is missing"
     message = error["msg"].removeprefix("Value error, ")
-    given = error["input"]
-    where = f"{path}: " if path else ""  # an error about several keys names them itself
+    value = error["input"]
+    where = f"{path}: " if path else ""  # an error about several keys contains their names
     return f"{where}{message}" + (
-        f", got {given!r}" if isinstance(given, str | int | float) else ""
+        f", got {value!r}" if isinstance(value, str | int | float) else ""
     )
 
 
@@ -266,7 +274,7 @@ def _known_names(location: Sequence[str | int], root: type) -> list[str]:
 
 
 def _without_tags(location: Sequence[str | int], root: type) -> list[str | int]:
-    """The path as a user writes it, without the `kind` that pydantic inserts for a union."""
+    """Return the path as a user writes it, without the `kind` that pydantic inserts for a union."""
     return [part for i, part in enumerate(location) if not _is_tag(location[:i], part, root)]
 
 
@@ -276,7 +284,8 @@ def _is_tag(before: Sequence[str | int], part: str | int, root: type) -> bool:
 
 
 def _models_at(location: Sequence[str | int], root: type) -> list[type]:
-    """The pydantic models and dataclasses that a pydantic location may refer to, from `root`."""
+    """Return the pydantic models and dataclasses that a pydantic location may refer to, from
+    `root`."""
     models = [root]
     for part in location:
         chosen = [model for model in models if len(models) > 1 and _kind(model) == part]

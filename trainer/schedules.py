@@ -26,13 +26,13 @@ class RunLength:
 
 
 class ScheduleKind(FrozenConfig, ABC):
-    """A linear warm-up, then `after_warmup`."""
+    """A linear warmup, then `after_warmup`."""
 
     kind: str
     warmup: Duration = Duration(steps=0)
 
     def rate_factor(self, step: int, length: RunLength) -> float:
-        """The factor of the peak rates at a step from 0 to num_steps - 1."""
+        """Return the factor of the peak rates at a step from 0 to num_steps - 1."""
         warmup = length.in_steps(self.warmup)
         if step < warmup:
             return (step + 1) / warmup
@@ -41,12 +41,12 @@ class ScheduleKind(FrozenConfig, ABC):
 
     @abstractmethod
     def after_warmup(self, step: int, progress: float, length: RunLength) -> float:
-        """The factor at `step`. `progress` goes from 0 at the end of the warm-up to 1 at the end of
-        the run."""
+        """Return the factor at `step`. `progress` grows from 0 at the end of the warmup to 1 at the
+        end of the run."""
 
 
 class Cosine(ScheduleKind):
-    """Half a cosine from the full rate down to `final` times it (Loshchilov and Hutter 2017)."""
+    """Half a cosine from the peak rate to `final` times the peak (Loshchilov and Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     final: float = Field(0.0, ge=0, le=1)
@@ -56,7 +56,7 @@ class Cosine(ScheduleKind):
 
 
 class Linear(ScheduleKind):
-    """Linear decay from the full rate down to `final` times it."""
+    """Linear decay from the peak rate to `final` times the peak."""
 
     kind: Literal["linear"] = "linear"
     final: float = Field(0.0, ge=0, le=1)

@@ -92,9 +92,9 @@ class Task(nn.Module):
             self.average = MovingAverage(train.ema, self.live())
 
     def features(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Features [b, dim] in float32 on the device, for evaluation. Collective if the strategy
-        shards weights: every rank must call it the same number of times, if necessary with zero
-        rows."""
+        """Return features [b, dim] in float32 on the device, for evaluation. Collective if the
+        strategy shards weights: every rank must call it the same number of times, if necessary with
+        zero rows."""
         inputs = {name: tensor.to(self.world.device) for name, tensor in inputs.items()}
         with torch.no_grad():
             return self.strategy.forward(inputs).float()
@@ -121,29 +121,29 @@ class Task(nn.Module):
         """For a loss that is a mean over rows: weight each part by its share of the row weights."""
         shares = self._shares(parts)
         self.head.accumulates = len(parts) > 1
-        total, broken = torch.zeros((), device=self.world.device), None
+        total, nan_error = torch.zeros((), device=self.world.device), None
         for index, part in enumerate(parts):
             features = self._forward(part, last=index == len(parts) - 1)
             gradient = torch.zeros_like(features)
             # The backward pass is collective. A part without weight, or after a NaN loss, runs it
             # with zero gradients so that every rank issues the same collectives.
-            if broken is None and shares[index]:
+            if nan_error is None and shares[index]:
                 try:
                     loss, gradient = self._loss(features, [part], shares[index])
                     total += loss
                 except FloatingPointError as error:
-                    which = f"micro-batch {index + 1} of {len(parts)}: " if len(parts) > 1 else ""
-                    broken = FloatingPointError(f"{which}{error}")
+                    prefix = f"micro-batch {index + 1} of {len(parts)}: " if len(parts) > 1 else ""
+                    nan_error = FloatingPointError(f"{prefix}{error}")
             self._backward(features, gradient)
-        if broken is not None:
+        if nan_error is not None:
             self.zero_gradients()
-            raise broken
+            raise nan_error
         with self.phases("head"):
             self.head.reduce_gradients()
         return total
 
     def _shares(self, parts: list[Batch]) -> list[float]:
-        """The fraction of the global batch's row weights in each part (collective)."""
+        """Return the fraction of the global batch's row weights in each part (collective)."""
         if len(parts) == 1:
             return [1.0]
         weights = torch.stack([self.head.row_weights(*targets([part])).sum() for part in parts])
@@ -154,12 +154,13 @@ class Task(nn.Module):
         return shares
 
     def _backward_with_cached_gradients(self, parts: list[Batch]) -> Tensor:
-        """For a loss that couples rows: the head must see the whole global batch at once.
+        """For a loss that couples rows: the head must process the whole global batch at once.
 
         Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
         the head once, then run forward and backward of the backbone part by part with the
-        gradients of the features. The second forward pass draws the same random numbers as the
-        first, and its updates of the batch norm buffers are undone.
+        gradients of the features. By the chain rule, the gradients of the weights are the sums of
+        those of the parts, so the result is that of one large batch. Memory is that of one part
+        plus the features; the cost is a second forward pass.
         """
         device = self.world.device
         states, outputs = [], []
@@ -168,8 +169,12 @@ class Task(nn.Module):
                 states.append(random_state(device))
                 outputs.append(self._forward(part, last=False))
         after = random_state(device)
+        # The head needs all rows: each row of the loss depends on the other rows of the batch.
         self.head.accumulates = False
         loss, gradient = self._loss(torch.cat(outputs), parts, 1.0)
+        # The cached gradients are correct only for the features of the first pass. The second pass
+        # therefore draws the same random numbers (dropout), and it must not update the batch norm
+        # statistics again.
         buffers = copy_buffers(self.backbone)
         gradients = gradient.split([len(part.labels) for part in parts])
         for index, (part, state, grad) in enumerate(zip(parts, states, gradients, strict=True)):
@@ -186,8 +191,8 @@ class Task(nn.Module):
     def _loss(
         self, features: Tensor, parts: Sequence[Batch], share: float
     ) -> tuple[Tensor, Tensor]:
-        """The head's loss for the features [b, dim] of `parts`, times `share`, and its gradient
-        [b, dim] times the loss scale (collective). Mixed rows count for two classes."""
+        """Return the head's loss for the features [b, dim] of `parts`, times `share`, and its
+        gradient [b, dim] times the loss scale (collective). Mixed rows count for two classes."""
         labels, weights = targets(parts)
         leaf = features.detach().requires_grad_()
         with self.phases("head"):
@@ -201,11 +206,13 @@ class Task(nn.Module):
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
         # Activation checkpointing runs the blocks' forward again, which would update the batch
         # norm buffers twice: restore them to their state after the first forward.
-        kept = copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
+        buffers = (
+            copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
+        )
         with self.phases("backward"):
             self.strategy.backward(features, gradient)
-        if kept is not None:
-            restore_buffers(self.backbone, kept)
+        if buffers is not None:
+            restore_buffers(self.backbone, buffers)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision is None:
@@ -261,8 +268,8 @@ class Task(nn.Module):
     # ---- averaged weights ----
 
     def live(self) -> dict[str, Tensor]:
-        """This rank's pieces of the averaged tensors: weights, and floating-point buffers such as
-        those of batch norm."""
+        """Return this rank's pieces of the averaged tensors: weights, and floating-point buffers
+        such as those of batch norm."""
         pieces = self.strategy.live() | self._averaged_buffers
         live = {f"backbone.{name}": piece for name, piece in pieces.items()}
         return live | {f"head.{name}": p.detach() for name, p in self.head.named_parameters()}
@@ -275,7 +282,7 @@ class Task(nn.Module):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace the weights with their moving averages inside the context, if the run keeps
+        """Replace the weights with their moving averages inside the context, if the run has
         averages."""
         if self.average is None:
             yield

@@ -41,7 +41,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     """Train a recipe to completion, resuming from its newest checkpoint if there is one
     (collective).
 
-    A dry run stops before the first step and writes nothing; a signal ends it immediately.
+    A dry run stops before the first step and writes nothing; a signal stops it immediately.
 
     Raises ValueError or OSError for problems that the user can fix; FloatingPointError on every
     rank, before the update, if the loss or the gradients are not finite; and Preempted on every
@@ -156,7 +156,7 @@ def _train(
     )
     loader = opened.enter_context(open_loader(training, recipe, world, state.cursor))
     sample_log = opened.enter_context(
-        SampleLog(folder.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
+        SampleLog(folder.path, rank=world.rank, enabled=recipe.telemetry.sample_ids)
     )
     run = ActiveRun(
         recipe=recipe,
@@ -210,7 +210,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.evaluate()  # the previous process was stopped during this evaluation
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
-    run.busy_timer.take()  # Exclude start-up time from the first step.
+    run.busy_timer.take()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)
@@ -245,8 +245,8 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
                 bad_samples=len(run.state.cursor.bad),
                 skipped_steps=run.nonfinite.skipped,
             )
-        # Evaluate before saving. A run that resumes from this checkpoint does not repeat the work
-        # that follows it.
+        # Evaluate before saving, so that the checkpoint records the result and a run that resumes
+        # from it does not evaluate again.
         if run.is_evaluation_due(num_steps):
             run.evaluate()
         if step == num_steps or run.best is not None or run.is_due(recipe.checkpoint.every):
@@ -276,14 +276,16 @@ def _update(
         norm = task.clip_gradients(task.recipe.train.clip_norm)
         reason = f"the loss is {loss} and the gradient norm {norm}"
     except FloatingPointError as error:
-        reason = str(error).rpartition(": ")[0]  # drop the head's advice: ours names keys
+        reason = str(error).rpartition(": ")[
+            0
+        ]  # replace the head's suggestion: ours contains recipe keys
     if math.isfinite(loss) and math.isfinite(norm):
         task.step(factor, step=step)
-        task.loss_scale.fitted()
+        task.loss_scale.succeeded()
         return loss, norm
     task.zero_gradients()
     if not (math.isfinite(loss) and task.loss_scale.overflowed()):
-        telemetry.print_line(nonfinite.leave_out(step, batch, reason))
+        telemetry.print_line(nonfinite.skip(step, batch, reason))
         restore_buffers(task.backbone, buffers)
     return loss, norm
 

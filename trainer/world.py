@@ -1,7 +1,7 @@
 """The world of a run: this process's rank, device and mesh, created once and passed explicitly.
 
-`is_lost_rank` detects errors that mean that another rank is gone. gloo and torch's stores report
-these only in the error message.
+`is_lost_rank` detects errors caused by the exit of another rank. gloo and torch's stores report
+the cause only in the error message.
 """
 
 import gc
@@ -76,12 +76,12 @@ def open_world(
     class_group: ClassGroup = "world",
     timeout_seconds: float = 600,
 ) -> Iterator[World]:
-    """The world that torchrun or `kway train` describes in the environment variables.
+    """Open the world that torchrun or `kway train` describes in the environment variables.
 
     `class_group` consecutive ranks share the classes. The process groups are destroyed when the
     context ends without an error. After an error with more than one rank, end the process with
-    `leave`. Raises ValueError if CUDA is requested and this rank has no device, or if the class
-    group does not divide the number of ranks.
+    `leave`. Raises ValueError if CUDA is requested and this rank does not have a device, or if the
+    class group does not divide the number of ranks.
     """
     rank, size, local_rank, local_size = (
         int(os.environ.get(name, default))
@@ -110,15 +110,15 @@ def open_world(
     for axis in ("data", "class"):  # otherwise they keep torch's default
         dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
     yield World(rank, size, local_rank, local_size, chosen, mesh)
-    # Destroying a group while objects still hold it sometimes aborts the process. After an error
-    # the traceback holds such objects, so the group is not destroyed (no `finally` here).
+    # Destroying a group while objects still refer to it sometimes aborts the process. After an
+    # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
     dist.destroy_process_group()
 
 
 def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:
-    """The number of ranks along `data` and along `class`. Raises ValueError if the class group
-    does not divide the number of ranks."""
+    """Return the number of ranks along `data` and along `class`. Raises ValueError if the class
+    group does not divide the number of ranks."""
     match class_group:
         case "world":
             ranks = size
@@ -128,27 +128,27 @@ def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[
             ranks = class_group
     if size % ranks:
         raise ValueError(
-            f"train.class_group is {class_group}, {ranks} ranks, and there are {size}: choose a "
-            "number that divides them, or world"
+            f"train.class_group is {class_group} ({ranks} ranks), which does not divide the "
+            f"{size} ranks of the run: choose a divisor of {size}, or world"
         )
     return size // ranks, ranks
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code without waiting for threads of the process groups."""
+    """Exit immediately with `code`, without waiting for threads of the process groups."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _device(wanted: str, local_rank: int) -> torch.device:
+def _device(requested: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
-    if wanted == "cuda" and local_rank >= count:
+    if requested == "cuda" and local_rank >= count:
         raise ValueError(
-            f"train.device is cuda and this machine shows {count} CUDA devices, rank {local_rank} "
-            "needs one of its own: start fewer processes or set train.device=cpu"
+            f"train.device is cuda, but this machine has {count} CUDA devices and local rank "
+            f"{local_rank} needs its own: start fewer processes or set train.device=cpu"
         )
-    if wanted == "cpu" or count == 0:
+    if requested == "cpu" or count == 0:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
@@ -156,18 +156,19 @@ def _device(wanted: str, local_rank: int) -> torch.device:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether `error`, or an error in its cause or context chain, means that another rank ended."""
+    """Return whether `error`, or an error in its cause or context chain, means that another rank
+    exited."""
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
-        if _is_of_a_connection(found):
+        if _is_connection_error(found):
             return True
         seen.append(found)
         found = found.__cause__ or found.__context__
     return False
 
 
-def _is_of_a_connection(error: BaseException) -> bool:
+def _is_connection_error(error: BaseException) -> bool:
     if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
         return True
     # Connection errors of a data source are OSErrors and are not about another rank.

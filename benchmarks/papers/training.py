@@ -157,7 +157,7 @@ def evaluated_logits(
             task,
             loader,
             world,
-            views_apart=False,
+            separate_views=False,
             progress=lambda samples: None,
             should_stop=never_stop,
         )

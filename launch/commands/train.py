@@ -12,7 +12,7 @@ import typer
 from launch.options import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
-from trainer.process.signals import ASKS_TO_STOP
+from trainer.process.signals import STOP_SIGNALS
 
 _MACHINES = "Several machines (options of torchrun)"
 
@@ -136,7 +136,7 @@ def _nothing_to_save() -> Iterator[None]:
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
 
-    numbers = [n for n in ASKS_TO_STOP if signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield

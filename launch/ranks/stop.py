@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from trainer.process.signals import ASKS_TO_STOP
+from trainer.process.signals import STOP_SIGNALS
 
 _POLL_SECONDS = 0.05
 _REPEAT_SECONDS = 1.0
@@ -38,7 +38,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         # torch would install handlers that raise for every signal; an empty list disables them.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
-        for number in ASKS_TO_STOP:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # stay immune to it, as under nohup
                 self._before[number] = signal.signal(number, self._handle)
         return self

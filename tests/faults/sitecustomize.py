@@ -20,26 +20,26 @@ def inject(
     put: Callable[[Any, str, Any], None] = setattr,
 ) -> None:
     """Make `os.<call>` on a path that contains `path` call `fail` first, until it has raised
-    `times` times, in this process and in each process forked from it."""
-    real, left = getattr(os, call), times
+    `times` times, in this process and in processes forked from it."""
+    original, remaining = getattr(os, call), times
 
     def failing(where: Any, *arguments: Any, **options: Any) -> Any:
-        nonlocal left
-        named = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else str(where)
-        if left and path in named:
+        nonlocal remaining
+        name = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else str(where)
+        if remaining and path in name:
             try:
                 fail()
             except Exception:
-                left -= 1
+                remaining -= 1
                 _retry_soon()
                 raise
-        return real(where, *arguments, **options)
+        return original(where, *arguments, **options)
 
     put(os, call, failing)
 
 
 def error(name: str) -> Callable[[], None]:
-    """A function that raises the OSError of errno `name`."""
+    """Return a function that raises the OSError of errno `name`."""
     number = getattr(errno, name)
 
     def fail() -> None:
@@ -49,17 +49,17 @@ def error(name: str) -> Callable[[], None]:
 
 
 def _retry_soon() -> None:
-    """Shorten the waits between attempts, which would take half a minute."""
+    """Shorten the backoff between attempts, which would take half a minute."""
     if (retry := sys.modules.get("data.retry")) is not None:
         vars(retry)["_LONGEST_SECONDS"] = 0.01
 
 
-def _is_here(rank: int | None, restart: int | None) -> bool:
-    here = {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
-    return all(value in (None, int(os.environ.get(name, "-1"))) for name, value in here.items())
+def _applies(rank: int | None, restart: int | None) -> bool:
+    expected = {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
+    return all(value in (None, int(os.environ.get(name, "-1"))) for name, value in expected.items())
 
 
 if "KWAY_TEST_FAULT" in os.environ:
     fault = json.loads(os.environ["KWAY_TEST_FAULT"])
-    if _is_here(fault.pop("rank", None), fault.pop("restart", None)):
+    if _applies(fault.pop("rank", None), fault.pop("restart", None)):
         inject(fail=error(fault.pop("errno")), **fault)

@@ -23,7 +23,7 @@ from tests.heads.cases import (
 )
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
-from tests.trainer.training import images, take_steps, whole_entries
+from tests.trainer.training import full_entries, images, take_steps
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
@@ -65,7 +65,7 @@ def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> 
     with torch.backends.cudnn.flags(allow_tf32=False):
         losses = take_steps(task, 3)
     assert {tensor.device.type for tensor in training_entries(task).values()} == {world.device.type}
-    found = {"loss": np.array(losses), **whole_entries(task)}
+    found = {"loss": np.array(losses), **full_entries(task)}
     task.strategy.close()
     return found
 

@@ -88,7 +88,7 @@ def scores_of(trained: TrainedRun) -> torch.Tensor:
             trained.task,
             loader,
             world,
-            views_apart=False,
+            separate_views=False,
             progress=lambda samples: None,
             should_stop=never_stop,
         )

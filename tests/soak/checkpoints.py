@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged after they were saved, and saves that are killed."""
+"""Checkpoints that are damaged after a save, and saves that are killed."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,32 +10,32 @@ from tests.trainer.checkpoint_kills import kill_and_resume
 from tests.trainer.checkpoint_mutations import damage_and_resume
 from tests.trainer.checkpoint_runs import save_steps
 
-_AT_ONCE = 50
+_PER_TRIAL = 50
 
 
 def damaged(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """So many mutations of a checkpoint of two ranks; each resume takes the one before it."""
+    """`count` mutations of a checkpoint of two ranks. Each resume loads the previous checkpoint."""
     root, work = folder / "root", folder / "work"
     work.mkdir(parents=True)
     run_on_ranks(2, save_steps, root, [1, 2])
-    for begin in range(0, count, _AT_ONCE):
-        some = min(_AT_ONCE, count - begin)
-        damage = partial(damage_and_resume, root, work, seed=seed + begin, count=some)
-        yield _tried(f"{some} mutations", lambda damage=damage: f"{damage().total()} refused")
+    for begin in range(0, count, _PER_TRIAL):
+        size = min(_PER_TRIAL, count - begin)
+        damage = partial(damage_and_resume, root, work, seed=seed + begin, count=size)
+        yield _run(f"{size} mutations", lambda damage=damage: f"{damage().total()} rejected")
 
 
 def killed(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """So many saves killed at a random instant, on one rank and on two each."""
+    """`count` saves that are killed at a random time, on one rank and on two ranks each."""
     for ranks in (1, 2):
         root = folder / f"{ranks}-ranks"
         root.mkdir(parents=True)
         kill = partial(kill_and_resume, root, ranks, seed=seed, count=count)
-        yield _tried(
-            f"{count} kills, {ranks} ranks", lambda kill=kill: f"newest whole at {kill()[-1]}"
+        yield _run(
+            f"{count} kills, {ranks} ranks", lambda kill=kill: f"newest complete: step {kill()[-1]}"
         )
 
 
-def _tried(what: str, trial: Callable[[], str]) -> Trial:
+def _run(what: str, trial: Callable[[], str]) -> Trial:
     try:
         return Trial(what, True, trial(), None)
     except AssertionError as error:

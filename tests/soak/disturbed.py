@@ -1,5 +1,5 @@
-"""A run that is killed or stopped at random instants until it is done, held against an undisturbed
-one: the same steps, losses, samples and weights, whatever happened in between."""
+"""Compares a run that is killed or stopped at random times with an undisturbed run: steps, losses,
+samples and weights must be the same."""
 
 import random
 import signal
@@ -30,14 +30,14 @@ from tests.system.runs import (
 
 BATCH = 12
 _RECOVERY_SECONDS = 120
-_SECONDS_A_STEP = 5.0
-# Until a launcher has Python and its handlers a signal ends it as any process; it trained nothing.
-_BEFORE_ITS_HANDLERS = (-signal.SIGTERM, -signal.SIGUSR1)
+_SECONDS_PER_STEP = 5.0
+# A launcher that has not installed its handlers yet is killed by the signal. It has not trained.
+_WITHOUT_HANDLERS = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One trial: who is struck, by what, and how long after what."""
+    """One trial: the signal, its target, and when it is sent."""
 
     number: signal.Signals
     target: str
@@ -50,8 +50,8 @@ class Plan:
 
 
 def draw(number: signal.Signals, trials: int, seed: int) -> Iterator[Plan]:
-    """Half of the trials strike within the seconds of imports and resuming, half while it trains,
-    evaluations and checkpoints included."""
+    """Draw trials. Half of the signals are sent during imports and resuming, half during training,
+    including evaluations and checkpoints."""
     rng = random.Random(seed)
     for _ in range(trials):
         at_start = rng.random() < 0.5
@@ -60,8 +60,8 @@ def draw(number: signal.Signals, trials: int, seed: int) -> Iterator[Plan]:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The run that all trials disturb, and the one that none does."""
+class Experiment:
+    """The run that all trials disturb, and an undisturbed run."""
 
     folder: Path
     recipe: Path
@@ -78,8 +78,8 @@ class Course:
         return self.folder / "undisturbed"
 
 
-def lay(folder: Path, *, num_steps: int, ranks: int = 2) -> Course:
-    """A course of so many steps on glyphs, with its undisturbed run."""
+def prepare(folder: Path, *, num_steps: int, ranks: int = 2) -> Experiment:
+    """Create an experiment of `num_steps` steps on glyphs and train its undisturbed run."""
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     recipe = glyph_recipe(
@@ -93,34 +93,34 @@ def lay(folder: Path, *, num_steps: int, ranks: int = 2) -> Course:
         telemetry={"log_every": 1, "sample_ids": True},
         data__workers=1,
     )
-    course = Course(folder, write_recipe(folder, recipe), shards, num_steps, ranks)
-    with launched(course.recipe, course.undisturbed, num=ranks) as training:
-        assert training.end(_SECONDS_A_STEP * num_steps) == 0, training.words
-    return course
+    experiment = Experiment(folder, write_recipe(folder, recipe), shards, num_steps, ranks)
+    with launched(experiment.recipe, experiment.undisturbed, num=ranks) as training:
+        assert training.end(_SECONDS_PER_STEP * num_steps) == 0, training.output
+    return experiment
 
 
-def strike(course: Course, plan: Plan, index: int) -> Trial:
-    """Go on with the disturbed run, disturb it once, and see that it ends, or goes on, as it must.
+def disturb(experiment: Experiment, plan: Plan, index: int) -> Trial:
+    """Resume the disturbed run, disturb it once, and check that it stops or continues as expected.
 
-    A killed rank is started anew by the launcher; after all else the next trial goes on.
+    The launcher restarts a killed rank. Otherwise the next trial resumes the run.
     """
     killed = plan.number == signal.SIGKILL
-    given = ("--max-restarts", "1") if killed and plan.target == "a rank" else ()
-    with launched(course.recipe, course.run, *given, num=course.ranks) as training:
+    options = ("--max-restarts", "1") if killed and plan.target == "a rank" else ()
+    with launched(experiment.recipe, experiment.run, *options, num=experiment.ranks) as training:
         _wait(training, plan)
         family = descendants(training.process.pid)
-        step, struck = last_step(course.run), time.monotonic()
+        step, sent_at = last_step(experiment.run), time.monotonic()
         target = _target(training, plan, index)
         send(target, plan.number)
         what = f"{plan} at step {step}"
         if killed and target != training.process.pid:
-            return _recovered(training, family, step, struck, what)
+            return _recovered(training, family, step, sent_at, what)
         code = training.end()
         left = left_after(family, 1)
-    done = last_step(course.run) == course.num_steps
-    ended = {-signal.SIGKILL} if killed else {75, *_BEFORE_ITS_HANDLERS}
-    sound = (code in ended or (done and code == 0)) and not left
-    return Trial(what, sound, f"code {code}, {len(left)} processes left", None)
+    done = last_step(experiment.run) == experiment.num_steps
+    expected = {-signal.SIGKILL} if killed else {75, *_WITHOUT_HANDLERS}
+    passed = (code in expected or (done and code == 0)) and not left
+    return Trial(what, passed, f"code {code}, {len(left)} processes left", None)
 
 
 def _wait(training: Launched, plan: Plan) -> None:
@@ -136,53 +136,59 @@ def _wait(training: Launched, plan: Plan) -> None:
 
 def _target(training: Launched, plan: Plan, index: int) -> int:
     ranks = training.ranks
-    if plan.target == "the launcher" or not ranks:  # none yet
+    if plan.target == "the launcher" or not ranks:  # no ranks yet
         return training.process.pid
     return ranks[index % len(ranks)]
 
 
-def _recovered(training: Launched, family: list[int], step: int, struck: float, what: str) -> Trial:
-    """From the kill of a rank to the next step that was not made before."""
-    deadline = struck + _RECOVERY_SECONDS
+def _recovered(
+    training: Launched, family: list[int], step: int, sent_at: float, what: str
+) -> Trial:
+    """Measure the time from the kill of a rank to the next new step."""
+    deadline = sent_at + _RECOVERY_SECONDS
     while last_step(training.run) <= step and time.monotonic() < deadline:
         if training.process.poll() is not None:
             break
         time.sleep(0.01)
-    seconds = time.monotonic() - struck
+    seconds = time.monotonic() - sent_at
     code = training.process.poll()
-    sound = last_step(training.run) > step or code == 0
+    passed = last_step(training.run) > step or code == 0
     left = [
         pid for pid in family if is_running(pid) and pid not in descendants(training.process.pid)
     ]
-    return Trial(what, sound and not left, f"code {code}, {len(left)} processes left", seconds)
+    return Trial(what, passed and not left, f"code {code}, {len(left)} processes left", seconds)
 
 
-def finish(course: Course) -> Trial:
-    """Let the disturbed run come to its end, and hold it against the undisturbed one."""
-    with launched(course.recipe, course.run, num=course.ranks) as training:
-        code = training.end(_SECONDS_A_STEP * course.num_steps)
+def finish(experiment: Experiment) -> Trial:
+    """Run the disturbed run to completion and compare it with the undisturbed run."""
+    with launched(experiment.recipe, experiment.run, num=experiment.ranks) as training:
+        code = training.end(_SECONDS_PER_STEP * experiment.num_steps)
     wrong = [] if code == 0 else [f"exit code {code}"]
-    if losses(course.run) != losses(course.undisturbed):
-        wrong.append("other losses")
-    expected, got = final_tensors(course.undisturbed), final_tensors(course.run)
+    if losses(experiment.run) != losses(experiment.undisturbed):
+        wrong.append("different losses")
+    expected, got = final_tensors(experiment.undisturbed), final_tensors(experiment.run)
     if expected.keys() != got.keys() or any(
         not torch.equal(tensor, got[name]) for name, tensor in expected.items()
     ):
-        wrong.append("other weights")
-    wrong += _wrong_samples(course)
-    return Trial("the whole run", not wrong, ", ".join(wrong) or "bit-identical", None)
+        wrong.append("different weights")
+    wrong += _wrong_samples(experiment)
+    return Trial("complete run", not wrong, ", ".join(wrong) or "bit-identical", None)
 
 
-def _wrong_samples(course: Course) -> list[str]:
-    """Each sample once in every whole epoch; the last epoch may be cut."""
-    steps = samples_by_step(course.run)
-    if sorted(steps) != list(range(1, course.num_steps + 1)):
+def _wrong_samples(experiment: Experiment) -> list[str]:
+    """Check that each sample occurs once per epoch. The last epoch may be incomplete."""
+    steps = samples_by_step(experiment.run)
+    if sorted(steps) != list(range(1, experiment.num_steps + 1)):
         return ["steps are missing in the sample logs"]
     stream = [sample for step in sorted(steps) for sample in steps[step]]
-    num_samples = len(open_split(course.shards, "train"))
+    num_samples = len(open_split(experiment.shards, "train"))
     epochs = len(stream) // num_samples
     counts = Counter(stream)
     once = set(counts) == set(range(num_samples)) and all(
         epochs <= count <= epochs + 1 for count in counts.values()
     )
-    return [] if once and len(stream) == course.num_steps * BATCH else ["samples not once an epoch"]
+    return (
+        []
+        if once and len(stream) == experiment.num_steps * BATCH
+        else ["a sample is not used once per epoch"]
+    )

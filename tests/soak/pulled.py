@@ -1,4 +1,4 @@
-"""Two hosts, one of which is cut off or dies and comes back, again and again."""
+"""Runs on two hosts, one of which is disconnected, or dies and restarts."""
 
 import random
 import time
@@ -17,7 +17,7 @@ _NUM_STEPS = 300
 
 
 def host_runs(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """So many runs over two hosts: the second is cut off, or killed and started anew."""
+    """`count` runs on two hosts. The second is disconnected, or killed and restarted."""
     folder.mkdir(parents=True)
     shards, rng = glyph_shards(folder), random.Random(seed)
     for index in range(count):
@@ -29,7 +29,7 @@ def host_runs(folder: Path, count: int, seed: int) -> Iterator[Trial]:
             telemetry={"log_every": 1},
         )
         path, run = write_recipe(folder, recipe), folder / f"run-{index}"
-        what = rng.choice(["cut off for 3 s", "killed and started anew"])
+        what = rng.choice(["disconnected for 3 s", "killed and restarted"])
         with hosts(2) as machines, ExitStack() as stack:
             yield _trial(stack, path, run, machines, what, rng.randint(5, 60))
 
@@ -38,22 +38,22 @@ def _trial(
     stack: ExitStack, recipe: Path, run: Path, machines: list[Host], what: str, at: int
 ) -> Trial:
     first, second = machines
-    staying, other = (_start(stack, recipe, run, host, first) for host in machines)
-    staying.wait_for_step(at)
-    step, struck = last_step(run), time.monotonic()
-    if what.startswith("cut"):
-        second.cut()
+    surviving, other = (_start(stack, recipe, run, host, first) for host in machines)
+    surviving.wait_for_step(at)
+    step, failed_at = last_step(run), time.monotonic()
+    if what.startswith("disconnected"):
+        second.disconnect()
         time.sleep(3)
-        second.join()
+        second.reconnect()
     else:
         kill(other.process)
         other = _start(stack, recipe, run, second, first)
-    staying.wait_for(lambda: last_step(run) > step + 1, "the next step")
-    seconds = time.monotonic() - struck
-    codes = [staying.end(), other.end()]
-    whole = sorted(losses(run)) == list(range(1, _NUM_STEPS + 1))
-    found = f"codes {codes}, {'each step once' if whole else 'steps are missing or doubled'}"
-    return Trial(f"{what} at step {step}", codes == [0, 0] and whole, found, seconds)
+    surviving.wait_for(lambda: last_step(run) > step + 1, "the next step")
+    seconds = time.monotonic() - failed_at
+    codes = [surviving.end(), other.end()]
+    complete = sorted(losses(run)) == list(range(1, _NUM_STEPS + 1))
+    found = f"codes {codes}, {'each step once' if complete else 'missing or duplicate steps'}"
+    return Trial(f"{what} at step {step}", codes == [0, 0] and complete, found, seconds)
 
 
 def _start(stack: ExitStack, recipe: Path, run: Path, host: Host, first: Host) -> Launched:

@@ -1,4 +1,4 @@
-"""Undisturbed runs: a process group that aborts the process while it is taken down shows here."""
+"""Undisturbed runs, which detect process groups that abort the process during teardown."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ _NUM_RANKS = (1, 2, 4)
 
 
 def quiet_runs(folder: Path, count: int) -> Iterator[Trial]:
-    """So many short runs of 1, 2 and 4 ranks in turn; each has to exit 0 and say nothing of it."""
+    """`count` short runs of 1, 2 and 4 ranks in turn. Each must exit with 0 without an error."""
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     for index in range(count):
@@ -20,5 +20,5 @@ def quiet_runs(folder: Path, count: int) -> Iterator[Trial]:
         recipe = write_recipe(folder, glyph_recipe(shards, run, train__duration={"steps": 2}))
         with launched(recipe, run, num=num) as training:
             code = training.end()
-            clean = "error" not in training.words and "terminate" not in training.words
+            clean = "error" not in training.output and "terminate" not in training.output
         yield Trial(f"{num} ranks", code == 0 and clean, f"code {code}", None)

@@ -1,4 +1,4 @@
-"""What a trial of the soak found: said as it ends, summed up in a table, kept in a page."""
+"""The results of trials: printed as they finish, and written to a page with a table."""
 
 import statistics
 import time
@@ -9,17 +9,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Trial:
-    """`seconds`: from the fault to the next step, where that is measured."""
+    """The result of a trial. `seconds` is the time from the fault to the next step, if measured."""
 
     what: str
-    sound: bool
+    passed: bool
     found: str
     seconds: float | None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The trials of one kind, with the lines that said so."""
+    """The trials of one kind, with their printed lines."""
 
     kind: str
     meaning: str
@@ -27,51 +27,51 @@ class Summary:
     lines: tuple[str, ...]
 
     @property
-    def sound(self) -> bool:
-        return all(trial.sound for trial in self.trials)
+    def passed(self) -> bool:
+        return all(trial.passed for trial in self.trials)
 
     @property
     def row(self) -> str:
-        good = sum(trial.sound for trial in self.trials)
+        num_passed = sum(trial.passed for trial in self.trials)
         seconds = [trial.seconds for trial in self.trials if trial.seconds is not None]
         took = "-"
         if seconds:
             took = f"{statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
-        return f"| `{self.kind}`: {self.meaning} | {good} of {len(self.trials)} | {took} |"
+        return f"| `{self.kind}`: {self.meaning} | {num_passed} of {len(self.trials)} | {took} |"
 
 
-def ran(kind: str, meaning: str, trials: Iterable[Trial]) -> Summary:
-    """Run the trials, a line each."""
-    said = list(_said(kind, trials))
+def run_trials(kind: str, meaning: str, trials: Iterable[Trial]) -> Summary:
+    """Run the trials and print a line for each."""
+    results = list(_printed(kind, trials))
     return Summary(
-        kind, meaning, tuple(trial for trial, _ in said), tuple(line for _, line in said)
+        kind, meaning, tuple(trial for trial, _ in results), tuple(line for _, line in results)
     )
 
 
-def _said(kind: str, trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
+def _printed(kind: str, trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
     for trial in trials:
         took = "" if trial.seconds is None else f", next step after {trial.seconds:.1f} s"
-        mark = "ok  " if trial.sound else "FAIL"
+        mark = "ok  " if trial.passed else "FAIL"
         line = f"{time.strftime('%H:%M:%S')} {mark} {kind}: {trial.what}: {trial.found}{took}"
         print(line)
         yield trial, line
 
 
 def write_page(path: Path, summaries: Sequence[Summary], *, seed: int, machine: str) -> None:
-    """The page of a soak so far, as markdown: a table, then every line of its log."""
+    """Write the results so far as a Markdown page: a table, then the log."""
     rows = "\n".join(summary.row for summary in summaries)
     log = "\n".join(line for summary in summaries for line in summary.lines)
     path.write_text(
-        f"""# The soak
+        f"""# Soak test
 
-Every fault in full counts, as `make soak` wrote it here: seed {seed}, {time.strftime("%Y-%m-%d")},
-on {machine}.
+Results of fault-injection trials, written by `make soak` (seed {seed}, {time.strftime("%Y-%m-%d")},
+{machine}).
 
-| trials | sound | from the fault to the next step |
+| trials | passed | time from the fault to the next step |
 | --- | --- | --- |
 {rows}
 
-## Its log
+## Log
 
 ```
 {log}

@@ -1,4 +1,4 @@
-"""Several "hosts" on this machine: network namespaces on a bridge, whose cables can be pulled."""
+"""Several "hosts" on this machine: network namespaces on a bridge that can be disconnected."""
 
 import os
 import subprocess
@@ -22,26 +22,27 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What runs a command on this host; its process id is the command's own."""
+        """The command prefix that runs a command on this host, with the process id of the
+        command."""
         return ("ip", "netns", "exec", self.name, "env", "GLOO_SOCKET_IFNAME=eth0")
 
-    def cut(self) -> None:
-        """Pull the cable: nothing comes through and nobody is told."""
+    def disconnect(self) -> None:
+        """Drop all packets silently."""
         _ip("link", "set", self.cable, "down")
 
-    def join(self) -> None:
+    def reconnect(self) -> None:
         _ip("link", "set", self.cable, "up")
 
 
-def why_there_are_none() -> str | None:
-    """Why this machine lends no namespaces; None where it does."""
+def why_unavailable() -> str | None:
+    """Return the reason why this machine does not support namespaces; None if it does."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"kw{uuid.uuid4().hex[:8]}"
     try:
         _ip("netns", "add", name)
     except FileNotFoundError:
-        return "there is no ip command: install iproute2"
+        return "the ip command is missing: install iproute2"
     except subprocess.CalledProcessError as error:
         return f"network namespaces are not permitted: {error.stderr.strip()}"
     _ip("netns", "delete", name)
@@ -50,26 +51,26 @@ def why_there_are_none() -> str | None:
 
 @contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """So many hosts that reach each other by their addresses; skips the test where there are none.
+    """Create hosts that reach each other by their addresses; skips the test if unsupported.
 
-    What still runs on them is the caller's to end.
+    The caller must stop the processes that still run on them.
     """
-    if reason := why_there_are_none():
+    if reason := why_unavailable():
         pytest.skip(reason)
-    # Other sessions may have theirs: names are random, and so is the subnet.
+    # Names and the subnet are random, because other sessions may create hosts too.
     mark = uuid.uuid4().hex[:6]
     bridge, third = f"kwb{mark}", int(mark[:2], 16)
-    made = [
+    created = [
         Host(f"kwn{mark}{n}", f"{_SUBNET}.{third}.{n + 1}", f"kwv{mark}{n}") for n in range(number)
     ]
     _ip("link", "add", bridge, "type", "bridge")
     try:
         _ip("link", "set", bridge, "up")
-        for host in made:
+        for host in created:
             _plug(host, bridge)
-        yield made
+        yield created
     finally:
-        for host in made:
+        for host in created:
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
         _ip("link", "delete", bridge)
 
@@ -83,5 +84,5 @@ def _plug(host: Host, bridge: str) -> None:
         _ip("-n", host.name, "link", "set", device, "up")
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], capture_output=True, text=True, check=True)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Runs kway's commands as a user does: processes of their own, ended by their process ids."""
+"""Runs kway's commands as a user does, in separate processes that are stopped by process id."""
 
 import os
 import subprocess
@@ -14,10 +14,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what pytest's own ranks may have set."""
+    """Return this process's environment without the variables of a rank."""
     hidden = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**kept, "OMP_NUM_THREADS": "1"}  # torchrun's own choice, for one rank too
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**inherited, "OMP_NUM_THREADS": "1"}  # torchrun's default, here also for one rank
 
 
 def run(

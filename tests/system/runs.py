@@ -1,4 +1,4 @@
-"""Training runs as tests start, disturb and compare them; every process is ended by its id."""
+"""Starts, disturbs and compares training runs. Processes are stopped by their ids."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests.system.processes import KWAY, ROOT, environment
 
-_PATIENCE_SECONDS = 180
+_TIMEOUT_SECONDS = 180
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -24,7 +24,7 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def losses(run_folder: Path) -> dict[int, float]:
-    """Step -> loss, from the run's JSONL; a step that stands twice is an error."""
+    """Return the loss of each logged step. A duplicate step is an error."""
     records = read_lines(run_folder / "metrics.jsonl")
     pairs = [(r["step"], r["loss"]) for r in records if r["event"] == "step"]
     assert len(dict(pairs)) == len(pairs)
@@ -32,7 +32,7 @@ def losses(run_folder: Path) -> dict[int, float]:
 
 
 def last_step(run_folder: Path) -> int:
-    """Of what the run has logged so far, its last line cut or not; 0 before the first."""
+    """Return the last logged step, even if the last line is incomplete; 0 before the first step."""
     path = run_folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -55,7 +55,7 @@ def final_tensors(run_folder: Path) -> dict[str, torch.Tensor]:
 
 
 def samples_by_step(run_folder: Path) -> dict[int, list[int]]:
-    """Step -> sample ids of all ranks."""
+    """Return the sample ids of all ranks by step."""
     steps: dict[int, list[int]] = {}
     for path in run_folder.glob("samples-rank*.jsonl"):
         lines = read_lines(path)
@@ -67,7 +67,7 @@ def samples_by_step(run_folder: Path) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class Launched:
-    """A `kway train` that runs, in a session of its own; its words stand in `log`."""
+    """A running `kway train` in its own session, with its output in `log`."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -79,25 +79,27 @@ class Launched:
         return children(self.process.pid)
 
     @property
-    def words(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not holds():
-            assert self.process.poll() is None, f"ended before {what}:\n{self.words}"
-            assert time.monotonic() < deadline, f"no {what}:\n{self.words}"
+    def wait_for(self, is_true: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while not is_true():
+            assert self.process.poll() is None, f"exited before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self.output}"
             time.sleep(0.01)
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: last_step(self.run) >= step, f"step {step}")
 
-    def end(self, seconds: float = _PATIENCE_SECONDS) -> int:
-        """The exit code of a run that is left alone."""
+    def end(self, seconds: float = _TIMEOUT_SECONDS) -> int:
+        """Wait for the run to exit and return its exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it has not ended after {seconds} s:\n{self.words}") from None
+            raise AssertionError(
+                f"the run has not exited after {seconds} s:\n{self.output}"
+            ) from None
 
 
 @contextmanager
@@ -109,9 +111,9 @@ def launched(
     before: tuple[str, ...] = (),
     log: Path | None = None,
 ) -> Iterator[Launched]:
-    """`kway train recipe run=… --nproc num options…`, killed on leaving if it is still there.
+    """Start `kway train recipe run=… --nproc num options…` and kill it at the end of the context.
 
-    before: a command that runs it, such as `ip netns exec NAME`.
+    `before` is a command prefix, such as `ip netns exec NAME`.
     """
     run_folder.parent.mkdir(parents=True, exist_ok=True)
     log = log or run_folder.with_suffix(".log")
@@ -132,7 +134,7 @@ def launched(
 
 
 def kill(process: "subprocess.Popen[Any]") -> None:
-    """SIGKILL for a launcher: its ranks end with it."""
+    """Kill a launcher, which also ends its ranks."""
     process.kill()
     process.wait()
 
@@ -158,7 +160,7 @@ def is_running(pid: int) -> bool:
 
 
 def left_after(pids: list[int], seconds: float) -> list[int]:
-    """Those that still run after so long; ends as soon as none does."""
+    """Wait up to `seconds` for processes to exit; returns those that still run."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -166,6 +168,6 @@ def left_after(pids: list[int], seconds: float) -> list[int]:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """A signal to a process that may have ended meanwhile."""
+    """Send a signal to a process that may have exited."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

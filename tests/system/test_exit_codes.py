@@ -1,4 +1,4 @@
-"""The table of errors and exit codes in docs/cluster.md: each row is tested by an injected error.
+"""The table of errors and exit codes in docs/cluster.md: each row is tested with an injected error.
 
 Lost ranks and restarts are in test_faults.py, hangs in test_watchdog.py, signals in
 test_signals.py, and the rendezvous in test_rendezvous.py.
@@ -28,7 +28,7 @@ TAR, CHECKPOINT = "train-000000.tar", "/checkpoints/step-"
 
 @pytest.fixture
 def train(glyphs: Path, tmp_path: Path) -> Callable[..., int]:
-    """One step in this process, with changes to the recipe; the exit code."""
+    """Train one step in this process, with changes to the recipe; returns the exit code."""
 
     def run(**changes: Any) -> int:
         changes = {"train__duration": {"steps": 1}, **changes}
@@ -39,21 +39,21 @@ def train(glyphs: Path, tmp_path: Path) -> Callable[..., int]:
 
 
 def in_workers(fail: Callable[[], None], workers: int) -> Callable[[], None]:
-    """`fail` in the loader's processes if there are any, and not in this one."""
-    ours = os.getpid()
+    """Call `fail` in the loader processes if there are any, otherwise in this process."""
+    own_pid = os.getpid()
 
-    def there() -> None:
-        if not workers or os.getpid() != ours:
+    def fail_in_worker() -> None:
+        if not workers or os.getpid() != own_pid:
             fail()
 
-    return there
+    return fail_in_worker
 
 
 def last_line(capfd: pytest.CaptureFixture[str]) -> str:
     return capfd.readouterr().err.splitlines()[-1]
 
 
-def test_the_table_names_every_error_that_is_retried():
+def test_the_table_lists_every_error_that_is_retried():
     (row,) = re.findall(r"^\| transient .*", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE)
     names = re.findall(r"`(E[A-Z]+)`", row)
     assert {getattr(errno, name) for name in names} == TRANSIENT_ERRNOS
@@ -61,7 +61,7 @@ def test_the_table_names_every_error_that_is_retried():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_transient_error_of_a_read_is_retried(workers, train, injected, tmp_path):
+def test_a_transient_read_error_is_retried(workers, train, injected, tmp_path):
     injected("pread", TAR, in_workers(error("EIO"), workers), times=3)
     injected("open", TAR, in_workers(error("ESTALE"), workers), times=2)
     assert train(data__workers=workers) == 0
@@ -71,7 +71,7 @@ def test_a_transient_error_of_a_read_is_retried(workers, train, injected, tmp_pa
 @pytest.mark.parametrize(
     ("name", "workers"), [*((name, 0) for name in TRANSIENT), ("EIO", 1), ("ECONNRESET", 1)]
 )
-def test_a_persistent_transient_error_of_a_read_ends_with_1_and_is_named(
+def test_a_persistent_transient_read_error_exits_with_1_and_the_file(
     name, workers, train, injected, capfd
 ):
     injected("pread", TAR, in_workers(error(name), workers))
@@ -83,7 +83,7 @@ def test_a_persistent_transient_error_of_a_read_ends_with_1_and_is_named(
 
 @pytest.mark.parametrize("name", ["EACCES", "ENOENT"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_read_error_that_is_not_transient_ends_with_2_at_once(
+def test_a_read_error_that_is_not_transient_exits_with_2_immediately(
     name, workers, train, injected, capfd
 ):
     injected("pread", TAR, in_workers(error(name), workers))
@@ -91,15 +91,15 @@ def test_a_read_error_that_is_not_transient_ends_with_2_at_once(
     assert os.strerror(getattr(errno, name)) in last_line(capfd)
 
 
-def test_a_transient_error_of_a_checkpoint_is_retried(train, injected, tmp_path, caplog):
+def test_a_transient_checkpoint_error_is_retried(train, injected, tmp_path, caplog):
     injected("fsync", CHECKPOINT, error("EIO"), times=3)
     injected("rename", ".partial", error("ETIMEDOUT"), times=2)
     assert train() == 0
     injected("open", CHECKPOINT, error("ESTALE"), times=3)
     assert train(train__duration={"steps": 2}) == 0
     assert list(losses(tmp_path / "run")) == [1, 2]
-    met = [word for word in ("Errno 5]", "Errno 110]", "Errno 116]") if word in caplog.text]
-    assert len(met) == 3
+    logged = [word for word in ("Errno 5]", "Errno 110]", "Errno 116]") if word in caplog.text]
+    assert len(logged) == 3
 
 
 def test_a_transient_error_of_any_other_file_of_the_run_is_retried(train, injected):
@@ -108,7 +108,7 @@ def test_a_transient_error_of_any_other_file_of_the_run_is_retried(train, inject
 
 
 @pytest.mark.parametrize(("name", "code"), [("EIO", 1), ("ENOSPC", 2), ("EROFS", 2)])
-def test_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd):
+def test_exit_codes_of_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd):
     injected("fsync", CHECKPOINT, error(name))
     assert train() == code
     assert os.strerror(getattr(errno, name)) in last_line(capfd)
@@ -134,34 +134,34 @@ def test_exit_codes_of_errors_of_a_shard_server(status, code, glyphs, train, tmp
     assert f"{server.url}/{TAR}" in last_line(capfd)
 
 
-def test_a_loader_process_that_is_killed_ends_with_1(train, injected, capfd):
+def test_a_killed_loader_process_exits_with_1(train, injected, capfd):
     injected("pread", TAR, in_workers(lambda: os.kill(os.getpid(), signal.SIGKILL), 1))
     assert train(data__workers=1) == 1
     assert "a loader process was ended from outside" in last_line(capfd)
 
 
 @pytest.mark.parametrize(
-    ("call", "path", "words"),
+    ("call", "path", "message"),
     [
-        ("pread", TAR, "memory of the machine ran out"),
-        ("fsync", CHECKPOINT, "out of memory: give the machine more"),
+        ("pread", TAR, "the machine ran out of memory"),
+        ("fsync", CHECKPOINT, "out of memory: add memory"),
     ],
 )
-def test_memory_that_runs_out_ends_with_1_and_advice(call, path, words, train, injected, capfd):
+def test_out_of_memory_exits_with_1_and_a_suggestion(call, path, message, train, injected, capfd):
     def fail() -> None:
         raise MemoryError
 
     injected(call, path, fail)
     assert train() == 1
-    assert words in last_line(capfd)
+    assert message in last_line(capfd)
 
 
-def test_a_loss_that_is_not_finite_ends_with_1(train, capfd):
+def test_a_non_finite_loss_exits_with_1(train, capfd):
     assert train(optimizer__lr=1e30, train__duration={"steps": 5}) == 1
     assert "is NaN" in last_line(capfd)
 
 
-def test_an_unexpected_error_keeps_its_traceback(train, injected):
+def test_an_unexpected_error_prints_its_traceback(train, injected):
     def fail() -> None:
         raise RuntimeError("a bug")
 
@@ -170,6 +170,6 @@ def test_an_unexpected_error_keeps_its_traceback(train, injected):
         train()
 
 
-def test_a_bad_recipe_ends_with_2(train, capfd):
+def test_an_invalid_recipe_exits_with_2(train, capfd):
     assert train(data__eval_split="none") == 2
     assert "none" in last_line(capfd)

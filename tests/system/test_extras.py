@@ -1,7 +1,7 @@
-"""`kway[train]` alone trains, `kway[serve]` alone serves: nothing else is installed.
+"""`kway[train]` is enough to train and `kway[serve]` is enough to serve.
 
-A virtual environment gets links to the distributions that the extra requires, directly or
-indirectly, out of those of this environment.
+A virtual environment contains links to the distributions of this environment that the extra
+requires, directly or indirectly.
 """
 
 import shutil
@@ -24,7 +24,7 @@ from tests.system.test_installation import ROOT, SITE, top_level
 from tests.tiny_bundle import write
 
 PACKAGES = ("data", "heads", "k8s", "launch", "serving", "trainer")
-# Its metadata, and what an installation of it links to.
+# Its metadata, and the folders that an installation links to.
 Kway = tuple[Distribution, list[Path]]
 
 
@@ -40,9 +40,9 @@ class Environment:
 
     def run(self, *arguments: object, cwd: Path) -> str:
         command = [self.python, "-P", *map(str, arguments)]
-        ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-        assert ran.returncode == 0, ran.stderr[-3000:]
-        return ran.stdout
+        finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        return finished.stdout
 
     def finds(self, module: str) -> bool:
         code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
@@ -50,22 +50,22 @@ class Environment:
 
 
 def closure(of: Distribution, extras: set[str]) -> dict[str, Distribution]:
-    """The distributions that `of` requires with `extras`, by name, without `of` itself."""
+    """Return the distributions that `of` requires with `extras`, by name, without `of` itself."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
 
-    def add(one: Distribution, extra: str) -> None:
-        for requirement in map(Requirement, one.requires or ()):
+    def add(owner: Distribution, extra: str) -> None:
+        for requirement in map(Requirement, owner.requires or ()):
             if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
                 continue
             name = requirement.name.lower()
             required = of if name == of.name else distribution(name)
             if required is not of:
                 found[name] = required
-            for wanted in {"", *requirement.extras}:
-                if (name, wanted) not in seen:
-                    seen.add((name, wanted))
-                    add(required, wanted)
+            for required_extra in {"", *requirement.extras}:
+                if (name, required_extra) not in seen:
+                    seen.add((name, required_extra))
+                    add(required, required_extra)
 
     for extra in {"", *extras}:
         add(of, extra)
@@ -96,7 +96,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Kway:
 def create(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, Kway], Environment]:
-    """Creates the environment of an extra."""
+    """Create the environment of an extra."""
     for name in ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV"):
         monkeypatch.delenv(name, raising=False)
 
@@ -106,7 +106,7 @@ def create(
         venv.create(folder, with_pip=False, symlinks=True)
         (site,) = folder.glob("lib/python*/site-packages")
         required = closure(metadata, {extra}).values()
-        for path in {path for one in required for path in top_level(one)} | {*packages}:
+        for path in {path for item in required for path in top_level(item)} | {*packages}:
             if path.name == "cv2":  # compares the entries of sys.path with its real path
                 shutil.copytree(path, site / path.name)
             else:
@@ -116,16 +116,16 @@ def create(
     return environment
 
 
-def check_is_alone(environment: Environment, *, has: str, lacks: str) -> None:
-    assert environment.finds(has)
-    assert not environment.finds(lacks)
+def check_modules(environment: Environment, *, present: str, absent: str) -> None:
+    assert environment.finds(present)
+    assert not environment.finds(absent)
 
 
 def test_the_extra_train_is_enough_to_train(
     create: Callable[[str, Kway], Environment], sources: Kway, glyphs: Path, tmp_path: Path
 ) -> None:
     environment = create("train", sources)
-    check_is_alone(environment, has="deepspeed", lacks="ray")
+    check_modules(environment, present="deepspeed", absent="ray")
     environment.run("-m", "trainer", two_steps(glyphs, tmp_path), cwd=tmp_path)
     assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
 
@@ -135,7 +135,7 @@ def test_the_wheel_with_the_extra_train_trains(
     create: Callable[[str, Kway], Environment], wheel: Kway, glyphs: Path, tmp_path: Path
 ) -> None:
     environment = create("train", wheel)
-    check_is_alone(environment, has="deepspeed", lacks="fastapi")
+    check_modules(environment, present="deepspeed", absent="fastapi")
     environment.run("-m", "launch", "train", two_steps(glyphs, tmp_path), cwd=tmp_path)
     assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
 
@@ -150,7 +150,7 @@ def test_the_wheel_with_the_extra_serve_serves(
     create: Callable[[str, Kway], Environment], wheel: Kway, tmp_path: Path
 ) -> None:
     environment = create("serve", wheel)
-    check_is_alone(environment, has="ray", lacks="deepspeed")
+    check_modules(environment, present="ray", absent="deepspeed")
     launch = [environment.python, "-P", "-m", "launch"]
     server = start(write(tmp_path / "bundle"), tmp_path / "errors", start=launch, cwd=tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""Ranks and launchers that die: who goes along, what is said, and what is tried again."""
+"""Ranks and launchers that die: which processes exit, what is printed, and what is restarted."""
 
 import json
 import os
@@ -22,10 +22,10 @@ TAR = "train-000000.tar"
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path, capsys):
+def test_all_ranks_exit_with_a_killed_launcher(num_processes, endless, tmp_path, capsys):
     with launched(endless, tmp_path / "run", num=num_processes) as training:
         training.wait_for_step(2)
-        # A second one in the same folder is refused and does no harm.
+        # A second run in the same folder is rejected and does not affect the first.
         second = [str(endless), f"run={tmp_path / 'run'}", "train.duration.steps=1"]
         assert main(second) == 2
         assert "is being trained by another process" in capsys.readouterr().err
@@ -36,23 +36,23 @@ def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path, ca
         assert left_after(family, 3) == []
 
 
-def test_a_rank_whose_launcher_is_gone_already_does_not_start(endless):
+def test_a_rank_without_its_launcher_does_not_start(endless):
     command = [sys.executable, "-m", "trainer", "--launcher", "1", str(endless)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), check=False)
     assert done.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named(endless, tmp_path):
+def test_a_killed_rank_is_reported(endless, tmp_path):
     with launched(endless, tmp_path / "run") as training:
         training.wait_for_step(2)
         os.kill(training.ranks[1], signal.SIGKILL)
         assert training.end() == 128 + signal.SIGKILL
-        assert "error: rank 1 was killed by SIGKILL (out of memory?)" in training.words
-        assert "Traceback" not in training.words
+        assert "error: rank 1 was killed by SIGKILL (out of memory?)" in training.output
+        assert "Traceback" not in training.output
 
 
-def test_ranks_restart_after_a_transient_error_and_a_kill_and_every_step_is_made_once(
+def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_once(
     glyphs, tmp_path, monkeypatch
 ):
     fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
@@ -72,18 +72,18 @@ def test_ranks_restart_after_a_transient_error_and_a_kill_and_every_step_is_made
     with launched(recipe, tmp_path / "run", "--max-restarts", "3") as training:
         training.wait_for_step(4)
         os.kill(training.ranks[0], signal.SIGKILL)
-        assert training.end() == 0, training.words
-    words = training.words
-    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in words
-    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", words)
-    assert "restart 1 of 3" in words
-    assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in words
-    assert "Traceback" not in words
+        assert training.end() == 0, training.output
+    output = training.output
+    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in output
+    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", output)
+    assert "restart 1 of 3" in output
+    assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in output
+    assert "Traceback" not in output
     assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
 
 
-def test_a_mistake_that_only_the_ranks_see_is_one_line_and_is_not_tried_again(endless, tmp_path):
-    answer = kway(
+def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tmp_path):
+    finished = kway(
         "train",
         endless,
         f"run={tmp_path / 'run'}",
@@ -93,21 +93,21 @@ def test_a_mistake_that_only_the_ranks_see_is_one_line_and_is_not_tried_again(en
         "--max-restarts",
         "3",
     )
-    assert answer.returncode == 2, answer.stderr
-    assert answer.stderr.count("head.num_classes is 7 and the shards have 13 classes") == 1
-    assert "Traceback" not in answer.stderr
-    assert "restart" not in answer.stderr
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count("head.num_classes is 7 and the shards have 13 classes") == 1
+    assert "Traceback" not in finished.stderr
+    assert "restart" not in finished.stderr
 
 
-def test_fewer_ranks_than_asked_for_train_nothing(endless, tmp_path, capsys):
+def test_fewer_ranks_than_required_do_not_train(endless, tmp_path, capsys):
     assert main(["--world-size", "2", str(endless), f"run={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: this world has 1 ranks and --world-size is 2: ")
+    assert error.startswith("error: the rendezvous has 1 ranks, but --world-size is 2: ")
     assert error.count("\n") == 1
     assert main(["--world-size", "two", str(endless)]) == 2
-    assert "--world-size is two: give a number of ranks" in capsys.readouterr().err
+    assert "--world-size is two, but must be" in capsys.readouterr().err
     assert main(["--world-size", "2:4", str(endless), f"run={tmp_path / 'run'}"]) == 2
-    assert "this world has 1 ranks and --world-size is 2:4" in capsys.readouterr().err
+    assert "has 1 ranks, but --world-size is 2:4" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -116,20 +116,20 @@ def exchange() -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def meet_the_end_of_rank_1() -> None:
+def exchange_with_a_dead_rank() -> None:
     if dist.get_rank() == 1:
         os._exit(0)
     with pytest.raises(RuntimeError) as lost:
         exchange()
     assert is_lost_rank(lost.value)
-    behind = OSError("a checkpoint could not be written")
-    behind.__context__ = lost.value
-    assert is_lost_rank(behind)
+    later = OSError("a checkpoint could not be written")
+    later.__context__ = lost.value
+    assert is_lost_rank(later)
 
 
-def test_the_end_of_a_peer_is_known_by_gloos_words():
-    # What rank 0 says would come first.
+def test_the_exit_of_a_peer_is_detected_from_the_gloo_error():
+    # An error of rank 0 would be raised first.
     with pytest.raises(RankError, match="rank 1 died"):
-        run_on_ranks(2, meet_the_end_of_rank_1)
+        run_on_ranks(2, exchange_with_a_dead_rank)
     assert not is_lost_rank(RuntimeError("shapes do not match"))
     assert not is_lost_rank(ConnectionResetError("of a shard's server"))

@@ -1,4 +1,4 @@
-"""Runs over several hosts, each a network namespace: trained together, cut off, lost, come back."""
+"""Runs on several hosts, each a network namespace: training, disconnecting, losing, restarting."""
 
 import signal
 import time
@@ -15,8 +15,8 @@ from tests.system.runs import Launched, kill, last_step, launched, losses
 _PORT = 29517
 
 
-def options(host: Host, first: Host, *more: str, nodes: str = "2", conf: str = "") -> list[str]:
-    """What `kway train` is told on `host`, where all meet on `first`."""
+def options_of(host: Host, first: Host, *more: str, nodes: str = "2", conf: str = "") -> list[str]:
+    """Return the options of `kway train` on `host`, with the rendezvous on `first`."""
     return [
         *("--nnodes", nodes, "--rdzv-endpoint", f"{first.address}:{_PORT}"),
         *("--rdzv-conf", f"is_host={int(host is first)},join_timeout=120{conf}"),
@@ -24,9 +24,9 @@ def options(host: Host, first: Host, *more: str, nodes: str = "2", conf: str = "
     ]
 
 
-def start(stack: ExitStack, recipe: Path, run: Path, host: Host, given: list[str]) -> Launched:
+def start(stack: ExitStack, recipe: Path, run: Path, host: Host, options: list[str]) -> Launched:
     log = run.with_name(f"{host.name}.log")
-    training = launched(recipe, run, *given, num=1, before=host.inside, log=log)
+    training = launched(recipe, run, *options, num=1, before=host.inside, log=log)
     return stack.enter_context(training)
 
 
@@ -41,94 +41,94 @@ def recipe_of(glyphs: Path, folder: Path, *, steps: int) -> Path:
     return write_recipe(folder, recipe)
 
 
-def stopped(both: list[Launched], run: Path) -> None:
-    """Stop them by a signal to one; every step up to the last stands in the log once."""
+def stop_and_check(both: list[Launched], run: Path) -> None:
+    """Stop both runs with a signal to one, and check that every step was logged once."""
     both[1].process.send_signal(signal.SIGTERM)
-    assert [training.end() for training in both] == [75, 75], [t.words for t in both]
+    assert [training.end() for training in both] == [75, 75], [t.output for t in both]
     assert sorted(losses(run)) == list(range(1, last_step(run) + 1))
 
 
 @pytest.mark.slow
-def test_two_hosts_train_to_the_losses_of_one(glyphs, tmp_path):
+def test_two_hosts_have_the_same_losses_as_one(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=6)
     with launched(recipe, tmp_path / "one", num=2) as alone:
-        assert alone.end() == 0, alone.words
+        assert alone.end() == 0, alone.output
     with hosts(2) as (first, second), ExitStack() as stack:
         run = tmp_path / "two"
-        both = [start(stack, recipe, run, h, options(h, first)) for h in (second, first)]
-        assert [training.end() for training in both] == [0, 0], [t.words for t in both]
+        both = [start(stack, recipe, run, h, options_of(h, first)) for h in (second, first)]
+        assert [training.end() for training in both] == [0, 0], [t.output for t in both]
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
 
 
 @pytest.mark.slow
-def test_a_host_that_is_cut_off_for_seconds_goes_on(glyphs, tmp_path):
+def test_training_continues_after_a_host_was_disconnected_for_seconds(glyphs, tmp_path):
     recipe, run = recipe_of(glyphs, tmp_path, steps=100_000), tmp_path / "run"
     with hosts(2) as (first, second), ExitStack() as stack:
-        both = [start(stack, recipe, run, h, options(h, first)) for h in (first, second)]
+        both = [start(stack, recipe, run, h, options_of(h, first)) for h in (first, second)]
         both[0].wait_for_step(5)
-        second.cut()
+        second.disconnect()
         time.sleep(3)
-        stood = last_step(run)
+        stalled_step = last_step(run)
         time.sleep(1)
-        assert last_step(run) == stood
-        second.join()
-        both[0].wait_for_step(stood + 5)
-        stopped(both, run)
+        assert last_step(run) == stalled_step
+        second.reconnect()
+        both[0].wait_for_step(stalled_step + 5)
+        stop_and_check(both, run)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["2", "1:2"])
-def test_a_host_that_dies_and_is_started_anew_joins_again(nodes, glyphs, tmp_path):
+def test_a_restarted_host_joins_again(nodes, glyphs, tmp_path):
     recipe, run = recipe_of(glyphs, tmp_path, steps=100_000), tmp_path / "run"
     more = {"nodes": nodes, "conf": ",last_call_timeout=3,keep_alive_interval=1"}
     with hosts(2) as (first, second), ExitStack() as stack:
-        staying, dying = (
-            start(stack, recipe, run, h, options(h, first, "--max-restarts", "3", **more))
+        surviving, dying = (
+            start(stack, recipe, run, h, options_of(h, first, "--max-restarts", "3", **more))
             for h in (first, second)
         )
-        staying.wait_for_step(20)
+        surviving.wait_for_step(20)
         kill(dying.process)
-        if nodes == "1:2":  # the other goes on alone
-            staying.wait_for(lambda: " 1 x cpu" in staying.words, "a world of one")
-            staying.wait_for_step(last_step(run) + 5)
-        anew = start(stack, recipe, run, second, options(second, first, **more))
+        if nodes == "1:2":  # the other host continues alone
+            surviving.wait_for(lambda: " 1 x cpu" in surviving.output, "a world of one")
+            surviving.wait_for_step(last_step(run) + 5)
+        restarted = start(stack, recipe, run, second, options_of(second, first, **more))
 
         def both_train() -> bool:
-            return (staying.words + anew.words).count(" 2 x cpu") == 2
+            return (surviving.output + restarted.output).count(" 2 x cpu") == 2
 
-        staying.wait_for(both_train, "a world of two again")
-        staying.wait_for_step(last_step(run) + 5)
-        stopped([staying, anew], run)
-    assert "restart 1 of 3" in staying.words
+        surviving.wait_for(both_train, "a world of two again")
+        surviving.wait_for_step(last_step(run) + 5)
+        stop_and_check([surviving, restarted], run)
+    assert "restart 1 of 3" in surviving.output
 
 
 @pytest.mark.slow
-def test_without_the_host_of_the_meeting_the_other_ends_with_a_line(glyphs, tmp_path):
+def test_losing_the_rendezvous_host_is_a_one_line_error_on_the_other(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=100_000)
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [
-            start(stack, recipe, tmp_path / "run", h, options(h, first, "--max-restarts", "3"))
+            start(stack, recipe, tmp_path / "run", h, options_of(h, first, "--max-restarts", "3"))
             for h in (first, second)
         ]
         both[0].wait_for_step(5)
         kill(both[0].process)
         assert both[1].end() == 1
-        assert f"the rendezvous at {first.address}:{_PORT} is lost" in both[1].words
-        assert "Traceback" not in both[1].words
+        assert f"the rendezvous at {first.address}:{_PORT} is lost" in both[1].output
+        assert "Traceback" not in both[1].output
 
 
 @pytest.mark.slow
-def test_a_preempted_host_has_all_three_save(glyphs, tmp_path):
+def test_preempting_one_of_three_hosts_saves_and_stops_all(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=100_000)
     with hosts(3) as machines, ExitStack() as stack:
-        given = [options(h, machines[0], nodes="3") for h in machines]
+        arguments = [options_of(h, machines[0], nodes="3") for h in machines]
         run = tmp_path / "run"
         all_three = [
-            start(stack, recipe, run, host, words)
-            for host, words in zip(machines, given, strict=True)
+            start(stack, recipe, run, host, its_arguments)
+            for host, its_arguments in zip(machines, arguments, strict=True)
         ]
         all_three[0].wait_for_step(7)
         all_three[2].process.send_signal(signal.SIGTERM)
-        assert [t.end() for t in all_three] == [75, 75, 75], [t.words for t in all_three]
+        assert [t.end() for t in all_three] == [75, 75, 75], [t.output for t in all_three]
         saved = max((run / "checkpoints").iterdir()).name
         assert saved == f"step-{last_step(run):08d}"

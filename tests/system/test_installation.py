@@ -1,4 +1,4 @@
-"""kway as it is installed: without extras, as a wheel, and next to folders of the same names."""
+"""Installations of kway: without extras, as a wheel, and next to folders of the same names."""
 
 import os
 import subprocess
@@ -34,10 +34,10 @@ assert losses[-1] < losses[0], losses
 
 
 def required(name: str, found: dict[str, Distribution]) -> None:
-    """Add a distribution and all that it requires without extras."""
+    """Add a distribution and its requirements without extras."""
     if name in found:
         return
-    # Of kway the installed one, not the folder that a build leaves in a checkout.
+    # The installed kway, not the metadata that a build leaves in a checkout.
     installed = distributions(name=name, path=SITE) if name == "kway" else [distribution(name)]
     found[name] = next(iter(installed))
     for line in found[name].requires or ():
@@ -54,12 +54,12 @@ def top_level(of: Distribution) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages that has what kway requires without extras, and kway."""
+    """A folder with kway and its requirements without extras."""
     site = tmp_path_factory.mktemp("site")
     found: dict[str, Distribution] = {}
     required("kway", found)
     kway = found.pop("kway")
-    paths = {path for one in found.values() for path in top_level(one)}
+    paths = {path for item in found.values() for path in top_level(item)}
     own = {ROOT / name for name in ("data", "heads", "trainer", "serving", "launch")}
     metadata = next(path for path in top_level(kway) if path.suffix == ".dist-info")
     for path in paths | own | {metadata}:
@@ -81,11 +81,13 @@ def python(*arguments: str, packages: Path, cwd: Path) -> subprocess.CompletedPr
 
 
 def test_without_extras_a_head_trains(base: Path, tmp_path: Path) -> None:
-    done = python("-S", "-c", TRAIN_A_HEAD, packages=base, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    finished = python("-S", "-c", TRAIN_A_HEAD, packages=base, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
 
 
-def test_without_extras_the_command_names_what_to_install(base: Path, tmp_path: Path) -> None:
+def test_a_missing_extra_is_a_one_line_error_with_the_install_command(
+    base: Path, tmp_path: Path
+) -> None:
     command = ("-S", "-P", "-m", "launch")
     assert python(*command, "query", "--help", packages=base, cwd=tmp_path).returncode == 0
     for arguments in (
@@ -103,7 +105,7 @@ def test_without_extras_the_command_names_what_to_install(base: Path, tmp_path: 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the content of kway's wheel."""
+    """A folder with the contents of kway's wheel."""
     out = tmp_path_factory.mktemp("wheel")
     build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
     subprocess.run([sys.executable, *build], check=True)
@@ -125,30 +127,31 @@ def test_the_wheel_has_the_packages_and_the_manifests(wheel: Path) -> None:
     ("shadow", "module"),
     [("data.py", "trainer"), ("heads", "trainer"), ("serving", "launch"), ("data", "launch")],
 )
-def test_what_hides_a_package_is_named(
+def test_a_file_that_shadows_a_package_is_reported(
     shadow: str,
     module: str,
     installed: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """A folder without `__init__.py` comes after installed packages, but before editable ones."""
+    """A folder without `__init__.py` comes after installed packages, but before editable
+    installs."""
     path = tmp_path / shadow
     path.touch() if path.suffix else path.mkdir()
     packages = ROOT / "none" if installed == "editable" else request.getfixturevalue("wheel")
     done = python("-m", module, "--help", packages=packages, cwd=tmp_path)
-    hidden = path.suffix or installed == "editable"
+    is_shadowed = path.suffix or installed == "editable"
     name = path.name.removesuffix(".py")
     error = (
-        f"error: {path} hides kway's package {name}: rename it, or start Python with "
+        f"error: {path} shadows kway's package {name}: rename it or start Python with "
         "PYTHONSAFEPATH=1\n"
     )
-    assert (done.returncode, done.stderr) == ((2, error) if hidden else (0, ""))
+    assert (done.returncode, done.stderr) == ((2, error) if is_shadowed else (0, ""))
 
 
 @pytest.mark.parametrize("installed", ["editable", pytest.param("wheel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("module", ["trainer", "launch"])
-def test_with_safe_paths_nothing_is_hidden(
+def test_safe_paths_prevent_shadowing(
     module: str, installed: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     for shadow in ("data", "heads", "serving"):

@@ -20,8 +20,8 @@ from tests.system.runs import last_step, launched
 
 
 @contextmanager
-def held_port() -> Iterator[int]:
-    """A port whose connections the kernel accepts and no program answers."""
+def unresponsive_port() -> Iterator[int]:
+    """A port whose connections are accepted by the kernel but never answered."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -36,67 +36,67 @@ def joining(port: int, *conf: str) -> list[str]:
     return [*endpoint, "--rdzv-conf", ",".join(conf)]
 
 
-def not_answering(port: int) -> str:
+def no_response(port: int) -> str:
     return f"the rendezvous at 127.0.0.1:{port} accepts connections but did not respond"
 
 
-def test_an_endpoint_that_does_not_answer_is_named_within_the_timeout(recipe):
-    with held_port() as port:
-        # Far more than the two seconds; torch alone takes five minutes.
-        answer = run(
+def test_an_unresponsive_endpoint_is_reported_within_the_timeout(recipe):
+    with unresponsive_port() as port:
+        # Much longer than two seconds, but much shorter than torch's default of five minutes.
+        finished = run(
             [*KWAY, "train", str(recipe), *joining(port, "is_host=0", "join_timeout=2")],
             timeout=60,
         )
-    assert answer.returncode == 1
-    assert answer.stderr.startswith(f"error: {not_answering(port)}"), answer.stderr
-    assert answer.stderr.count("\n") == 1
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"error: {no_response(port)}"), finished.stderr
+    assert finished.stderr.count("\n") == 1
 
 
 @pytest.fixture
-def why_none(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The reason that a launcher gives for a rendezvous that fails."""
+def failure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The reason that a launcher reports for a failed rendezvous."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # `open_rendezvous` sets it
 
-    def why(**given: Any) -> str:
-        placement = Placement(min_nodes=2, max_nodes=2, **given)
+    def reason(**options: Any) -> str:
+        placement = Placement(min_nodes=2, max_nodes=2, **options)
         with pytest.raises((RendezvousError, TimeoutError)) as failed:
             open_rendezvous(placement)
         return failure_reason(failed.value, placement)
 
-    return why
+    return reason
 
 
-def test_a_static_endpoint_that_does_not_answer_is_named_within_the_timeout(why_none):
-    with held_port() as port:
+def test_an_unresponsive_static_endpoint_is_reported_within_the_timeout(failure_of):
+    with unresponsive_port() as port:
         static = {"master_addr": "127.0.0.1", "master_port": port, "node_rank": 1}
-        why = why_none(**static, rdzv_conf={"join_timeout": "1"})
-    assert why.startswith(not_answering(port))
+        reason = failure_of(**static, rdzv_conf={"join_timeout": "1"})
+    assert reason.startswith(no_response(port))
 
 
-def test_sigterm_ends_a_launcher_that_waits_for_such_an_endpoint(recipe, tmp_path):
+def test_sigterm_stops_a_launcher_that_waits_for_an_unresponsive_endpoint(recipe, tmp_path):
     with (
-        held_port() as port,
+        unresponsive_port() as port,
         launched(recipe, tmp_path / "run", *joining(port, "is_host=0")) as training,
     ):
-        training.wait_for(lambda: "waiting for the machine" in training.words, "notice")
+        training.wait_for(lambda: "waiting for the machine" in training.output, "notice")
         training.process.send_signal(signal.SIGTERM)
         assert training.end(8) == 75
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_launcher_whose_host_was_stopped_while_the_ranks_train(endless, tmp_path):
-    with held_port() as port:
+def test_sigterm_stops_a_launcher_whose_rendezvous_host_is_suspended(endless, tmp_path):
+    with unresponsive_port() as port:
         pass
-    run_folder, how = tmp_path / "run", joining(port, "join_timeout=60")
+    run_folder, options = tmp_path / "run", joining(port, "join_timeout=60")
     with (
-        launched(endless, run_folder, *how, num=1, log=tmp_path / "host.log") as host,
-        launched(endless, run_folder, *how, num=1, log=tmp_path / "other.log") as other,
+        launched(endless, run_folder, *options, num=1, log=tmp_path / "host.log") as host,
+        launched(endless, run_folder, *options, num=1, log=tmp_path / "other.log") as other,
     ):
         host.wait_for_step(2)
         os.kill(host.process.pid, signal.SIGSTOP)
         try:
-            stood = last_step(run_folder)
-            other.wait_for(lambda: last_step(run_folder) > stood + 200, "more steps")
+            step = last_step(run_folder)
+            other.wait_for(lambda: last_step(run_folder) > step + 200, "more steps")
             other.process.send_signal(signal.SIGTERM)
             assert other.end(20) == 75
         finally:
@@ -104,10 +104,10 @@ def test_sigterm_ends_a_launcher_whose_host_was_stopped_while_the_ranks_train(en
         assert host.end() == 75
 
 
-def test_a_rendezvous_port_in_use_is_named(why_none):
-    with held_port() as port:
-        why = why_none(rdzv_endpoint=f"127.0.0.1:{port}", rdzv_conf={"is_host": "1"})
-    assert why.startswith(f"the rendezvous at 127.0.0.1:{port} cannot start")
+def test_a_rendezvous_port_in_use_is_reported(failure_of):
+    with unresponsive_port() as port:
+        reason = failure_of(rdzv_endpoint=f"127.0.0.1:{port}", rdzv_conf={"is_host": "1"})
+    assert reason.startswith(f"the rendezvous at 127.0.0.1:{port} cannot start")
 
 
 _UP_TO_TORCH = """
@@ -126,14 +126,14 @@ runpy.run_module("trainer", run_name="__main__")
 
 
 def test_ranks_of_torchrun_hide_native_warnings_before_they_import_torch():
-    """torch reads the level when it is imported."""
+    """torch reads the log level on import."""
     assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
-def test_an_error_of_rank_0_alone_is_one_line_without_stack_frames_of_other_ranks(recipe):
-    with held_port() as port:
+def test_an_error_of_rank_0_only_is_one_line_without_stack_frames_of_other_ranks(recipe):
+    with unresponsive_port() as port:
         command = [*KWAY, "train", str(recipe), f"telemetry.port={port}", "--nproc", "2"]
-        answer = run(command)
-    assert answer.returncode == 2
-    assert answer.stderr.startswith(f"error: rank 0: telemetry.port {port}")
-    assert answer.stderr.count("\n") == 1, answer.stderr
+        finished = run(command)
+    assert finished.returncode == 2
+    assert finished.stderr.startswith(f"error: rank 0: telemetry.port {port}")
+    assert finished.stderr.count("\n") == 1, finished.stderr

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves, its exit code says so, and nothing of it is left."""
+"""Signals that stop a run: it saves a checkpoint and exits with the right code."""
 
 import fcntl
 import os
@@ -27,17 +27,17 @@ from trainer.process.signals import Preempted, StopSignals
 @pytest.mark.parametrize(
     ("number", "target", "code"),
     [
-        # By default, test_a_run_outlives_whoever_listens sends this one.
+        # By default, test_a_run_survives_the_reader_of_its_output sends this signal.
         pytest.param(signal.SIGTERM, "launcher", 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
         (signal.SIGUSR1, "a rank", 75),
         pytest.param(signal.SIGHUP, "launcher", 75, marks=pytest.mark.slow),
-        # As torchrun does, loader processes and all.
+        # As torchrun does, including loader processes.
         pytest.param(signal.SIGTERM, "a rank's group", 75, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_run_that_is_asked_to_stop_saves_its_last_step(number, target, code, endless, tmp_path):
+def test_a_signal_makes_a_run_save_its_last_step_and_stop(number, target, code, endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         run.wait_for_step(2)
         family = descendants(run.process.pid)
@@ -46,10 +46,10 @@ def test_a_run_that_is_asked_to_stop_saves_its_last_step(number, target, code, e
             os.killpg(run.ranks[1], number)
         else:
             os.kill(run.process.pid if target == "launcher" else run.ranks[1], number)
-        assert run.end() == code, run.words
-        asked = "SIGTERM" if number == signal.SIGINT else number.name
-        assert run.words.count(f"stopped by {asked}") == 1
-        assert "error" not in run.words
+        assert run.end() == code, run.output
+        reported = "SIGTERM" if number == signal.SIGINT else number.name
+        assert run.output.count(f"stopped by {reported}") == 1
+        assert "error" not in run.output
         assert left_after(family, 3) == []
     saved = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(tmp_path / 'run'):08d}"]
@@ -57,29 +57,29 @@ def test_a_run_that_is_asked_to_stop_saves_its_last_step(number, target, code, e
 
 
 @pytest.mark.slow
-def test_a_terminal_that_is_closed_does_not_cost_the_last_step(endless, tmp_path):
+def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
     folder = tmp_path / "run"
-    terminal, its_end = os.openpty()
+    terminal, child_end = os.openpty()
     os.set_blocking(terminal, False)
     process = subprocess.Popen(
         [*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"],
         cwd=ROOT,
         env=environment(),
-        stdin=its_end,
-        stdout=its_end,
-        stderr=its_end,
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
-    os.close(its_end)
+    os.close(child_end)
 
-    def has_begun() -> bool:
+    def has_started() -> bool:
         with suppress(BlockingIOError):
-            os.read(terminal, 2**16)  # what nobody reads would stop it
+            os.read(terminal, 2**16)  # a full buffer would block the run
         return last_step(folder) >= 2
 
     try:
-        Launched(process, tmp_path / "unused", folder).wait_for(has_begun, "step 2")
+        Launched(process, tmp_path / "unused", folder).wait_for(has_started, "step 2")
         family = descendants(process.pid)
         os.close(terminal)
         assert process.wait(60) == 75
@@ -93,11 +93,11 @@ def test_a_terminal_that_is_closed_does_not_cost_the_last_step(endless, tmp_path
 @pytest.mark.parametrize(
     "closed", ["| head -n 1 >/dev/null", pytest.param(">&-", marks=pytest.mark.slow)]
 )
-def test_a_run_outlives_whoever_listens(closed, endless, tmp_path):
-    """`| tee` that ends with the terminal, a service without an output."""
+def test_a_run_survives_the_reader_of_its_output(closed, endless, tmp_path):
+    """Such as a `| tee` that exits with the terminal, or a service without standard output."""
     folder = tmp_path / "run"
-    words = " ".join([*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"])
-    shell = ["bash", "-c", f"set -o pipefail; {words} {closed}"]
+    command = " ".join([*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"])
+    shell = ["bash", "-c", f"set -o pipefail; {command} {closed}"]
     with (tmp_path / "log").open("ab") as log:
         process = subprocess.Popen(
             shell, cwd=ROOT, env=environment(), stderr=log, start_new_session=True
@@ -108,43 +108,43 @@ def test_a_run_outlives_whoever_listens(closed, endless, tmp_path):
         family = descendants(process.pid)
         launcher = next(pid for pid in family if len(children(pid)) == 2)
         os.kill(launcher, signal.SIGTERM)
-        assert running.end() == 75, running.words
+        assert running.end() == 75, running.output
         assert left_after(family, 3) == []
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(folder):08d}"]
-    assert running.words.count("stopped by SIGTERM") == 1
-    assert "error" not in running.words
-    assert "Traceback" not in running.words
+    assert running.output.count("stopped by SIGTERM") == 1
+    assert "error" not in running.output
+    assert "Traceback" not in running.output
 
 
-def test_a_signal_while_the_launcher_loads_torch_means_preempted(endless, tmp_path):
+def test_a_signal_while_the_launcher_imports_torch_exits_as_preempted(endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         maps = Path(f"/proc/{run.process.pid}/maps")
         run.wait_for(lambda: "libtorch" in maps.read_text(), "torch")
         os.kill(run.process.pid, signal.SIGTERM)
-        assert run.end() == 75, run.words
-        assert run.words == ""
+        assert run.end() == 75, run.output
+        assert run.output == ""
 
 
-def test_a_signal_while_the_ranks_still_import_means_preempted(endless, tmp_path):
+def test_a_signal_during_the_imports_of_the_ranks_exits_as_preempted(endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         run.wait_for(lambda: len(run.ranks) == 2, "ranks")
         os.kill(run.process.pid, signal.SIGTERM)
-        assert run.end() == 75, run.words
-        assert run.words == ""
+        assert run.end() == 75, run.output
+        assert run.output == ""
     with launched(endless, tmp_path / "run") as run:
         run.wait_for(lambda: len(run.ranks) == 2, "ranks")
         os.kill(run.ranks[0], signal.SIGTERM)
-        assert run.end() == 75, run.words
-        assert run.words == ""
+        assert run.end() == 75, run.output
+        assert run.output == ""
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_at_once_and_ranks_that_do_not_save_in_time_are_killed(
+def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeout(
     endless, tmp_path
 ):
     with launched(endless, tmp_path / "run") as run:
@@ -154,17 +154,17 @@ def test_a_second_ctrl_c_ends_at_once_and_ranks_that_do_not_save_in_time_are_kil
         os.kill(run.process.pid, signal.SIGINT)
         while run.process.poll() is None:
             run.process.send_signal(signal.SIGINT)
-        assert run.process.returncode == 130, run.words
+        assert run.process.returncode == 130, run.output
         assert left_after(family, 3) == []
     with launched(endless, tmp_path / "other", "--shutdown-timeout", "1") as run:
         run.wait_for_step(2)
         os.kill(run.ranks[1], signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGTERM)
         assert run.end() == 128 + signal.SIGKILL
-        assert "some ranks did not exit within 1 s of SIGTERM" in run.words
+        assert "some ranks did not exit within 1 s of SIGTERM" in run.output
 
 
-def test_signals_are_noted_and_a_second_ctrl_c_is_an_interrupt():
+def test_stop_signals_are_recorded_and_a_second_ctrl_c_raises():
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals() as stop:
         assert stop.received is None

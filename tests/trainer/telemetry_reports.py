@@ -1,4 +1,4 @@
-"""A Telemetry as the trainer opens one, and what came of it."""
+"""Telemetry as the trainer opens it, and its outputs."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def telemetry(
     flops: ModelFlops | None = None,
     **settings: Any,
 ) -> Telemetry:
-    """Of a rank of two, on one machine."""
+    """Return the telemetry of one of two ranks on a machine."""
     return Telemetry(
         folder,
         TelemetryConfig(**settings),
@@ -57,7 +57,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def scraped(report: Telemetry) -> dict[str, float]:
-    """Name (with labels, if any) -> value, as Prometheus reads the page."""
+    """Return the scraped values by name (with labels, if any)."""
     return {
         sample.name + "".join(f"/{label}" for label in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page_of(report))

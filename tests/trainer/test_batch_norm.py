@@ -1,4 +1,4 @@
-"""Batch norm over ranks equals batch norm of one process on the whole batch."""
+"""Batch norm over ranks equals batch norm of one process on the full batch."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from trainer.backbone.batch_norm import FrozenBatchNorm2d, apply_batch_norm_mode
 CPU = torch.device("cpu")
 
 
-def whole_batch():
+def full_batch():
     generator = torch.Generator().manual_seed(0)
     x = 3 + 2 * torch.randn(7, 4, 5, 5, generator=generator, dtype=torch.float64)
     upstream = torch.randn(x.shape, generator=generator, dtype=torch.float64)
@@ -47,40 +47,40 @@ def on_rank(edges: list[int]) -> dict[str, np.ndarray]:
     apply_batch_norm_mode(model, "sync", dist.group.WORLD, CPU)
     rank = dist.get_rank()
     part = slice(edges[rank], edges[rank + 1])
-    x, upstream = whole_batch()
+    x, upstream = full_batch()
     return run(layer, x[part], upstream[part])
 
 
 @pytest.mark.parametrize("edges", [[0, 3, 7], [0, 0, 5, 7], [0, 2, 4, 6, 7]], ids=str)
-def test_synchronised_batch_norm_equals_the_whole_batch(edges):
+def test_synchronized_batch_norm_equals_the_full_batch(edges):
     """Uneven shares, and a rank without rows."""
     ranks = run_on_ranks(len(edges) - 1, on_rank, edges)
-    want = run(batch_norm(), *whole_batch())
+    expected = run(batch_norm(), *full_batch())
     exact = {"rtol": 1e-11, "atol": 1e-11}
     for name in ("output", "by_input"):
-        joined = np.concatenate([answer[name] for answer in ranks])
-        np.testing.assert_allclose(joined, want[name], **exact)
+        joined = np.concatenate([result[name] for result in ranks])
+        np.testing.assert_allclose(joined, expected[name], **exact)
     for name in ("by_weight", "by_bias"):  # each rank's own part: the strategy sums them
-        summed = sum(answer[name] for answer in ranks)
-        np.testing.assert_allclose(summed, want[name], **exact)
-    for answer in ranks:
+        summed = sum(result[name] for result in ranks)
+        np.testing.assert_allclose(summed, expected[name], **exact)
+    for result in ranks:
         for name in ("mean", "variance"):
-            np.testing.assert_allclose(answer[name], want[name], **exact)
+            np.testing.assert_allclose(result[name], expected[name], **exact)
 
 
-def test_frozen_batch_norm_keeps_its_statistics_in_training_and_learns_its_scale():
+def test_frozen_batch_norm_trains_its_scale_but_not_its_statistics():
     model = nn.Sequential(batch_norm())
     apply_batch_norm_mode(model, "frozen", None, CPU)
     model.train()
-    x, upstream = whole_batch()
-    answer = run(model[0], x, upstream)
+    x, upstream = full_batch()
+    result = run(model[0], x, upstream)
     assert isinstance(model[0], FrozenBatchNorm2d)
-    assert (answer["mean"] == 0).all()
-    assert (answer["variance"] == 1).all()
-    assert np.abs(answer["by_weight"]).min() > 0
+    assert (result["mean"] == 0).all()
+    assert (result["variance"] == 1).all()
+    assert np.abs(result["by_weight"]).min() > 0
 
 
-def test_local_batch_norm_is_torchs_own():
+def test_local_batch_norm_is_the_module_of_torch():
     model = nn.Sequential(batch_norm())
     apply_batch_norm_mode(model, "local", None, CPU)
     assert type(model[0]) is nn.BatchNorm2d

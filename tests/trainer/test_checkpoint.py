@@ -1,4 +1,4 @@
-"""Checkpoints: resharded exactly, refused when altered, absent when not committed."""
+"""Checkpoints: resharded exactly, rejected if altered, ignored if not committed."""
 
 import base64
 import json
@@ -14,9 +14,9 @@ from tests.trainer.checkpoint_mutations import MUTATIONS, NEWER, damage_and_resu
 from tests.trainer.checkpoint_runs import (
     as_bits,
     load_into_zeros,
-    newest_is_whole,
     same_bits,
     save_steps,
+    verify_newest,
 )
 from trainer.checkpoints import (
     FORMAT_VERSION,
@@ -42,20 +42,20 @@ from trainer.world import World
         (9, [1, 4], True),
     ],
 )
-def test_a_checkpoint_loads_on_another_world_size_bit_for_bit(
+def test_a_checkpoint_loads_bit_identically_at_another_world_size(
     saved_on, loaded_on, in_background, tmp_path
 ):
-    """Uneven and empty shards, tensors of no dimension and of no elements, bf16 and flags."""
+    """Uneven and empty shards, scalars, empty tensors, bf16 and booleans."""
     run_on_ranks(saved_on, save_steps, tmp_path, [3], {"in_background": in_background})
     for world_size in loaded_on:
-        assert run_on_ranks(world_size, newest_is_whole, tmp_path) == [(3, [])] * world_size
+        assert run_on_ranks(world_size, verify_newest, tmp_path) == [(3, [])] * world_size
 
 
-def test_a_checkpoint_loads_back_bit_for_bit_on_the_ranks_it_came_from(tmp_path):
-    """4 -> 2 -> 4: what was loaded is saved anew."""
+def test_a_resharded_checkpoint_loads_bit_identically_at_the_original_world_size(tmp_path):
+    """4 -> 2 -> 4 ranks: the loaded tensors are saved again."""
     run_on_ranks(4, save_steps, tmp_path, [3])
     run_on_ranks(2, load_and_save_again, tmp_path)
-    assert run_on_ranks(4, newest_is_whole, tmp_path / "again") == [(3, [])] * 4
+    assert run_on_ranks(4, verify_newest, tmp_path / "again") == [(3, [])] * 4
 
 
 def load_and_save_again(root: Path) -> None:
@@ -66,7 +66,7 @@ def load_and_save_again(root: Path) -> None:
     save_checkpoint(root / "again", entries, {"step": 3}, world, keep=1)
 
 
-def test_a_replicated_tensor_is_written_by_one_rank_and_the_bytes_are_shared_out(tmp_path):
+def test_replicated_tensors_are_written_once_and_balanced_over_ranks(tmp_path):
     run_on_ranks(3, save_replicated, tmp_path)
     sizes = [path.stat().st_size for path in (tmp_path / "step-00000001").glob("*.safetensors")]
     assert len(sizes) == 3
@@ -79,16 +79,16 @@ def save_replicated(root: Path) -> None:
     save_checkpoint(root, entries, {"step": 1}, rank_world(), keep=1)
 
 
-def test_class_groups_that_hold_the_same_shards_write_them_once(tmp_path):
-    """Four ranks, two of which share the classes: the same bytes as from two ranks."""
+def test_class_groups_with_the_same_shards_write_them_once(tmp_path):
+    """Four ranks in class groups of two write the same bytes as two ranks."""
     run_on_ranks(4, save_steps, tmp_path / "groups", [3], None, 0, 2)
     run_on_ranks(2, save_steps, tmp_path / "two", [3])
-    assert newest_is_whole(tmp_path / "groups") == (3, [])
+    assert verify_newest(tmp_path / "groups") == (3, [])
     groups, two = (
         sum(path.stat().st_size for path in (tmp_path / name).glob("*/*.safetensors"))
         for name in ("groups", "two")
     )
-    assert groups < two + 2 * 300  # two files more, with headers of their own
+    assert groups < two + 2 * 300  # two more files, each with a header
 
 
 def save_random(root: Path) -> list[float]:
@@ -107,16 +107,16 @@ def draw_after_resume(root: Path, seed: int) -> list[float]:
     return torch.rand(3).tolist()
 
 
-def test_every_rank_draws_on_where_it_was(tmp_path):
+def test_every_rank_continues_its_random_sequence(tmp_path):
     drawn = run_on_ranks(2, save_random, tmp_path)
     assert run_on_ranks(2, draw_after_resume, tmp_path, 0) == drawn
     assert drawn[0] != drawn[1]
 
 
-def test_on_another_world_size_ranks_draw_apart_and_the_same_each_time(tmp_path):
+def test_at_another_world_size_ranks_draw_different_but_reproducible_numbers(tmp_path):
     drawn = run_on_ranks(2, save_random, tmp_path)
     three = run_on_ranks(3, draw_after_resume, tmp_path, 0)
-    assert len({tuple(one) for one in [*three, *drawn]}) == 5
+    assert len({tuple(numbers) for numbers in [*three, *drawn]}) == 5
     assert run_on_ranks(3, draw_after_resume, tmp_path, 0) == three
     assert run_on_ranks(3, draw_after_resume, tmp_path, 1) != three
 
@@ -152,14 +152,14 @@ def save_plain(root: Path, step: int, **state: int) -> Path:
     return save_checkpoint(root, entries, {"step": step, **state}, rank_world(), keep=2)
 
 
-def test_the_state_is_what_was_given_and_what_the_writer_knows(tmp_path):
+def test_the_state_is_the_given_state_and_the_keys_of_the_writer(tmp_path):
     checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7))
     state = dict(checkpoint.state)
     assert len(state.pop("random_states")) == 1
     assert state == {"step": 1, "cursor": 7, "world_size": 1, "best": None}
 
 
-def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
+def test_a_checkpoint_contains_no_pickles(tmp_path):
     names = {path.suffix for path in save_plain(tmp_path, 1).iterdir()}
     assert names == {".json", ".safetensors"}
 
@@ -171,64 +171,62 @@ def two_steps(tmp_path_factory) -> Path:
     return root
 
 
-def test_a_checkpoint_damaged_at_random_is_refused_by_name_and_the_one_before_is_taken(
-    two_steps, tmp_path
-):
-    refusals = damage_and_resume(two_steps, tmp_path, seed=0, count=len(MUTATIONS))
-    assert len(refusals) == len(MUTATIONS)
+def test_a_damaged_checkpoint_is_rejected_and_the_previous_one_is_loaded(two_steps, tmp_path):
+    rejections = damage_and_resume(two_steps, tmp_path, seed=0, count=len(MUTATIONS))
+    assert len(rejections) == len(MUTATIONS)
 
 
 @pytest.mark.slow
-def test_200_damaged_checkpoints_are_refused(two_steps, tmp_path):
+def test_200_damaged_checkpoints_are_rejected(two_steps, tmp_path):
     assert damage_and_resume(two_steps, tmp_path, seed=1, count=200).total() == 200
 
 
-@pytest.mark.parametrize("place", ["manifest.json", "state.json", "tensors"])
-def test_every_flipped_bit_is_seen(place, two_steps, tmp_path):
+@pytest.mark.parametrize("prefix", ["manifest.json", "state.json", "tensors"])
+def test_every_flipped_bit_is_detected(prefix, two_steps, tmp_path):
     folder = tmp_path / NEWER
     shutil.copytree(two_steps / NEWER, folder)
-    path = next(folder.glob(f"{place}*"))
-    sound = path.read_bytes()
-    for position in range(0, len(sound), max(1, len(sound) // 100)):
-        changed = bytearray(sound)
+    path = next(folder.glob(f"{prefix}*"))
+    original = path.read_bytes()
+    for position in range(0, len(original), max(1, len(original) // 100)):
+        changed = bytearray(original)
         changed[position] ^= 1 << position % 8
         path.write_bytes(changed)
         with pytest.raises(ValueError, match=r"checkpoint .*step-00000002"):
             open_checkpoint(folder)
-    path.write_bytes(sound)
+    path.write_bytes(original)
     assert open_checkpoint(folder).step == 2
 
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [(FORMAT_VERSION + 1, "newer format"), (FORMAT_VERSION - 1, "start another run folder")],
+    [(FORMAT_VERSION + 1, "newer format"), (FORMAT_VERSION - 1, "use a new run folder")],
 )
-def test_another_format_says_what_to_do(version, message, tmp_path):
+def test_an_unsupported_format_is_an_error_with_the_fix(version, message, tmp_path):
     path = save_plain(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
     with pytest.raises(ValueError, match=message):
         open_checkpoint(path.parent)
 
 
-def test_a_pipe_among_the_files_is_not_waited_on(tmp_path):
+def test_a_pipe_among_the_files_does_not_block(tmp_path):
     path = save_plain(tmp_path, 1) / "state.json"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="no plain file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         open_checkpoint(path.parent)
 
 
-def test_what_was_refused_is_told_to_every_rank(two_steps, tmp_path):
+def test_every_rank_gets_the_rejected_checkpoints(two_steps, tmp_path):
     shutil.copytree(two_steps, tmp_path / "copy")
     (tmp_path / "copy" / NEWER / "state.json").unlink()
-    answers = run_on_ranks(2, newest_is_whole, tmp_path / "copy")
-    assert answers[0] == answers[1]
-    step, refused = answers[0]
+    results = run_on_ranks(2, verify_newest, tmp_path / "copy")
+    assert results[0] == results[1]
+    step, rejected = results[0]
     assert step == 1
-    assert "state.json is missing" in refused[0]
+    assert "state.json is missing" in rejected[0]
 
 
-def test_a_folder_that_was_not_committed_does_not_exist(tmp_path):
+def test_an_uncommitted_folder_is_ignored(tmp_path):
     folder = save_plain(tmp_path, 1)
     shutil.move(folder, tmp_path / "step-00000001.partial")
     assert find_checkpoint(tmp_path, rank_world()) == (None, [])
@@ -242,17 +240,17 @@ def find_in(root: Path) -> str:
     return "found"
 
 
-def test_a_root_that_cannot_be_read_is_an_error_on_every_rank_and_no_fresh_start(tmp_path):
+def test_an_unreadable_root_is_an_error_on_every_rank(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     messages = run_on_ranks(2, find_in, tmp_path / "checkpoints")
     assert messages[0] == messages[1]
     assert "are unreadable" in messages[0]
 
 
-def test_steps_are_ordered_as_numbers(tmp_path):
+def test_steps_are_sorted_numerically(tmp_path):
     for step in (99_999_999, 100_000_000):
         (tmp_path / f"step-{step}").mkdir()
-    (tmp_path / "step-000000001").mkdir()  # not a name that is given
+    (tmp_path / "step-000000001").mkdir()  # not a name of a checkpoint
     names = [path.name for path in committed_folders(tmp_path)]
     assert names == ["step-99999999", "step-100000000"]
 
@@ -262,27 +260,27 @@ def test_steps_are_ordered_as_numbers(tmp_path):
     [
         (
             {"weight": torch.zeros(4, 2)},
-            r"weight has shape \[4, 2\] in this run and shape \[3, 2\]",
+            r"weight has shape \[4, 2\] in this run and has shape \[3, 2\]",
         ),
-        ({"other": torch.zeros(3, 2)}, r"other has shape \[3, 2\] in this run and no such tensor"),
+        ({"other": torch.zeros(3, 2)}, r"other has shape \[3, 2\] in this run and is missing"),
         (
             {"weight": torch.zeros(3, 2, dtype=torch.bfloat16)},
-            r"weight is torch\.bfloat16 in this run and torch\.float32 there",
+            r"weight is torch\.bfloat16 in this run and torch\.float32 in the checkpoint",
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(entries, message, tmp_path):
+def test_mismatched_tensors_are_reported(entries, message, tmp_path):
     checkpoint = open_checkpoint(save_plain(tmp_path, 1))
     with pytest.raises(ValueError, match=message):
         load_tensors(checkpoint, entries, rank_world())
 
 
-def test_a_type_that_has_no_place_in_a_checkpoint_is_named(tmp_path):
+def test_an_unsupported_dtype_is_reported(tmp_path):
     entries = {"odd": torch.zeros(2, dtype=torch.complex64)}
-    with pytest.raises(ValueError, match=r"tensor odd is torch\.complex64"):
+    with pytest.raises(ValueError, match=r"tensor odd has dtype torch\.complex64"):
         save_checkpoint(tmp_path, entries, {"step": 1}, rank_world(), keep=1)
 
 
-def test_same_bits_tells_tensors_apart():
+def test_same_bits_distinguishes_signed_zeros():
     one = as_bits({"weight": torch.tensor([0.0])})
     assert not same_bits(one, as_bits({"weight": torch.tensor([-0.0])}))

@@ -1,4 +1,4 @@
-"""Checkpoints under faults: a full disk, a killed process, files that would run code."""
+"""Checkpoints under faults: a full disk, a killed process, files with malicious code."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ import torch
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
-from tests.trainer.checkpoint_runs import config, load_into_zeros, newest_is_whole, save_steps
+from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, verify_newest
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
 from trainer.checkpoints.exchange import explain_disk_error
 
@@ -26,14 +26,14 @@ MEGABYTE = 2**20
 
 @contextmanager
 def mounted(disk: Path) -> Iterator[None]:
-    """A file system of 4 MB at `disk`."""
+    """Mount a file system of 4 MB at `disk`."""
     disk.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     if shutil.which("mount") is None or os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root and mount")
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    finished = subprocess.run(mount, capture_output=True, text=True)
+    if finished.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {finished.stderr.strip()}")
     try:
         yield
     finally:
@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def save_until_full(root: Path, in_background: bool) -> str:
-    """1.5 MB a step: the third one does not fit."""
+    """Save 1.5 MB per step, so that the third step does not fit."""
     world = rank_world()
     entries = {f"weight.{number}": torch.zeros(48, 1024) for number in range(8)}
     settings = config(keep_last=9, in_background=in_background)
@@ -65,13 +65,13 @@ def save_until_full(root: Path, in_background: bool) -> str:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_full_disk_is_told_on_every_rank_and_older_checkpoints_are_untouched(
+def test_a_full_disk_is_reported_on_every_rank_and_older_checkpoints_are_intact(
     world_size, in_background, small_disk
 ):
     root = small_disk / "checkpoints"
     messages = run_on_ranks(world_size, save_until_full, root, in_background)
     assert len(set(messages)) == 1
-    # In the background the save that fails is heard of at the next one, which is tried once more.
+    # In the background, the failure is raised by the next save, which then fails too.
     step = 4 if in_background else 3
     assert messages[0].startswith(f"{step} checkpoint {root}/step-{step:08d}")
     assert os.strerror(errno.ENOSPC) in messages[0]
@@ -79,9 +79,9 @@ def test_a_full_disk_is_told_on_every_rank_and_older_checkpoints_are_untouched(
     assert "lower checkpoint.keep_last" in messages[0]
     assert messages[0].count("\n") == 0
     assert [path.name for path in sorted(root.iterdir())] == ["step-00000001", "step-00000002"]
-    checkpoint, refused = find_checkpoint(root, rank_world())
+    checkpoint, rejected = find_checkpoint(root, rank_world())
     assert checkpoint is not None
-    assert (checkpoint.step, refused) == (2, [])
+    assert (checkpoint.step, rejected) == (2, [])
 
 
 def start_a_writer(root: Path) -> str:
@@ -92,16 +92,16 @@ def start_a_writer(root: Path) -> str:
     return "started"
 
 
-def test_leftovers_that_cannot_be_cleared_away_are_told_on_every_rank(tmp_path):
+def test_leftovers_that_cannot_be_deleted_are_reported_on_every_rank(tmp_path):
     with mounted(tmp_path / "step-00000002.partial"):
         one, other = run_on_ranks(2, start_a_writer, tmp_path)
     assert one == other
-    assert f"what a run left in {tmp_path} could not be cleared away on rank 0: " in one
+    assert f"incomplete checkpoints in {tmp_path} could not be deleted on rank 0: " in one
     assert run_on_ranks(2, start_a_writer, tmp_path) == ["started"] * 2
 
 
 def save_with_a_limit_on_one_rank(root: Path, in_background: bool) -> list[str]:
-    """Errors of three saves, the second of which rank 1 cannot write."""
+    """Return the errors of three saves. Rank 1 cannot write the second one."""
     world, errors = rank_world(), []
     entries = {f"weight.{number}": torch.zeros(MEGABYTE // 4) for number in range(2)}
     settings = config(keep_last=9, in_background=in_background)
@@ -119,7 +119,7 @@ def save_with_a_limit_on_one_rank(root: Path, in_background: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_what_one_rank_cannot_write_is_an_error_on_all_and_the_next_save_works(
+def test_a_write_error_of_one_rank_is_raised_on_all_and_the_next_save_works(
     in_background, tmp_path
 ):
     one, other = run_on_ranks(2, save_with_a_limit_on_one_rank, tmp_path, in_background)
@@ -131,25 +131,25 @@ def test_what_one_rank_cannot_write_is_an_error_on_all_and_the_next_save_works(
     assert names == ["step-00000001", "step-00000003"]
 
 
-def test_a_failure_in_the_background_is_told_once_before_the_next_save(tmp_path):
+def test_a_failure_in_the_background_is_reported_once_before_the_next_save(tmp_path):
     root = tmp_path / "checkpoints"
-    root.write_text("in the way")
+    root.write_text("a file")
     with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
         assert writer.failures() == []
         writer.save({"weight": torch.zeros(1)}, {"step": 1})
-        while not (told := writer.failures()):
+        while not (failures := writer.failures()):
             pass
-        assert [(trouble.step, trouble.is_lost) for trouble in told] == [(1, True)]
-        assert "step-00000001 could not be written" in told[0].reason
+        assert [(failure.step, failure.is_lost) for failure in failures] == [(1, True)]
+        assert "step-00000001 could not be written" in failures[0].reason
         assert writer.failures() == []
         with pytest.raises(OSError, match="could not be written"):
             writer.finish()
 
 
-def test_other_errors_of_the_disk_have_remedies_too(tmp_path):
-    for number, remedy in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
+def test_other_disk_errors_have_suggestions(tmp_path):
+    for number, fix in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
         line = explain_disk_error(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
-        assert remedy in line
+        assert fix in line
         assert f"are free at {tmp_path}" in line
     assert explain_disk_error(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
 
@@ -158,7 +158,7 @@ def test_other_errors_of_the_disk_have_remedies_too(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_after_a_kill_at_a_random_instant_the_newest_committed_checkpoint_is_whole(
+def test_the_newest_committed_checkpoint_is_complete_after_a_kill_at_a_random_time(
     world_size, tmp_path
 ):
     newest = kill_and_resume(tmp_path, world_size, seed=world_size, count=3)
@@ -167,15 +167,16 @@ def test_after_a_kill_at_a_random_instant_the_newest_committed_checkpoint_is_who
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_after_20_kills_the_newest_committed_checkpoint_is_whole(world_size, tmp_path):
+def test_the_newest_committed_checkpoint_is_complete_after_20_kills(world_size, tmp_path):
     assert kill_and_resume(tmp_path, world_size, seed=10 + world_size, count=20)[-1] > 0
 
 
 @pytest.mark.parametrize(("steps", "start_step"), [([2], 1), ([1], 0)])
-def test_before_whichever_file_operation_a_save_ends_a_whole_checkpoint_is_there(
+def test_a_complete_checkpoint_exists_before_every_file_operation_of_a_save(
     steps, start_step, tmp_path
 ):
-    """Of step 2, after which step 1 goes, and of step 1 once more: over its only copy."""
+    """For step 2, after which step 1 is deleted, and for step 1 again, which replaces its only
+    copy."""
     saved = tmp_path / "saved"
     save_steps(saved, [1])
     allowed = {1, steps[0]}
@@ -183,9 +184,9 @@ def test_before_whichever_file_operation_a_save_ends_a_whole_checkpoint_is_there
         root = tmp_path / f"checkpoints-{number}"
         shutil.copytree(saved, root)
         ended = ended_before_change(root, number, steps, start_step)
-        step, refused = newest_is_whole(root)
+        step, rejected = verify_newest(root)
         assert step in allowed, number
-        assert refused == [], number
+        assert rejected == [], number
         save_steps(root, [3], {"keep_last": 1}, start_step=step or 0)
         assert [path.name for path in root.iterdir()] == ["step-00000003"], number
         if not ended:
@@ -193,11 +194,11 @@ def test_before_whichever_file_operation_a_save_ends_a_whole_checkpoint_is_there
     assert 15 < number < 99
 
 
-# ------------------------------------------------------------------ poisoned
+# ------------------------------------------------------------------ malicious files
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness
@@ -220,8 +221,8 @@ POISONED = [
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", POISONED)
-def test_a_poisoned_checkpoint_runs_nothing(name, sealed, tmp_path):
-    """Whether the manifest lists the file or not: it is a pickle, and Python that does the same."""
+def test_a_malicious_checkpoint_does_not_run_code(name, sealed, tmp_path):
+    """With a pickle or a Python file, whether or not the manifest lists it."""
     save_steps(tmp_path, [1, 2])
     folder, witness = tmp_path / "step-00000002", tmp_path / "witness"
     content = pickle.dumps(Bomb(witness))
@@ -229,36 +230,36 @@ def test_a_poisoned_checkpoint_runs_nothing(name, sealed, tmp_path):
         content = f"import os; os.mkdir({str(witness)!r})".encode()
     if sealed and name != "manifest.json":
         (folder / name).write_bytes(content)
-        reseal(folder, lambda made: made["files"].update({name: digest_of(folder / name)}))
+        reseal(folder, lambda content: content["files"].update({name: digest_of(folder / name)}))
     else:
         (folder / name).write_bytes(content)
-    checkpoint, refused = find_checkpoint(tmp_path, rank_world())
+    checkpoint, rejected = find_checkpoint(tmp_path, rank_world())
     assert checkpoint is not None
-    if checkpoint.step == 2:  # a tensor file that is sealed and no tensor file: nobody's write
+    if checkpoint.step == 2:  # listed in the manifest, but not a safetensors file
         with pytest.raises(ValueError, match="is unreadable"):
             load_into_zeros(checkpoint, rank_world())
     else:
-        assert str(folder) in refused[0]
+        assert str(folder) in rejected[0]
         load_into_zeros(checkpoint, rank_world())
     assert not witness.exists()
 
 
-def test_the_bomb_of_these_tests_goes_off(tmp_path):
+def test_unpickling_the_bomb_of_these_tests_runs_code(tmp_path):
     pickle.loads(pickle.dumps(Bomb(tmp_path / "witness")))
     assert (tmp_path / "witness").exists()
 
 
-def test_a_safetensors_header_with_a_pickle_in_it_runs_nothing(tmp_path):
+def test_a_pickle_in_a_safetensors_header_does_not_run(tmp_path):
     save_steps(tmp_path, [1])
     folder = tmp_path / "step-00000001"
     file = tensor_files(folder)[0]
     bomb = pickle.dumps(Bomb(tmp_path / "witness")).decode("latin-1")
     header = json.dumps({"__metadata__": {"DCP_SHARDING_INFO": bomb}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header)
-    reseal(folder, lambda made: made["files"].update({file.name: digest_of(file)}))
+    reseal(folder, lambda content: content["files"].update({file.name: digest_of(file)}))
     checkpoint, _ = find_checkpoint(tmp_path, rank_world())
     assert checkpoint is not None
-    with pytest.raises(ValueError, match=r"unreadable|no such tensor"):
+    with pytest.raises(ValueError, match=r"unreadable|is missing"):
         load_into_zeros(checkpoint, rank_world())
     assert not (tmp_path / "witness").exists()
     assert committed_folders(tmp_path) == [folder]

@@ -1,4 +1,4 @@
-"""Saving: in the background, one at a time; what stays, what goes, and nothing lost on the way."""
+"""Saving: in the background, one save at a time, with retention and safe replacement."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_mutations import flip_a_bit_of_the_manifest, tensor_files
-from tests.trainer.checkpoint_runs import config, newest_is_whole, save_steps
+from tests.trainer.checkpoint_runs import config, save_steps, verify_newest
 from trainer.checkpoints import (
     CheckpointWriter,
     committed_folders,
@@ -32,8 +32,10 @@ needs_proc = pytest.mark.skipif(
 
 def writer_of(root: Path, *, start_step: int = 0, **options: Any) -> CheckpointWriter:
     known = {"keep_every_steps", "print_line"}
-    ours = {key: options.pop(key) for key in known & options.keys()}
-    return CheckpointWriter(root, config(**options), rank_world(), start_step=start_step, **ours)
+    writer_options = {key: options.pop(key) for key in known & options.keys()}
+    return CheckpointWriter(
+        root, config(**options), rank_world(), start_step=start_step, **writer_options
+    )
 
 
 def steps_in(root: Path) -> list[int]:
@@ -56,7 +58,7 @@ def loaded(root: Path, numbers: int = 4) -> float:
 # ------------------------------------------------------------------ in the background
 
 
-def test_what_changes_after_a_save_has_begun_is_not_in_it(tmp_path):
+def test_changes_after_the_start_of_a_save_are_not_saved(tmp_path):
     entries = weight(1, 4 * MEGABYTE)
     with writer_of(tmp_path) as writer:
         writer.save(entries, {"step": 1})
@@ -64,22 +66,22 @@ def test_what_changes_after_a_save_has_begun_is_not_in_it(tmp_path):
     assert loaded(tmp_path, 4 * MEGABYTE) == 1
 
 
-def test_the_next_save_waits_for_the_one_before_and_says_so(tmp_path):
-    said: list[str] = []
+def test_the_next_save_waits_for_the_previous_one_and_prints_a_line(tmp_path):
+    lines: list[str] = []
     entries = weight(1, 8 * MEGABYTE)
-    with writer_of(tmp_path, print_line=said.append) as writer:
+    with writer_of(tmp_path, print_line=lines.append) as writer:
         assert writer.save(entries, {"step": 1}) == 0
         entries["weight"].fill_(2)
         assert writer.save(entries, {"step": 2}) > 0
         writer.finish()
         assert writer.save(entries, {"step": 3}) == 0
-    assert len(said) == 1
-    assert re.match(r"checkpoint of step 2 waited \d+\.\d\d s for that of step 1: ", said[0])
+    assert len(lines) == 1
+    assert re.match(r"the checkpoint of step 2 waited \d+\.\d\d s for .* step 1: ", lines[0])
     assert loaded(tmp_path, 8 * MEGABYTE) == 2
     assert steps_in(tmp_path) == [2, 3]
 
 
-def test_folders_are_told_once_they_are_committed(tmp_path):
+def test_folders_are_reported_once_when_they_are_committed(tmp_path):
     with writer_of(tmp_path) as writer:
         assert writer.committed() == []
         writer.save(weight(1), {"step": 1})
@@ -91,26 +93,26 @@ def test_folders_are_told_once_they_are_committed(tmp_path):
 
 
 def save_between_collectives(root: Path) -> bool:
-    world, right = rank_world(), True
+    world, correct = rank_world(), True
     with CheckpointWriter(root, config(), world, start_step=0) as writer:
         for step in range(1, 6):
             writer.save(weight(step, MEGABYTE), {"step": step})
             for number in range(100):
                 total = torch.full((3,), float(number + world.rank))
                 dist.all_reduce(total)
-                right &= bool((total == 2 * number + 1).all())
-    return right
+                correct &= bool((total == 2 * number + 1).all())
+    return correct
 
 
-def test_collectives_of_a_save_and_of_training_do_not_meet(tmp_path):
+def test_collectives_of_a_save_and_of_training_do_not_interleave(tmp_path):
     assert run_on_ranks(2, save_between_collectives, tmp_path) == [True, True]
     assert loaded(tmp_path, MEGABYTE) == 5
 
 
 def highest_memory_of_saves(root: Path, in_background: bool, num_bytes: int) -> int:
-    """Bytes that three saves needed on top of what there was, at their peak."""
+    """Return the additional memory of three saves at their peak, in bytes."""
     entries = {f"weight.{number}": torch.ones(num_bytes // 16) for number in range(4)}
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = memory("VmRSS")
     with writer_of(root, in_background=in_background) as writer:
         for step in range(1, 4):
@@ -135,7 +137,7 @@ def test_a_save_needs_one_copy_in_the_background_and_none_in_the_foreground(
 
 
 @needs_proc
-def test_memory_that_is_reserved_is_what_the_save_uses(tmp_path):
+def test_a_save_uses_the_reserved_memory(tmp_path):
     (needed,) = run_on_ranks(1, highest_memory_after_reserve, tmp_path, 64 * MEGABYTE)
     assert needed < 32 * MEGABYTE
 
@@ -150,22 +152,22 @@ def highest_memory_after_reserve(root: Path, num_bytes: int) -> int:
     return memory("VmHWM") - before
 
 
-def test_a_state_that_is_not_json_is_refused_before_anything_is_written(tmp_path):
+def test_a_state_that_is_not_json_is_rejected_before_writing(tmp_path):
     with writer_of(tmp_path) as writer, pytest.raises(ValueError, match="JSON"):
         writer.save(weight(1), {"step": 1, "loss": float("nan")})
     assert not tmp_path.exists() or not any(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------ what stays
+# ------------------------------------------------------------------ retention
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     save_steps(tmp_path, [1, 2, 3], {"keep_last": 2})
     assert steps_in(tmp_path) == [2, 3]
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_multiples_of_keep_every_stay_too(tmp_path):
+def test_multiples_of_keep_every_are_kept(tmp_path):
     with writer_of(tmp_path, keep_last=1, keep_every_steps=4) as writer:
         for step in range(2, 12, 2):
             writer.save(weight(step), {"step": step})
@@ -173,7 +175,7 @@ def test_multiples_of_keep_every_stay_too(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("max", [2, 6]), ("min", [1, 6])])
-def test_the_best_stays_through_a_restart(mode, kept, tmp_path):
+def test_the_best_checkpoint_is_kept_after_a_restart(mode, kept, tmp_path):
     best = {"measure": "top1", "mode": mode}
     measured = {1: 0.1, 2: 0.9, 3: None, 4: 0.3, 5: float("nan"), 6: 0.5}
     for steps in ([1, 2, 3], [4, 5, 6]):
@@ -185,7 +187,7 @@ def test_the_best_stays_through_a_restart(mode, kept, tmp_path):
     assert checkpoint.state["best"] == {"measure": "top1", "value": 0.5}
 
 
-def test_a_best_of_another_measure_is_not_held_against_this_one(tmp_path):
+def test_best_results_of_different_measures_are_not_compared(tmp_path):
     for step, measure, value in ((1, "loss", 9.0), (2, "top1", 0.4), (3, "top1", 0.3)):
         best = {"measure": measure, "mode": "max"}
         with writer_of(tmp_path, keep_last=1, keep_best=best, start_step=step - 1) as writer:
@@ -193,40 +195,40 @@ def test_a_best_of_another_measure_is_not_held_against_this_one(tmp_path):
     assert steps_in(tmp_path) == [2, 3]
 
 
-def test_a_refused_checkpoint_does_not_push_sound_ones_out(tmp_path):
+def test_a_rejected_checkpoint_does_not_count_towards_retention(tmp_path):
     save_steps(tmp_path, [5, 10])
     file = tensor_files(tmp_path / "step-00000010")[0]
     content = bytearray(file.read_bytes())
-    content[-1] ^= 1  # a size that is right: the manifest alone does not show it
+    content[-1] ^= 1  # the size is still right
     file.write_bytes(content)
     (tmp_path / "step-zzz").mkdir()
     save_steps(tmp_path, [6, 8, 12], {"keep_last": 2}, start_step=5)
     assert steps_in(tmp_path) == [8, 10, 12]
-    step, refused = newest_is_whole(tmp_path)
-    assert (step, refused) == (12, [])
+    step, rejected = verify_newest(tmp_path)
+    assert (step, rejected) == (12, [])
 
 
-def test_an_altered_checkpoint_is_neither_counted_nor_deleted(tmp_path):
+def test_an_altered_checkpoint_is_not_counted_or_deleted(tmp_path):
     save_steps(tmp_path, [1, 2])
     flip_a_bit_of_the_manifest(Random(0), tmp_path / "step-00000002", tmp_path)
     save_steps(tmp_path, [3], {"keep_last": 2}, start_step=2)
     assert steps_in(tmp_path) == [1, 2, 3]
 
 
-def test_a_refused_checkpoint_of_the_same_step_is_replaced(tmp_path):
+def test_a_rejected_checkpoint_of_the_same_step_is_replaced(tmp_path):
     save_steps(tmp_path, [1, 2])
     tensor_files(tmp_path / "step-00000002")[0].write_bytes(b"x")
     save_steps(tmp_path, [2, 3], start_step=1)
-    assert newest_is_whole(tmp_path) == (3, [])
+    assert verify_newest(tmp_path) == (3, [])
     assert open_checkpoint(tmp_path / "step-00000002").step == 2
     assert len(list(tmp_path.iterdir())) == 2
 
 
-# ------------------------------------------------------------------ at every instant
+# ------------------------------------------------------------------ replacing a step
 
 
-def test_a_step_is_saved_over_without_a_moment_in_which_there_is_none(tmp_path):
-    """Killed between the two renames: the older copy counts, and gets its name back."""
+def test_the_replaced_copy_of_a_step_is_valid_and_gets_its_name_back(tmp_path):
+    """As after a kill between the two renames."""
     save_checkpoint(tmp_path, weight(1), {"step": 7}, rank_world(), keep=1)
     folder = tmp_path / "step-00000007"
     folder.rename(tmp_path / "step-00000007.replaced")
@@ -236,19 +238,19 @@ def test_a_step_is_saved_over_without_a_moment_in_which_there_is_none(tmp_path):
     assert steps_in(tmp_path) == [7, 8]
 
 
-def test_the_copy_that_a_killed_run_had_put_aside_gives_way_to_its_step_saved_anew(tmp_path):
-    """What stands under the name itself was refused, and goes first."""
+def test_the_replaced_copy_of_a_step_is_deleted_when_the_step_is_saved_again(tmp_path):
+    """The folder with the final name was rejected and is deleted first."""
     save_steps(tmp_path, [7])
     folder = tmp_path / "step-00000007"
     folder.rename(tmp_path / "step-00000007.replaced")
     folder.mkdir()
-    assert newest_is_whole(tmp_path)[0] == 7
+    assert verify_newest(tmp_path)[0] == 7
     save_steps(tmp_path, [7], start_step=7)
-    assert newest_is_whole(tmp_path) == (7, [])
+    assert verify_newest(tmp_path) == (7, [])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
 
 
-def test_what_a_killed_run_left_is_cleared_away_at_the_start(tmp_path):
+def test_leftovers_of_a_killed_run_are_deleted_at_the_start(tmp_path):
     save_steps(tmp_path, [1])
     for name in ("step-00000002.partial", "step-00000001.replaced.discarded"):
         (tmp_path / name).mkdir()
@@ -258,9 +260,9 @@ def test_what_a_killed_run_left_is_cleared_away_at_the_start(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-00000001"]
 
 
-def test_a_folder_that_is_deleted_does_not_look_committed_meanwhile(tmp_path):
+def test_a_folder_does_not_look_committed_while_it_is_deleted(tmp_path):
     save_steps(tmp_path, [1])
     folder = tmp_path / "step-00000001"
-    (tmp_path / "step-00000001.discarded").mkdir()  # of a run killed while it deleted
+    (tmp_path / "step-00000001.discarded").mkdir()  # from a run that was killed during deletion
     discard(folder)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Class names: found exactly, by a part of them, and when misspelt, the same for any number."""
+"""Class names: exact lookup, substring search and nearest names, for any number of names."""
 
 import random
 from pathlib import Path
@@ -15,32 +15,32 @@ ODD = ["Straße", "STRASSE 2", "猫", "a\nline", "#999", "ǅungla", "İstanbul",
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are looked through 64 bytes at a time, so that a few have many blocks."""
+    """Search 64 bytes of names at a time, so that few names have many blocks."""
     monkeypatch.setattr(class_names, "_CHUNK", 64)
 
 
 def random_names(num: int) -> list[str]:
     draw = random.Random(0)
-    made = {"".join(draw.choices("abcAB é猫", k=draw.randint(1, 9))) for _ in range(num)}
-    return [*sorted(made - {*ODD}), *ODD]
+    drawn = {"".join(draw.choices("abcAB é猫", k=draw.randint(1, 9))) for _ in range(num)}
+    return [*sorted(drawn - {*ODD}), *ODD]
 
 
 def plain_search(names: list[str], text: str) -> list[int]:
     folded = text.casefold()
-    found = [place for place, name in enumerate(names) if folded in name.casefold()]
-    return sorted(found, key=lambda place: not names[place].casefold().startswith(folded))
+    found = [index for index, name in enumerate(names) if folded in name.casefold()]
+    return sorted(found, key=lambda index: not names[index].casefold().startswith(folded))
 
 
 @pytest.mark.parametrize("text", ["a", "AB", "aa", "é", "猫", "strasse", "\n", "b a", "zzz", "i̇"])
-def test_search_finds_what_a_comparison_of_all_names_finds(small_blocks, text: str) -> None:
+def test_search_equals_a_comparison_of_all_names(small_blocks, text: str) -> None:
     listed = random_names(500)
-    wanted = plain_search(listed, text)
+    expected = plain_search(listed, text)
     names = ClassNames(listed)
-    assert names.search(text, limit=10_000) == (wanted, len(wanted))
-    assert names.search(text, limit=3, offset=2) == (wanted[2:5], len(wanted))
+    assert names.search(text, limit=10_000) == (expected, len(expected))
+    assert names.search(text, limit=3, offset=2) == (expected[2:5], len(expected))
 
 
-def test_search_puts_names_that_begin_with_the_text_first_and_counts_all() -> None:
+def test_search_returns_prefix_matches_first_and_the_total() -> None:
     names = ClassNames(["a cat", "Cat", "dog", "catfish", "bobcat"])
     assert names.search("CAT", limit=10) == ([1, 3, 0, 4], 4)
     assert names.search("cat", limit=2, offset=1) == ([3, 0], 4)
@@ -48,44 +48,44 @@ def test_search_puts_names_that_begin_with_the_text_first_and_counts_all() -> No
     assert names.search("\udcff", limit=2) == ([], 0)
 
 
-def test_every_name_is_found_again_and_no_other() -> None:
+def test_every_name_and_no_other_text_is_found() -> None:
     listed = random_names(500)
     names = ClassNames(listed)
     assert [names.id_of(name) for name in listed] == list(range(len(listed)))
     assert [names.id_of_name(name) for name in listed] == list(range(len(listed)))
     assert ClassNames(["a", "b", "#1", "#0"]).id_of_name("#0") == 3
-    with pytest.raises(ValueError, match="there is no class '#3'"):
+    with pytest.raises(ValueError, match="no class '#3'"):
         names.id_of_name("#3")
     for unknown in ("", "aa\x00", "STRAẞE", "\udcff"):
-        with pytest.raises(ValueError, match="there is no class"):
+        with pytest.raises(ValueError, match="no class"):
             names.id_of(unknown)
 
 
-def test_names_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_names, "_hash", lambda name: len(name) % 2)
     names = ClassNames(["a", "b", "cc", "dd", "e"])
     assert [names.id_of(name) for name in "ab"] == [0, 1]
     assert names.id_of("dd") == 3
     with pytest.raises(ValueError, match="no class 'x'"):
         names.id_of("x")
-    with pytest.raises(ValueError, match="'dd' stands twice"):
+    with pytest.raises(ValueError, match="duplicate class name 'dd'"):
         index_names(["cc", "dd", "ee", "dd"])
 
 
 @pytest.mark.parametrize(
     "name", ["species 431947", "Siberian husky", "LATIN CAPITAL LETTER E", "猫と犬"]
 )
-def test_the_nearest_of_a_hundred_thousand_names_is_the_one_with_a_slip(name: str) -> None:
-    listed = [f"species {place * 7919 % 1_000_003}" for place in range(100_000)]
+def test_the_nearest_of_many_names_is_the_misspelled_one(name: str) -> None:
+    listed = [f"species {index * 7919 % 1_000_003}" for index in range(100_000)]
     names = ClassNames([*{*listed, name}])
     middle = len(name) // 2
-    slip = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
-    assert slip != name
-    assert names.nearest(slip)[0] == name
-    assert names.nearest(slip.upper())[0] == name
+    misspelled = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
+    assert misspelled != name
+    assert names.nearest(misspelled)[0] == name
+    assert names.nearest(misspelled.upper())[0] == name
 
 
-def test_names_too_short_for_a_pair_of_letters_are_near_by_their_ends() -> None:
+def test_single_letter_names_are_compared_by_their_first_and_last_letters() -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = ClassNames([*letters, *(first + second for first in letters for second in letters)])
     assert names.nearest("Z")[0] == "z"
@@ -93,21 +93,21 @@ def test_names_too_short_for_a_pair_of_letters_are_near_by_their_ends() -> None:
     assert names.nearest("z?") == ["z", "za", "zb"]
 
 
-def test_nearest_works_through_many_blocks_and_on_any_text(small_blocks) -> None:
+def test_nearest_works_with_many_blocks_and_any_text(small_blocks) -> None:
     names = ClassNames(random_names(200))
     assert names.nearest("strase")[0] == "Straße"
     for text in ("", "x", "\udcff", "ξψω" * 1000):
         assert names.nearest(text) == []
 
 
-def test_a_class_list_on_disk_says_what_was_written(tmp_path: Path) -> None:
+def test_a_class_list_on_disk_returns_what_was_written(tmp_path: Path) -> None:
     entries = [
-        ClassEntry(name=name, attributes={"at": str(place)} if place % 2 else {})
-        for place, name in enumerate(random_names(50))
+        ClassEntry(name=name, attributes={"at": str(index)} if index % 2 else {})
+        for index, name in enumerate(random_names(50))
     ]
     assert write_classes(tmp_path, entries) == len(entries)
     opened = ClassList(tmp_path, len(entries))
-    assert [opened[place] for place in range(len(opened))] == entries
+    assert [opened[index] for index in range(len(opened))] == entries
     listed = [entry.name for entry in entries]
     assert opened.names.names[3:9:2] == listed[3:9:2]
     assert [opened.names.id_of(name) for name in listed] == list(range(len(listed)))

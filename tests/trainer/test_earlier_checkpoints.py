@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions, whose head has its bias in the last column of its weight."""
+"""Checkpoints of earlier versions, which store the bias of the head as a column of its weight."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
 from tests.ranks import run_on_ranks
-from tests.trainer.training import started, take_steps, whole_entries
+from tests.trainer.training import full_entries, started, take_steps
 from trainer.checkpoints import find_checkpoint, save_checkpoint
 from trainer.checkpoints.entries import create_moments, load_entries, training_entries
 
@@ -17,17 +17,18 @@ CHANGES = {"optimizer": {"kind": "adamw"}, "train__ema": {}, "head__weights__kin
 
 
 def joined(rows: Tensor, bias: Tensor) -> Tensor:
-    """Rows and bias as one tensor, laid out like `rows`; a step counter is one already."""
+    """Return the rows and bias as one tensor, sharded like `rows`. Both share a step counter
+    already."""
     if not rows.ndim:
         return rows
-    whole = torch.cat([local(rows), local(bias)[:, None]], dim=1)
+    combined = torch.cat([local(rows), local(bias)[:, None]], dim=1)
     if isinstance(rows, DTensor):
         shape = torch.Size((len(rows), rows.shape[1] + 1))
-        return sharded_rows(whole, rows.device_mesh, shape)
-    return whole
+        return sharded_rows(combined, rows.device_mesh, shape)
+    return combined
 
 
-def save_as_before(shards: Path, root: Path) -> dict[str, np.ndarray]:
+def save_in_the_old_format(shards: Path, root: Path) -> dict[str, np.ndarray]:
     task = started(shards, None, **CHANGES)
     take_steps(task, 2)
     entries = training_entries(task)
@@ -35,21 +36,21 @@ def save_as_before(shards: Path, root: Path) -> dict[str, np.ndarray]:
         weight = bias.replace("head.bias", "head.weight")
         entries[weight] = joined(entries[weight], entries.pop(bias))
     save_checkpoint(root, entries, {"step": 2}, task.world, keep=1)
-    return whole_entries(task)
+    return full_entries(task)
 
 
 def load(shards: Path, root: Path) -> dict[str, np.ndarray]:
     task = started(shards, None, **CHANGES)
-    checkpoint, refused = find_checkpoint(root, task.world)
+    checkpoint, rejected = find_checkpoint(root, task.world)
     assert checkpoint is not None
-    assert not refused
+    assert not rejected
     create_moments(task)
     load_entries(checkpoint, training_entries(task), task.world)
-    return whole_entries(task)
+    return full_entries(task)
 
 
 def test_a_bias_stored_as_a_column_of_the_weight_is_loaded_at_any_world_size(glyphs, tmp_path):
-    saved = run_on_ranks(2, save_as_before, glyphs, tmp_path)[0]
+    saved = run_on_ranks(2, save_in_the_old_format, glyphs, tmp_path)[0]
     assert np.abs(saved["head.bias"]).max() > 0
     assert "optimizer.head.bias.exp_avg" in saved
     of_head = [name for name in saved if "head." in name]

@@ -1,4 +1,4 @@
-"""Evaluation over ranks: every sample once, and the numbers of the naive computation."""
+"""Evaluation over ranks: every sample counts once, and results equal a naive computation."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def evaluated(shards: Path, weights: str):
 
 
 def naive(shards: Path, weights: str):
-    """All logits of the test split at once, as float32 numpy, and its labels."""
+    """Return all logits of the test split as a float32 array, and its labels."""
     task, recipe = task_and_recipe(shards, weights)
     with open_split(shards, "test") as split:
         images = [
@@ -69,24 +69,24 @@ def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
 
     logits, labels = naive(glyphs, weights)
     order = np.argsort(-logits, axis=1, kind="stable")
-    want = {f"top{k}": float((order[:, :k] == labels[:, None]).any(1).mean()) for k in (1, 3)}
+    expected = {f"top{k}": float((order[:, :k] == labels[:, None]).any(1).mean()) for k in (1, 3)}
     precisions = [average_precision_score(labels == j, logits[:, j]) for j in np.unique(labels)]
-    want["auprc"] = float(np.mean(precisions))
+    expected["auprc"] = float(np.mean(precisions))
     for metrics, threshold, pooled, num_samples in run_on_ranks(
         world_size, evaluated, glyphs, weights
     ):
         assert num_samples == len(labels)
-        for name, value in want.items():
+        for name, value in expected.items():
             assert metrics[name] == pytest.approx(value, abs=1e-9), name
         true = np.sort(logits[np.arange(len(labels)), labels])
         assert pooled[0] == pytest.approx(true[len(true) - int(np.ceil(0.9 * len(true)))], abs=1e-5)
         for j in np.unique(labels):
             own = logits[labels == j, j]
             assert (own >= threshold[j, 1] - 1e-5).mean() >= 0.99
-    assert 0 < want["top1"] < 1
+    assert 0 < expected["top1"] < 1
 
 
-def test_equal_logits_predict_the_lowest_class_ids_on_every_world_size(glyphs):
+def test_equal_logits_predict_the_lowest_class_ids_at_every_world_size(glyphs):
     for world_size in (1, 3):
         for top1, top3 in run_on_ranks(world_size, all_equal, glyphs):
             labels = open_split(glyphs, "test").labels
@@ -104,44 +104,45 @@ def all_equal(shards: Path) -> tuple[float, float]:
 
 
 def passes_of_two_evaluations(shards: Path):
-    """One that is not stopped, and one stopped at its first question."""
+    """Return the passes of a complete evaluation, and of one that is stopped at the first check."""
     return forward_passes(shards, 0), forward_passes(shards, 1)
 
 
 def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
-    """Of the backbone, questions, whether it was stopped, and whether it trains on afterwards."""
+    """Return backbone passes, checks, whether it was stopped, and whether the task is in training
+    mode."""
     task, recipe = task_and_recipe(shards, "dense")
     # 57 samples over 4 ranks: the first has 15, three batches, and the others 14, two.
     settings = recipe.evaluation.model_copy(update={"batch": 7})
     recipe = recipe.model_copy(update={"evaluation": settings})
     task.train()
-    passes = questions = 0
+    passes = checks = 0
 
     def count(*_: object) -> None:
         nonlocal passes
         passes += 1
 
     def should_stop() -> bool:
-        nonlocal questions
-        questions += 1
-        return questions == stop_at
+        nonlocal checks
+        checks += 1
+        return checks == stop_at
 
     task.backbone.register_forward_hook(count)
     try:
         evaluate_split(task, recipe, task.world, label_vectors=None, should_stop=should_stop)
     except EvaluationStopped:
-        return passes, questions, True, task.training
-    return passes, questions, False, task.training
+        return passes, checks, True, task.training
+    return passes, checks, False, task.training
 
 
-def test_ranks_run_the_backbone_equally_often_and_stop_together(glyphs):
-    ((whole, stopped),) = set(run_on_ranks(4, passes_of_two_evaluations, glyphs))
-    assert whole[0] == 3
-    assert whole[2:] == (False, True)
+def test_ranks_run_the_backbone_equally_often_and_stop_at_the_same_check(glyphs):
+    ((complete, stopped),) = set(run_on_ranks(4, passes_of_two_evaluations, glyphs))
+    assert complete[0] == 3
+    assert complete[2:] == (False, True)
     assert stopped == (0, 1, True, True)
 
 
-def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
+def test_a_saved_evaluation_is_loaded_unchanged(glyphs, tmp_path):
     task, recipe = task_and_recipe(glyphs, "dense")
     result = evaluate_split(task, recipe, task.world, label_vectors=None)
     save_evaluation(tmp_path, result, step=7)
@@ -163,7 +164,7 @@ def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
 
 
 def test_a_run_parses_the_manifest_once(glyphs, tmp_path, monkeypatch):
-    """Otherwise a second class list would be in memory during an evaluation."""
+    """Parsing again would create a second class list in memory during an evaluation."""
     parsed: list[str] = []
     parse = Manifest._parse
 

@@ -1,4 +1,4 @@
-"""Classes of an evaluation as a table and as CSV, and what `kway eval` shows and keeps of them."""
+"""The per-class results of an evaluation as a table and as CSV, and the output of `kway eval`."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def evaluation() -> Evaluation:
     return Evaluation({}, classes, torch.tensor([0.0]), reached, 8, correct, torch.empty(0, 3))
 
 
-def test_every_class_is_a_row_that_reads_back_exactly(tmp_path):
+def test_every_class_is_a_csv_row_in_full_precision(tmp_path):
     table = ClassTable(evaluation(), NAMES)
     write_csv(table, tmp_path / "classes.csv", table.order("index"))
     with (tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
@@ -65,7 +65,7 @@ def test_classes_are_sorted_by_a_measure_with_those_without_samples_last():
     assert table.order("accuracy").tolist() == [3, 0, 1, 2]
     assert table.order("positives").tolist() == [1, 3, 0, 2]
     assert table.measured("accuracy", descending=True).tolist() == [1, 0, 3]
-    with pytest.raises(ValueError, match="has 4 classes and the shards have 1"):
+    with pytest.raises(ValueError, match="has 4 classes, but the shards have 1"):
         ClassTable(evaluation(), ["red"])
 
 
@@ -79,19 +79,19 @@ def run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe.run
 
 
-def test_two_processes_evaluate_and_show_as_one_would(
+def test_two_processes_show_the_same_evaluation_as_one(
     kway, run, glyphs, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
     expected = load_evaluation(run / "evaluations", step=2)
     table = tmp_path / "classes.csv"
-    wishes = ["--worst", 3, "--best", 2, "--confusions", 4, "--classes", table]
-    assert kway("eval", run, "--nproc", 2, *wishes, "--sort", "accuracy") == 0
+    options = ["--worst", 3, "--best", 2, "--confusions", 4, "--classes", table]
+    assert kway("eval", run, "--nproc", 2, *options, "--sort", "accuracy") == 0
     shown = capfd.readouterr().out
     tables = [line for line in shown.splitlines() if "/" not in line]  # paths are longer
     assert max(map(len, tables)) <= 80
-    for words in ("worst classes", "best classes", "most confused", "13 classes: "):
-        assert words in shown
+    for title in ("worst classes", "best classes", "most confused", "13 classes: "):
+        assert title in shown
     found = load_evaluation(run / "evaluations", step=2)
     assert found.metrics == pytest.approx(expected.metrics, abs=1e-6)
     wrong = (1 - found.metrics["top1"]) * found.num_samples
@@ -103,7 +103,7 @@ def test_two_processes_evaluate_and_show_as_one_would(
     assert accuracies == sorted(accuracies)
 
 
-def test_another_split_does_not_replace_the_measures_that_are_exported(kway, run):
+def test_evaluating_another_split_does_not_replace_the_results_for_export(kway, run):
     before = {path: path.read_bytes() for path in (run / "evaluations").glob("step-*")}
     assert kway("eval", run, "--split", "train", "--set", "evaluation.topk=[2]") == 0
     assert {path: path.read_bytes() for path in before} == before
@@ -111,7 +111,7 @@ def test_another_split_does_not_replace_the_measures_that_are_exported(kway, run
     assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
 
 
-def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(kway, run, capsys):
+def test_settings_that_change_the_result_have_their_own_folder(kway, run, capsys):
     def folder(*settings: str) -> str:
         return EvaluationRequest(run, settings=settings).folder().name
 
@@ -119,14 +119,14 @@ def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(kwa
     assert folder("evaluation.batch=3", "data.workers=1") == "evaluations"
     assert folder("evaluation.recalls=[0.9, 0.99]", "data.image.crops=1") == "evaluations"
     assert folder("evaluation.recalls=[0.5]") == "test,evaluation.recalls=[0.5]"
-    kept = (run / "evaluations" / "step-00000002.safetensors").read_bytes()
+    saved = (run / "evaluations" / "step-00000002.safetensors").read_bytes()
     assert kway("eval", run, "--set", "evaluation.recalls=[0.5]") == 0
     assert "precision_at_recall_0.5" in capsys.readouterr().out
-    assert (run / "evaluations" / "step-00000002.safetensors").read_bytes() == kept
+    assert (run / "evaluations" / "step-00000002.safetensors").read_bytes() == saved
 
 
 def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:
-    """In a process with room for 400 MiB more, whose standard error is a file."""
+    """Evaluate with 400 MiB of memory left and standard error redirected to a file."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
@@ -143,7 +143,7 @@ LARGE = ("size=512", "resize=520", "crops=10")
 
 
 @pytest.mark.parametrize("by_kway", [True, False], ids=["kway eval", "a rank"])
-def test_memory_that_runs_out_is_one_line_with_what_to_change(by_kway, run, tmp_path):
+def test_out_of_memory_is_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
     large = tmp_path / "run"
     shutil.copytree(run, large)
     recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])
@@ -154,22 +154,22 @@ def test_memory_that_runs_out_is_one_line_with_what_to_change(by_kway, run, tmp_
     process.kill()
     errors = (tmp_path / "errors").read_text()
     assert process.exitcode == 1, errors
-    assert errors.startswith("error: the memory of the machine ran out in evaluation: ")
+    assert errors.startswith("error: the machine ran out of memory in evaluation: ")
     assert errors.endswith("; try --set evaluation.batch=256\n")
     assert errors.count("\n") == 1
 
 
-def test_settings_that_are_not_of_an_evaluation_are_refused(kway, run, capsys):
-    with pytest.raises(ValueError, match=r"--set head\.memory_mib=3 does not concern an eval"):
+def test_settings_that_do_not_apply_to_evaluations_are_rejected(kway, run, capsys):
+    with pytest.raises(ValueError, match=r"--set head\.memory_mib=3 does not apply to an eval"):
         EvaluationRequest(run, settings=("head.memory_mib=3",)).recipe()
     with pytest.raises(ValueError, match=r"evaluation\.topk"):
         EvaluationRequest(run, settings=("evaluation.topk=[0]",)).recipe()
     crops = EvaluationRequest(run, settings=("data.image.resize=20", "data.image.crops=5"))
     assert crops.folder().name == "test,data.image.crops=5,data.image.resize=20"
-    for refused in (
+    for code in (
         kway("eval", run, "--split", "none"),
         evaluate_on_a_rank(["--split=none", "--", str(run)]),
     ):
-        assert refused == 2
+        assert code == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in lines] == ["error", "error"]

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation: those of a float64 brute force, the same on every mesh."""
+"""The measures of an evaluation equal a float64 brute force and are the same on every mesh."""
 
 from collections import Counter
 
@@ -16,14 +16,14 @@ from trainer.evaluation.features import SplitRows
 
 NUM_CLASSES, DIM = 13, 6
 CONFIG = EvalConfig(topk=(1, 3), recalls=(0.5, 0.9))
-# Data x class, with the rows of each group: uneven, and none for one of four groups.
+# Data x class ranks, with the rows of each group: uneven, and none for one of four groups.
 MESHES = {(1, 4): [23], (2, 2): [20, 3], (4, 1): [11, 0, 4, 8]}
 WEIGHTINGS = {"dense": 0, "vtree": 256}  # with their `memory_mib`
 
 
 def problem(num_rows: int, views: int = 1):
-    """Features [N, V, d] in quarters, some rows of them twice; labels [N], of which some classes
-    have none; label vectors."""
+    """Return features [N, V, d], multiples of 1/4 with some duplicate rows; labels [N], which lack
+    some classes; label vectors."""
     generator = torch.Generator().manual_seed(7)
     features = torch.randn(num_rows, views, DIM, generator=generator, dtype=torch.float64)
     features = (4 * features).round() / 4
@@ -43,13 +43,14 @@ def head_of(world, weighting: str, memory_mib: int = 256) -> ClassHead:
         memory_mib=memory_mib,
         dtype=torch.float64,
     )
-    # Products and sums are exact then, in any order: equal scores are equal on every mesh.
+    # Products and sums are then exact in any order, so equal scores are equal on every mesh.
     head.weight.data = (16 * head.weight.data).round() / 16
     return head
 
 
-def my_rows(world, features, labels, sizes) -> SplitRows:
-    """The rows of this rank's group along `data`, of which each has `sizes`."""
+def rows_of_group(world, features, labels, sizes) -> SplitRows:
+    """Return the rows of this rank's group along `data`. `sizes` has the number of rows per
+    group."""
     group = 0 if world.mesh is None else world.mesh.get_local_rank("data")
     start = sum(sizes[:group])
     part = slice(start, start + sizes[group])
@@ -57,10 +58,10 @@ def my_rows(world, features, labels, sizes) -> SplitRows:
 
 
 def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, marginal=None):
-    """All that an evaluation tells, as plain values."""
+    """Return all results of an evaluation, as plain values."""
     world = rank_world(class_ranks)
     features, labels, vectors = problem(sum(sizes), views)
-    rows = my_rows(world, features, labels, sizes)
+    rows = rows_of_group(world, features, labels, sizes)
     head = head_of(world, weighting, memory_mib)
     found = measure(head, rows, CONFIG, world, label_vectors=vectors, marginal=marginal)
     classes = found.classes
@@ -79,7 +80,7 @@ def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, mar
 
 
 def logits(features, weighting="dense"):
-    """All scores [N, K] at once."""
+    """Return all scores [N, K] at once."""
     head = head_of(rank_world(), weighting)
     scores = np.zeros((len(features), NUM_CLASSES))
     for block in head.score_blocks(features):
@@ -87,7 +88,7 @@ def logits(features, weighting="dense"):
     return scores
 
 
-@pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "a class a block"])
+@pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
 @pytest.mark.parametrize("weighting", ["dense", "vtree"])
 def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
     from sklearn.metrics import average_precision_score  # here: every rank imports this module
@@ -109,8 +110,8 @@ def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
     assert found["confusions"].tolist() == [
         list(pair) for pair in sorted(wrong, key=lambda pair: (-pair[2], pair[0], pair[1]))
     ]
-    right = [counts[j, j] for j in range(NUM_CLASSES)]
-    assert found["correct"].tolist() == right
+    correct = [counts[j, j] for j in range(NUM_CLASSES)]
+    assert found["correct"].tolist() == correct
     assert found["positives"].tolist() == np.bincount(labels, minlength=NUM_CLASSES).tolist()
 
     precisions = []
@@ -131,20 +132,20 @@ def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
     assert len(precisions) < NUM_CLASSES
 
 
-@pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "a class a block"])
-def test_samples_that_reach_the_own_and_the_pooled_threshold_are_counted(memory_mib):
+@pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
+def test_samples_that_reach_the_own_or_the_pooled_threshold_are_counted(memory_mib):
     features, labels, _ = problem(40)
     scores, labels = logits(features[:, 0]), labels.numpy()
     _, found = measured(None, [40], "dense", memory_mib)
-    bars = {"own": found["threshold"], "pooled": np.tile(found["pooled"], (NUM_CLASSES, 1))}
-    for which, bars_KR in bars.items():
-        reaches_NKR = scores[:, :, None] >= bars_KR
+    thresholds = {"own": found["threshold"], "pooled": np.tile(found["pooled"], (NUM_CLASSES, 1))}
+    for which, thresholds_KR in thresholds.items():
+        reaches_NKR = scores[:, :, None] >= thresholds_KR
         of_class = [reaches_NKR[labels == j, j].sum(0) for j in range(NUM_CLASSES)]
         np.testing.assert_array_equal(found[f"reached_{which}"][..., 0], of_class)
         np.testing.assert_array_equal(found[f"reached_{which}"][..., 1], reaches_NKR.sum(0))
     of_class = found["reached_pooled"][..., 0]
     assert (of_class.sum(0) / len(labels) >= CONFIG.recalls).all()
-    # A pooled threshold promises no recall to a single class.
+    # A pooled threshold does not guarantee the recall of a single class.
     present = found["positives"] > 0
     recalls = of_class[present] / found["positives"][present, None]
     assert recalls[:, 1].min() < CONFIG.recalls[1]
@@ -165,32 +166,32 @@ def four_ranks():
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_every_mesh_measures_what_one_process_does(mesh, weighting, four_ranks):
+def test_every_mesh_has_the_same_measures_as_one_process(mesh, weighting, four_ranks):
     expected, arrays = measured(None, [23], weighting)
     for rank in four_ranks:
         metrics, found = rank[mesh, weighting]
         assert metrics == {**expected, "sa": metrics["sa"]}
-        # A sum of similarities.
+        # A sum of floating-point similarities, which depends on the order.
         assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
         for name, array in arrays.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def few_classes(class_ranks) -> list[float]:
-    """Of three classes, so that a rank of four has none; of two rows."""
+    """Return the measures of two rows and three classes, so that one of four ranks has no class."""
     world = rank_world(class_ranks)
     head = ClassHead(DIM, 3, CrossEntropy(), mesh=world.mesh, seed=1, init_std=0.5)
     features = torch.eye(DIM)[:2, None]
-    rows = my_rows(world, features, torch.tensor([2, 0]), [2, 0, 0, 0])
+    rows = rows_of_group(world, features, torch.tensor([2, 0]), [2, 0, 0, 0])
     found = measure(head, rows, EvalConfig(topk=(1, 5)), world)
     return [*found.metrics.values(), *found.classes.threshold.flatten().tolist()]
 
 
 def few_classes_on_meshes() -> list[list[float]]:
-    return [few_classes(sharing) for sharing in (4, 1)]
+    return [few_classes(class_ranks) for class_ranks in (4, 1)]
 
 
-def test_ranks_without_classes_and_groups_without_rows_change_nothing():
+def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measures():
     expected = few_classes(None)
     for meshes in run_on_ranks(4, few_classes_on_meshes):
         for found in meshes:
@@ -199,7 +200,7 @@ def test_ranks_without_classes_and_groups_without_rows_change_nothing():
 
 
 def marginals_by_definition(scores_NVK: np.ndarray, k: int, temperature: float) -> np.ndarray:
-    """Mean over the views of the probability that a k-tuple contains the class [N, K]."""
+    """Return the probability that a k-tuple contains the class [N, K], averaged over the views."""
     tuples = torch.combinations(torch.arange(scores_NVK.shape[2]), k)
     sums = torch.from_numpy(scores_NVK)[..., tuples].sum(-1) / temperature
     probability = sums.softmax(-1)
@@ -217,7 +218,7 @@ def marginal_metrics(sharing: int, sizes: list[int]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("mesh", [(1, 1), (1, 3), (2, 1)], ids=str)
-def test_marginal_topk_is_the_mean_of_the_views_marginals(mesh):
+def test_marginal_topk_averages_the_marginals_of_the_views(mesh):
     data, sharing = mesh
     sizes = {1: [31], 2: [31, 0]}[data]
     features, labels, _ = problem(31, views=3)
@@ -232,7 +233,7 @@ def test_marginal_topk_is_the_mean_of_the_views_marginals(mesh):
         assert metrics["marginal_top13"] == 1.0
 
 
-def test_marginals_of_one_view_rank_classes_as_their_scores_do():
+def test_marginals_of_one_view_rank_classes_like_their_scores():
     scores = np.random.default_rng(0).normal(size=(50, NUM_CLASSES))
     for k, temperature in ((2, 0.2), (3, 1.0), (5, 4.0)):
         means = marginals_by_definition(scores[:, None], k, temperature)
@@ -242,40 +243,39 @@ def test_marginals_of_one_view_rank_classes_as_their_scores_do():
     assert [both["marginal_top1"], both["marginal_top3"]] == [plain["top1"], plain["top3"]]
 
 
-def test_several_views_predict_otherwise_than_their_mean_does():
+def test_marginals_of_several_views_differ_from_the_mean_of_the_views():
     metrics, _ = measured(None, [60], views=4, marginal=MarginalTopK((3,), 0.2))
     assert metrics["marginal_top3"] != metrics["top3"]
 
 
 def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
-    """Of an evaluation that is not stopped, one stopped at the second question, and one stopped at
-    the last."""
-    whole = stopped_at(class_ranks, sizes, None)
-    return [whole, *(stopped_at(class_ranks, sizes, turn) for turn in (2, whole[0]))]
+    """Run an evaluation to the end, one stopped at the second check, and one at the last check."""
+    complete = stopped_at(class_ranks, sizes, None)
+    return [complete, *(stopped_at(class_ranks, sizes, check) for check in (2, complete[0]))]
 
 
-def stopped_at(class_ranks, sizes, turn: int | None) -> tuple[int, bool]:
-    """How often the question was put, and whether the evaluation ended by it."""
+def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
+    """Return the number of checks, and whether the evaluation was stopped."""
     world = rank_world(class_ranks)
     features, labels, _ = problem(sum(sizes), views=2)
-    rows = my_rows(world, features, labels, sizes)
-    asked = 0
+    rows = rows_of_group(world, features, labels, sizes)
+    num_checks = 0
 
     def should_stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked == turn
+        nonlocal num_checks
+        num_checks += 1
+        return num_checks == stop_check
 
     head, marginal = head_of(world, "dense", 0), MarginalTopK((2,))
     try:
         measure(head, rows, CONFIG, world, marginal=marginal, should_stop=should_stop)
     except EvaluationStopped:
-        return asked, True
-    return asked, False
+        return num_checks, True
+    return num_checks, False
 
 
 @pytest.mark.parametrize(("sharing", "sizes"), [(3, [9]), (1, [5, 0, 2])])
-def test_all_ranks_are_asked_equally_often_and_stop_at_the_same_question(sharing, sizes):
+def test_all_ranks_make_the_same_checks_and_stop_at_the_same_one(sharing, sizes):
     first, *others = run_on_ranks(3, stops, sharing, sizes)
     assert others == [first, first]
     times = first[0][0]
@@ -285,17 +285,17 @@ def test_all_ranks_are_asked_equally_often_and_stop_at_the_same_question(sharing
 
 WRONG = {
     "nan": "a score of class 12 is NaN",
-    "label": "1 labels of the split are outside 0..12",
-    "nothing": "the split has no sample",
+    "label": "1 labels of the split are out of range 0 … 12",
+    "nothing": "the split is empty",
 }
 
 
-def all_broken() -> dict[str, str]:
-    return {kind: broken(kind) for kind in WRONG}
+def all_errors() -> dict[str, str]:
+    return {kind: error_of(kind) for kind in WRONG}
 
 
-def broken(kind: str) -> str:
-    """The message of one rank's NaN, or of labels outside the classes."""
+def error_of(kind: str) -> str:
+    """Return the error message for a NaN on one rank, a label out of range or an empty split."""
     world = rank_world(2)
     head = head_of(world, "dense")
     features, labels, _ = problem(8)
@@ -303,13 +303,13 @@ def broken(kind: str) -> str:
         head.weight.data[-1] = torch.nan  # of the last class
     if kind == "label":
         labels[0] = NUM_CLASSES
-    rows = my_rows(world, features, labels, [0, 0] if kind == "nothing" else [4, 4])
-    with pytest.raises(ValueError, match=r"score|label|sample") as error:
+    rows = rows_of_group(world, features, labels, [0, 0] if kind == "nothing" else [4, 4])
+    with pytest.raises(ValueError, match=r"score|label|empty") as error:
         measure(head, rows, CONFIG, world)
     return str(error.value)
 
 
-def test_what_one_rank_finds_wrong_all_ranks_say():
-    for found in run_on_ranks(4, all_broken):
+def test_an_error_on_one_rank_is_raised_on_all_ranks():
+    for found in run_on_ranks(4, all_errors):
         for kind, message in WRONG.items():
             assert message in found[kind]

@@ -1,4 +1,4 @@
-"""Export: the bundle answers as the trained task did, for every weighting and world size."""
+"""Export: the bundle computes the same logits as the task, for every weighting and world size."""
 
 import math
 import shlex
@@ -33,7 +33,7 @@ def train_here(recipe: Recipe) -> None:
 
 
 def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarray]:
-    """All images of the test split as a batch of inputs, and their labels."""
+    """Return all images of the test split as one batch, and their labels."""
     with open_split(shards, "test") as split:
         images = [
             for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
@@ -49,7 +49,7 @@ def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
 
 
 def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
-    """From the checkpoint's node vectors, added up one path at a time."""
+    """Return the logits from the node vectors of the checkpoint, summed path by path."""
     task = open_trained(run, rank_world()).task
     head = task.head
     nodes = head.weight.detach()
@@ -67,12 +67,13 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
 
 
 def threshold(scores: np.ndarray, recall: float) -> float:
-    """The score that the best `recall` of these reach."""
+    """Return the score that a fraction `recall` of the scores reaches."""
     return float(np.sort(scores)[len(scores) - math.ceil(recall * len(scores))])
 
 
-def room_for_rounding(run: Path) -> float:
-    """What a bundle's thresholds are lowered by, for other batches and engines."""
+def rounding_margin(run: Path) -> float:
+    """Return the margin by which export lowers thresholds, for rounding in other batches and
+    engines."""
     found = load_evaluation(RunFolder(run).evaluations, step=4)
     largest = np.nanmax(abs(np.vstack([found.classes.threshold.numpy(), found.pooled.numpy()])))
     return 1e-5 * float(largest)
@@ -89,10 +90,10 @@ def room_for_rounding(run: Path) -> float:
         ("vtree", "batch_ce", {"kind": "arcface", "scale": 8.0}, 2),
     ],
 )
-def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_its_evaluation(
+def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_the_evaluation(
     weights, loss, logits, world_size, glyphs, tmp_path
 ):
-    """The thresholds were measured by the ranks that trained, the logits by the bundle alone."""
+    """The thresholds come from the training ranks, the logits only from the bundle."""
     changes = {"head__weights__kind": weights, "head__loss__kind": loss, "head__logits": logits}
     recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
     run_on_ranks(world_size, train_here, recipe)
@@ -108,21 +109,23 @@ def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_its_evaluatio
     assert spec.loss.kind == loss
     assert of_classes.positives.tolist() == np.bincount(labels, minlength=13).tolist()
     true = logits[np.arange(len(labels)), labels]
-    room = room_for_rounding(recipe.run)
-    close = {"rel": 1e-6, "abs": room / 2}
+    margin = rounding_margin(recipe.run)
+    close = {"rel": 1e-6, "abs": margin / 2}
     for column, entry in enumerate(spec.recalls):
-        pooled = threshold(true, entry.recall) - room
+        pooled = threshold(true, entry.recall) - margin
         assert entry.pooled == pytest.approx(pooled, **close)
-        want = np.array([threshold(true[labels == j], entry.recall) for j in range(13)]) - room
-        bars = of_classes.thresholds[:, column]
-        assert bars.tolist() == pytest.approx(want, **close)
-        found = np.bincount(labels[true >= bars[labels]], minlength=13)
-        assert (found >= entry.recall * of_classes.positives).all(), "the last bits cost a hit"
+        expected = (
+            np.array([threshold(true[labels == j], entry.recall) for j in range(13)]) - margin
+        )
+        found = of_classes.thresholds[:, column]
+        assert found.tolist() == pytest.approx(expected, **close)
+        reached = np.bincount(labels[true >= found[labels]], minlength=13)
+        assert (reached >= entry.recall * of_classes.positives).all(), "rounding lost a sample"
 
 
 @pytest.fixture(scope="module")
 def runs(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs of `ce` by its `z_loss`: copy one before changing it."""
+    """Finished runs with the loss `ce`, by name. Copy a run before changing it."""
     folder = tmp_path_factory.mktemp("runs")
     for name, z_loss in (("plain", 0.0), ("z_loss", 1e-3)):
         train_here(glyph_recipe(glyphs, folder / name, head__loss__z_loss=z_loss))
@@ -135,20 +138,20 @@ def run(runs: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "unsaid"),
+    ("name", "present", "absent"),
     [
         ("z_loss", "| aligned with the Principle of Logit Separation", "NOT aligned"),
         ("plain", "| NOT aligned with the Principle of Logit Separation", "| aligned"),
     ],
 )
-def test_the_model_card_has_the_measures_and_says_whether_one_logit_can_be_trusted(
-    name, said, unsaid, runs, tmp_path
+def test_the_model_card_has_the_measures_and_the_alignment_of_the_loss(
+    name, present, absent, runs, tmp_path
 ):
     run = runs[name]
     export_run(run, tmp_path / "bundle", rank_world())
     card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    assert said in card
-    assert unsaid not in card
+    assert present in card
+    assert absent not in card
     evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
     assert {"top1", "sa", "auprc", "precision_at_recall_0.9"} <= evaluation.metrics.keys()
     for measure, value in evaluation.metrics.items():
@@ -159,9 +162,7 @@ def test_the_model_card_has_the_measures_and_says_whether_one_logit_can_be_trust
         assert f'--class "{bundle.names.names[0]}"' in card
 
 
-def test_a_class_of_few_samples_takes_the_pooled_threshold_by_a_minimum_that_is_stated(
-    run, tmp_path
-):
+def test_a_class_with_few_samples_uses_the_pooled_threshold(run, tmp_path):
     folder = RunFolder(run).evaluations
     evaluation = load_evaluation(folder, step=4)
     positives = evaluation.classes.positives
@@ -169,12 +170,12 @@ def test_a_class_of_few_samples_takes_the_pooled_threshold_by_a_minimum_that_is_
     evaluation.classes.threshold[0] = math.nan
     save_evaluation(folder, evaluation, step=4)
     export_run(run, tmp_path / "bundle", rank_world())
-    pooled = pytest.approx(float(evaluation.pooled[0]) - room_for_rounding(run))
+    pooled = pytest.approx(float(evaluation.pooled[0]) - rounding_margin(run))
     with Bundle.open(tmp_path / "bundle") as bundle:
         assert [entry.min_positives for entry in bundle.spec.recalls] == [9, 99]
-        bars = [bundle.threshold(j, 0.9) for j in range(3)]
-        assert [bar.source for bar in bars] == ["pooled", "pooled", "class"]
-        assert bars[0].score == bars[1].score == pooled
+        used = [bundle.threshold(j, 0.9) for j in range(3)]
+        assert [threshold.source for threshold in used] == ["pooled", "pooled", "class"]
+        assert used[0].score == used[1].score == pooled
         assert bundle.threshold(2, 0.99).source == "pooled"
     card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
     assert f"| 0.9 | 9 | {int((positives < 9).sum())} |" in card
@@ -213,49 +214,52 @@ def test_a_bundle_contains_the_validation_counts_of_the_threshold_of_each_class(
     assert f" | {mean_precision:.3f} |" in card
 
 
-def test_an_evaluation_of_an_older_kway_is_rejected_with_the_remedy(run, tmp_path):
+def test_an_evaluation_of_an_older_version_is_an_error_with_the_fix(run, tmp_path):
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     tensors = load_file(path)
     del tensors["reached_pooled"]
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"lacks 'reached_pooled': .* run `kway eval` again"):
+    with pytest.raises(ValueError, match=r"'reached_pooled': .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
 
 
-def test_thresholds_for_another_recall_are_asked_of_an_evaluation_and_then_exported(run, tmp_path):
-    wanted = {"recalls": [0.95, 0.9, 0.8]}
+def test_thresholds_for_another_recall_need_an_evaluation(run, tmp_path):
+    options = {"recalls": [0.95, 0.9, 0.8]}
     with pytest.raises(FileNotFoundError, match="was not evaluated at these recalls") as caught:
-        export_run(run, tmp_path / "bundle", rank_world(), **wanted)
+        export_run(run, tmp_path / "bundle", rank_world(), **options)
     assert not (tmp_path / "bundle").exists()
     command = shlex.split(str(caught.value).split("`")[1])
     setting = "evaluation.recalls=[0.8, 0.9, 0.95, 0.99]"
     assert command == ["kway", "eval", str(run), "--checkpoint", "4", "--set", setting]
     evaluate_run(EvaluationRequest(run, checkpoint=4, settings=(setting,)), rank_world())
-    export_run(run, tmp_path / "bundle", rank_world(), **wanted)
+    export_run(run, tmp_path / "bundle", rank_world(), **options)
     with Bundle.open(tmp_path / "bundle") as bundle:
-        bars = [bundle.threshold(0, recall).score for recall in (0.8, 0.9, 0.95, 0.99)]
-    assert bars == sorted(bars, reverse=True)
-    assert bars[0] > bars[-1]
+        scores = [bundle.threshold(0, recall).score for recall in (0.8, 0.9, 0.95, 0.99)]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > scores[-1]
     assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # the recipe's own
+    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # a recall of the recipe
 
 
-def test_the_onnx_backbone_of_a_run_gives_the_features_of_the_bundle(glyphs, run, tmp_path):
+def test_the_onnx_backbone_computes_the_same_features_as_the_bundle(glyphs, run, tmp_path):
     export_run(run, tmp_path / "bundle", rank_world(), onnx=True)
     recipe = RunFolder(run).load_recipe()
     inputs, _ = held_out(glyphs, recipe)
     with Bundle.open(tmp_path / "bundle") as bundle, torch.no_grad():
         bundle.verify()
         assert bundle.has_onnx
-        found, wanted = bundle.load_onnx_backbone(threads=1)(inputs), bundle.load_backbone()(inputs)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        found, expected = (
+            bundle.load_onnx_backbone(threads=1)(inputs),
+            bundle.load_backbone()(inputs),
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_run_that_was_not_evaluated_is_answered_with_the_remedy(run, tmp_path):
+def test_a_run_without_evaluation_is_an_error_with_the_fix(run, tmp_path):
     for path in RunFolder(run).evaluations.iterdir():
         path.unlink()
     with pytest.raises(FileNotFoundError, match="run `kway eval` on the run first"):
@@ -263,11 +267,11 @@ def test_a_run_that_was_not_evaluated_is_answered_with_the_remedy(run, tmp_path)
     assert names(tmp_path) == {"run"}
 
 
-def test_an_existing_folder_is_refused_and_only_force_replaces_it(run, tmp_path):
+def test_an_existing_folder_is_replaced_only_with_force(run, tmp_path):
     out = tmp_path / "bundle"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="exists already: remove it, name another, or replace"):
+    with pytest.raises(ValueError, match="already exists"):
         export_run(run, out, rank_world())
     assert names(out) == {"mine.txt"}
     export_run(run, out, rank_world(), force=True)
@@ -277,7 +281,7 @@ def test_an_existing_folder_is_refused_and_only_force_replaces_it(run, tmp_path)
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_failed_export_leaves_nothing_new_and_the_old_bundle_whole(force, run, tmp_path):
+def test_a_failed_export_leaves_no_new_files_and_an_intact_old_bundle(force, run, tmp_path):
     out = tmp_path / "bundle"
     if force:
         export_run(run, out, rank_world())

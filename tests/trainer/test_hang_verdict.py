@@ -1,4 +1,4 @@
-"""The line that names a hang, from what the ranks said about themselves."""
+"""The one-line description of a hang, from the states of all ranks."""
 
 from trainer.faults.flight_recorder import Collective, is_pending
 from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store, format_ranks
@@ -17,33 +17,34 @@ def _elsewhere(*, beat: int = 5, step: int = 7, phase: str = "data") -> RankStat
 
 
 def _line(**after: RankState) -> str:
-    """Of ranks `r0`, `r1`, …; a beat of 0 is one that did not grow."""
+    """Return the description for the states of ranks `r0`, `r1`, …; a beat of 0 has not
+    increased."""
     states = {int(name[1:]): state for name, state in after.items()}
     before = {rank: RankState(0, 0, "", "", None, None, 0) for rank in states}
     return describe_hang(before, states, size=max(states) + 1)
 
 
-def test_a_silent_rank_comes_first_with_where_it_was_seen() -> None:
+def test_an_unresponsive_rank_is_listed_first_with_its_last_location() -> None:
     assert _line(r0=_waiting(), r1=_elsewhere(beat=0), r2=_waiting(seconds=12)) == (
-        "rank 1 does not answer (stopped, ended or cut off; last seen at step 7 in data "
+        "rank 1 does not respond (stopped, exited or unreachable; last seen at step 7 in data "
         "(data.reader:9), after all_reduce #120); ranks 0, 2 wait in all_gather #121 of head at "
-        "step 8 (heads.collectives:40) for 12 s: look at the machine and the network of what does "
-        "not answer"
+        "step 8 (heads.collectives:40) for 12 s: check the machine and the network of the ranks "
+        "that do not respond"
     )
 
 
-def test_a_rank_that_never_wrote_does_not_answer() -> None:
+def test_a_rank_without_a_state_does_not_respond() -> None:
     assert _line(r0=_waiting(), r2=_waiting()).startswith(
-        "rank 1 does not answer (stopped, ended or cut off); ranks 0, 2 wait in all_gather #121"
+        "rank 1 does not respond (stopped, exited or unreachable); ranks 0, 2 wait in all_gather "
     )
 
 
-def test_a_rank_that_was_missing_at_first_and_writes_now_answers() -> None:
+def test_a_rank_that_writes_its_first_state_late_responds() -> None:
     line = describe_hang({}, {0: _waiting(), 1: _elsewhere()}, size=2)
-    assert "does not answer" not in line
+    assert "does not respond" not in line
 
 
-def test_a_rank_alive_elsewhere_is_told_with_its_phase_and_line() -> None:
+def test_a_rank_outside_collectives_is_listed_with_its_phase_and_line() -> None:
     line = _line(r0=_waiting(), r1=_elsewhere())
     assert line.startswith(
         "rank 1 is at step 7 in data (data.reader:9), after all_reduce #120; rank 0 waits in "
@@ -51,7 +52,7 @@ def test_a_rank_alive_elsewhere_is_told_with_its_phase_and_line() -> None:
     assert line.endswith("raise train.timeout_seconds")
 
 
-def test_ranks_in_different_collectives_have_skipped_one() -> None:
+def test_ranks_in_different_collectives_indicate_a_skipped_one() -> None:
     line = _line(r0=_waiting(), r1=_waiting(_BEFORE), r2=_waiting(_IN_GROUP))
     assert "rank 0 waits in all_gather #121 of head" in line
     assert "rank 1 waits in all_reduce #120 of head" in line
@@ -59,37 +60,37 @@ def test_ranks_in_different_collectives_have_skipped_one() -> None:
     assert "skipped a collective" in line
 
 
-def test_all_ranks_in_one_collective_means_the_network() -> None:
+def test_all_ranks_in_one_collective_indicate_the_network() -> None:
     line = _line(r0=_waiting(), r1=_waiting())
     assert line.startswith("ranks 0, 1 wait in all_gather #121")
-    assert line.endswith("look at the network between them")
+    assert line.endswith("check the network between them")
 
 
-def test_many_places_are_cut_to_a_few() -> None:
+def test_many_locations_are_shortened() -> None:
     states = {f"r{rank}": _elsewhere(step=rank) for rank in range(1, 100)}
     line = _line(r0=_waiting(), **states)
-    assert "ranks 4-99 are too, each elsewhere; rank 0 waits in" in line
+    assert "ranks 4-99 are at other locations; rank 0 waits in" in line
     assert len(line) < 600
 
 
-def test_of_a_lost_store_its_host_and_the_own_wait_are_told() -> None:
+def test_a_lost_store_is_described_with_its_host_and_the_own_wait() -> None:
     line = describe_lost_store(_waiting(), rank=3, host="rank 0 on 10.0.0.1")
-    assert line.startswith("rank 0 on 10.0.0.1, which keeps")
+    assert line.startswith("rank 0 on 10.0.0.1, which hosts")
     assert "rank 3 waits in all_gather #121 of head at step 8" in line
 
 
-def test_spans_of_ranks() -> None:
+def test_consecutive_ranks_are_formatted_as_ranges() -> None:
     assert format_ranks([3]) == "rank 3"
     assert format_ranks([1, 0]) == "ranks 0, 1"
     assert format_ranks([0, 2, 3, 4, 9]) == "ranks 0, 2-4, 9"
 
 
-def test_a_state_survives_the_board() -> None:
+def test_a_state_survives_serialization() -> None:
     for state in (_waiting(), _elsewhere()):
         assert RankState.from_json(state.to_json()) == state
 
 
-def test_a_collective_is_pending_until_it_or_a_later_one_has_ended() -> None:
+def test_a_collective_is_pending_until_it_or_a_later_one_completes() -> None:
     status = {"0": {"last_completed_collective": "7"}}
 
     def entry(number: int, *, retired: bool = False, group: int = 0) -> dict[str, object]:
@@ -102,5 +103,9 @@ def test_a_collective_is_pending_until_it_or_a_later_one_has_ended() -> None:
 
     assert is_pending(entry(8), status)
     assert not is_pending(entry(8, retired=True), status)
-    assert not is_pending(entry(7), status)  # NCCL never retires the parts of a coalesced one
-    assert is_pending(entry(1, group=1), status)  # the first of a group that has ended none
+    assert not is_pending(
+        entry(7), status
+    )  # NCCL never retires the parts of a coalesced collective
+    assert is_pending(
+        entry(1, group=1), status
+    )  # the first of a group without completed collectives

@@ -1,4 +1,4 @@
-"""The small published networks: their sizes, their layers, and all that a recipe does with one."""
+"""The small published networks: their sizes, their layers, and training, export and planning."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from data.images.config import ImageConfig
 from launch.plan.backbone_cost import measure_backbone
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from tests.trainer.training import started, take_steps, whole_entries
+from tests.trainer.training import full_entries, started, take_steps
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import FrozenBatchNorm2d, GroupBatchNorm2d, apply_batch_norm_mode
 from trainer.backbone.blocks import repeated_blocks
@@ -35,7 +35,7 @@ from trainer.run.trained_run import open_trained
 from trainer.train import train
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
-# Of grey images of 16 x 16 pixels.
+# For gray images of 16 x 16 pixels.
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"hidden_sizes": [24, 16], "image_size": 16},
     "slc_cnn": {"conv_channels": [4, 5, 6, 7, 8, 9], "hidden_size": 16, "image_size": 16},
@@ -63,7 +63,7 @@ def build(config: dict[str, Any], image: ImageConfig = IMAGE, *, seed: int = 0) 
 
 
 def published(model_type: str, **fields: Any) -> Backbone:
-    """Of images as its paper has them, without memory."""
+    """Return a network for the images of its paper, on the meta device."""
     is_mnist = model_type == "mlp"
     image = IMAGE.model_copy(update={"size": 28}) if is_mnist else ImageConfig(size=32)
     with torch.device("meta"):
@@ -85,7 +85,7 @@ def features(backbone: Any, inputs: dict[str, Tensor]) -> Tensor:
         return backbone(inputs)
 
 
-def test_every_network_is_registered_under_its_own_type_and_hides_none_of_transformers():
+def test_every_network_is_registered_without_shadowing_a_transformers_model():
     assert list(SMALL) == list(NETWORKS)
     assert not NETWORKS.keys() & set(CONFIG_MAPPING_NAMES)
 
@@ -107,15 +107,17 @@ def test_every_network_is_registered_under_its_own_type_and_hides_none_of_transf
         ("cifar_densenet", {"depth": 190, "growth_rate": 40, **BC}, 10, "25.6"),
     ],
 )
-def test_a_network_has_as_many_weights_as_its_paper_says(model_type, fields, num_classes, millions):
-    """All that is trained: convolutions, scales and shifts of batch norm, the classifier with its
-    biases."""
+def test_a_network_has_the_number_of_weights_in_its_paper(
+    model_type, fields, num_classes, millions
+):
+    """All trained parameters: convolutions, scales and shifts of batch norm, the classifier with
+    its biases."""
     backbone = published(model_type, **fields)
     count = num_weights(backbone) + num_classes * (backbone.dim + 1)
     assert f"{count / 1e6:.{len(millions.partition('.')[2])}f}" == millions
 
 
-def test_the_networks_of_single_logit_classification_have_the_layers_that_its_paper_names():
+def test_the_networks_of_single_logit_classification_have_the_layers_of_the_paper():
     mlp, cnn = published("mlp"), published("slc_cnn")
     assert num_weights(mlp) == 28 * 28 * 500 + 500 * 500 + 2 * (500 + 500)
     convolutions = [part for part in cnn.modules() if isinstance(part, nn.Conv2d)]
@@ -130,19 +132,19 @@ def test_the_networks_of_single_logit_classification_have_the_layers_that_its_pa
     dense = [part for part in cnn.modules() if isinstance(part, nn.Linear)]
     assert [(part.in_features, part.out_features) for part in dense] == [(512 * 4 * 4, 1024)]
     for network in (mlp, cnn):
-        weighed = (nn.Conv2d, nn.Linear)
-        order = [p for p in network.modules() if isinstance(p, (*weighed, nn.BatchNorm2d))]
-        assert [isinstance(part, weighed) for part in order] == [True, False] * (len(order) // 2)
+        weighted = (nn.Conv2d, nn.Linear)
+        order = [p for p in network.modules() if isinstance(p, (*weighted, nn.BatchNorm2d))]
+        assert [isinstance(part, weighted) for part in order] == [True, False] * (len(order) // 2)
 
 
 @EVERY
-def test_features_are_the_mean_of_a_map_of_the_configurations_width(model_type):
+def test_features_are_the_mean_of_a_feature_map_of_hidden_size(model_type):
     backbone = build(small(model_type)).eval()
     inputs = noise(3)
     assert backbone.dim == backbone.settings.hidden_size
-    normalised = (inputs["pixel_values"] / 255 - 0.5) / 0.25
+    normalized = (inputs["pixel_values"] / 255 - 0.5) / 0.25
     with torch.no_grad():
-        hidden = backbone.encoder(pixel_values=normalised).last_hidden_state
+        hidden = backbone.encoder(pixel_values=normalized).last_hidden_state
     side = 1 if model_type in ("mlp", "slc_cnn") else 4
     assert hidden.shape == (3, backbone.dim, side, side)
     found = features(backbone, inputs)
@@ -155,7 +157,7 @@ def test_features_are_the_mean_of_a_map_of_the_configurations_width(model_type):
 
 @pytest.mark.parametrize("model_type", ["cifar_resnet", "wide_resnet", "cifar_densenet"])
 @pytest.mark.parametrize("size", [4, 17, 24])
-def test_a_network_without_weights_a_pixel_takes_images_of_any_size(model_type, size):
+def test_a_network_without_weights_per_pixel_accepts_images_of_any_size(model_type, size):
     backbone = build(small(model_type)).eval()
     assert features(backbone, noise(2, size)).shape == (2, backbone.dim)
 
@@ -182,20 +184,18 @@ def test_the_shortcut_of_a_residual_network_has_no_weights_and_pads_with_zeros()
 
 
 @pytest.mark.parametrize(("outputs", "stride"), [(3, 1), (6, 2)])
-def test_a_wide_residual_block_activates_before_it_convolves_and_adds_what_is_not_activated(
-    outputs, stride
-):
+def test_a_wide_residual_block_activates_before_each_convolution(outputs, stride):
     block = PreActivationBlock(3, outputs, stride=stride, dropout=0.0).eval()
     nn.init.uniform_(block.norm1.running_mean)
     x = torch.randn(2, 3, 8, 8)
     active = block.norm1(x).relu()
     hidden = block.conv2(block.norm2(block.conv1(active)).relu())
-    past = x if outputs == 3 else F.conv2d(active, block.shortcut.weight, stride=2)
-    torch.testing.assert_close(block(x), hidden + past)
+    shortcut = x if outputs == 3 else F.conv2d(active, block.shortcut.weight, stride=2)
+    torch.testing.assert_close(block(x), hidden + shortcut)
 
 
 @pytest.mark.parametrize("bottleneck", [False, True])
-def test_a_dense_layer_keeps_what_it_reads_and_adds_its_maps(bottleneck):
+def test_a_dense_layer_appends_its_maps_to_its_input(bottleneck):
     config = NETWORKS["cifar_densenet"].config_class
     layer = DenseLayer(6, config(growth_rate=4, bottleneck=bottleneck))
     x = torch.randn(2, 6, 5, 5)
@@ -207,7 +207,7 @@ def test_a_dense_layer_keeps_what_it_reads_and_adds_its_maps(bottleneck):
 
 
 @pytest.mark.parametrize("model_type", ["wide_resnet", "cifar_densenet"])
-def test_dropout_is_of_training_alone_and_only_where_it_is_asked_for(model_type):
+def test_dropout_is_applied_only_in_training_and_only_if_configured(model_type):
     for dropout, differ in ((0.5, True), (0.0, False)):
         backbone = build({**small(model_type), "dropout": dropout}).train()
         apply_batch_norm_mode(backbone, "frozen", None, torch.device("cpu"))
@@ -225,7 +225,7 @@ def test_random_weights_follow_the_seed(model_type):
             assert not torch.equal(weight, other.get_parameter(name)), name
 
 
-def test_weights_start_with_the_variance_of_he_et_al():
+def test_initial_weights_have_the_variance_of_he_et_al():
     cnn = build({"model_type": "slc_cnn", "num_channels": 1, "image_size": 16})
     for part in cnn.modules():
         if isinstance(part, nn.Conv2d):
@@ -239,7 +239,7 @@ def test_weights_start_with_the_variance_of_he_et_al():
 
 
 @EVERY
-def test_every_batch_norm_of_a_network_is_found(model_type):
+def test_the_mode_is_applied_to_every_batch_norm(model_type):
     for mode, kind in (("frozen", FrozenBatchNorm2d), ("sync", GroupBatchNorm2d)):
         backbone = build(small(model_type))
         store = dist.HashStore()
@@ -254,8 +254,9 @@ def test_every_batch_norm_of_a_network_is_found(model_type):
 
 
 @EVERY
-def test_blocks_hold_nearly_all_weights(model_type):
-    """What is no block is gathered with the root by FSDP and kept by activation checkpointing."""
+def test_blocks_contain_nearly_all_weights(model_type):
+    """FSDP gathers the other weights with the root; activation checkpointing does not cover
+    them."""
     backbone = published(model_type)
     blocks = list(repeated_blocks(backbone.encoder))
     assert len(blocks) > 1
@@ -263,36 +264,36 @@ def test_blocks_hold_nearly_all_weights(model_type):
 
 
 def trained(shards: Path, **changes: Any) -> dict[str, np.ndarray]:
-    """All that three clipped steps leave, of an MLP."""
+    """Return the entries of an MLP after three clipped steps."""
     task = started(shards, backbone__config=small("mlp"), train__global_batch=11, **changes)
     take_steps(task, 3, rows=11)
-    return whole_entries(task)
+    return full_entries(task)
 
 
 def trained_by_fsdp(shards: Path) -> dict[str, np.ndarray]:
-    """With its layers' activations computed again in backward."""
+    """With activation checkpointing."""
     return trained(shards, train__strategy__kind="fsdp", train__activation_checkpointing=True)
 
 
 @pytest.mark.slow
-def test_an_mlp_under_fsdp_and_synchronised_batch_norm_trains_as_on_one_rank(glyphs):
+def test_an_mlp_with_fsdp_and_synchronized_batch_norm_trains_as_on_one_rank(glyphs):
     """11 rows on 2 ranks."""
     alone = trained(glyphs)
-    for answer in run_on_ranks(2, trained_by_fsdp, glyphs):
-        assert answer.keys() == alone.keys()
-        for name, wanted in alone.items():
-            np.testing.assert_allclose(answer[name], wanted, rtol=1e-4, atol=2e-5, err_msg=name)
+    for result in run_on_ranks(2, trained_by_fsdp, glyphs):
+        assert result.keys() == alone.keys()
+        for name, expected in alone.items():
+            np.testing.assert_allclose(result[name], expected, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
 def with_statistics(model_type: str) -> Backbone:
-    """A network whose batch norms have seen a batch."""
+    """Return a network whose batch norms have statistics of a batch."""
     backbone = build(small(model_type)).train()
     features(backbone, noise(8))
     return backbone.eval()
 
 
 @EVERY
-def test_a_bundle_gives_the_features_of_the_network(model_type, tmp_path):
+def test_a_bundle_computes_the_same_features_as_the_network(model_type, tmp_path):
     backbone = with_statistics(model_type)
     write_bundle(
         tmp_path / "bundle",
@@ -315,7 +316,7 @@ def test_a_bundle_gives_the_features_of_the_network(model_type, tmp_path):
     assert torch.equal(features(loaded, noise(3)), features(backbone, noise(3)))
 
 
-# Together they have every operation of the five networks.
+# Together these use every operation of the five networks.
 @pytest.mark.parametrize(
     "model_type",
     [
@@ -324,14 +325,14 @@ def test_a_bundle_gives_the_features_of_the_network(model_type, tmp_path):
         pytest.param("cifar_densenet", marks=pytest.mark.slow),
     ],
 )
-def test_onnxruntime_gives_the_features_of_the_network(model_type, tmp_path):
+def test_onnxruntime_computes_the_same_features_as_the_network(model_type, tmp_path):
     backbone = with_statistics(model_type)
     write_onnx(backbone, IMAGE, tmp_path / "backbone.onnx")
     session = OnnxBackbone(tmp_path / "backbone.onnx", threads=1)
     for rows in (1, 4):
-        wanted = features(backbone, noise(rows))
-        close = {"rtol": 1e-4, "atol": 1e-4 * float(wanted.abs().max())}
-        torch.testing.assert_close(session(noise(rows)), wanted, **close)
+        expected = features(backbone, noise(rows))
+        close = {"rtol": 1e-4, "atol": 1e-4 * float(expected.abs().max())}
+        torch.testing.assert_close(session(noise(rows)), expected, **close)
 
 
 def test_a_folder_of_transformers_weights_is_a_pretrained_backbone(tmp_path):
@@ -343,8 +344,8 @@ def test_a_folder_of_transformers_weights_is_a_pretrained_backbone(tmp_path):
     assert isinstance(AutoModel.from_pretrained(tmp_path / "weights"), NETWORKS["wide_resnet"])
 
 
-def test_a_run_trains_is_exported_and_answers_as_it_was_trained(images, tmp_path):
-    """Of four steps, on shards of images in colour, which it reads as grey ones."""
+def test_an_exported_run_computes_the_same_features_as_its_task(images, tmp_path):
+    """After four steps, on shards of color images that are read as gray images."""
     recipe = glyph_recipe(images, tmp_path / "run", backbone__config=small("wide_resnet"))
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())
@@ -356,7 +357,7 @@ def test_a_run_trains_is_exported_and_answers_as_it_was_trained(images, tmp_path
 
 
 @EVERY
-def test_the_plan_measures_a_network_as_it_is(model_type):
+def test_the_planner_measures_the_network(model_type):
     config = small(model_type)
     recipe = glyph_recipe(Path("unused"), Path("unused"), backbone__config=config)
     network = measure_backbone(recipe, rows=4, ranks=2, cuda=False)
@@ -372,46 +373,49 @@ def test_the_plan_measures_a_network_as_it_is(model_type):
     [
         ({"model_type": "wide_resnett"}, "did you mean wide_resnet"),
         ({"model_type": "wide_resnet", "widht": 2}, "widht is not a known key: did you mean width"),
-        ({"model_type": "wide_resnet", "width": 0}, "width is 0: every number"),
-        ({"model_type": "wide_resnet", "depth": 29}, r"depth is 29 .* choose 28 or 34"),
+        ({"model_type": "wide_resnet", "width": 0}, "width is 0: all numbers"),
+        ({"model_type": "wide_resnet", "depth": 29}, r"depth is 29 .* use 28 or 34"),
         ({"model_type": "wide_resnet", "depth": "28"}, r"'depth' expected int, got str"),
-        ({"model_type": "wide_resnet", "dropout": 1.0}, "dropout is 1.0: give a probability"),
-        ({"model_type": "cifar_resnet", "depth": 21}, r"depth is 21 .* choose 20 or 26"),
-        ({"model_type": "cifar_resnet", "depth": 2}, r"depth is 2 .* choose 8 or 14"),
-        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 4, 2]}, r"is \[8, 4, 2\]: give three"),
-        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 16]}, r"is \[8, 16\]: give three"),
-        ({"model_type": "cifar_resnet", "num_channels": 3}, r"num_channels is 3 .* equal"),
-        ({"model_type": "cifar_densenet", "depth": 42}, r"depth is 42 .* choose 40 or 43"),
-        ({"model_type": "cifar_densenet", "depth": 43, **BC}, r"depth is 43 .* choose 40 or 46"),
-        ({"model_type": "cifar_densenet", "growth_rate": 0}, "growth_rate is 0: every number"),
-        ({"model_type": "cifar_densenet", "compression": 1.5}, "compression is 1.5: give"),
-        ({"model_type": "cifar_densenet", "compression": 0}, "compression is 0: give"),
-        ({"model_type": "slc_cnn", "conv_channels": [4, 4]}, r"is \[4, 4\]: give six numbers"),
-        ({"model_type": "slc_cnn", "conv_channels": [4, 4, 4, 0, 4, 4]}, "every number"),
-        ({"model_type": "mlp", "hidden_sizes": []}, r"hidden_sizes is \[\]: every number"),
-        ({"model_type": "mlp", "image_size": 0}, "image_size is 0: every number"),
-        ({"model_type": "mlp"}, r"image_size is 28, images have 16 x 16 .* mlp takes one size"),
+        ({"model_type": "wide_resnet", "dropout": 1.0}, "dropout is 1.0"),
+        ({"model_type": "cifar_resnet", "depth": 21}, r"depth is 21 .* use 20 or 26"),
+        ({"model_type": "cifar_resnet", "depth": 2}, r"depth is 2 .* use 8 or 14"),
+        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 4, 2]}, r"is \[8, 4, 2\]: use three"),
+        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 16]}, r"is \[8, 16\]: use three"),
+        ({"model_type": "cifar_resnet", "num_channels": 3}, r"num_channels is 3, but .* is 1"),
+        ({"model_type": "cifar_densenet", "depth": 42}, r"depth is 42 .* use 40 or 43"),
+        ({"model_type": "cifar_densenet", "depth": 43, **BC}, r"depth is 43 .* use 40 or 46"),
+        ({"model_type": "cifar_densenet", "growth_rate": 0}, "growth_rate is 0: all numbers"),
+        ({"model_type": "cifar_densenet", "compression": 1.5}, "compression is 1.5:"),
+        ({"model_type": "cifar_densenet", "compression": 0}, "compression is 0:"),
+        ({"model_type": "slc_cnn", "conv_channels": [4, 4]}, r"is \[4, 4\]: use six numbers"),
+        ({"model_type": "slc_cnn", "conv_channels": [4, 4, 4, 0, 4, 4]}, "all numbers"),
+        ({"model_type": "mlp", "hidden_sizes": []}, r"hidden_sizes is \[\]: all numbers"),
+        ({"model_type": "mlp", "image_size": 0}, "image_size is 0: all numbers"),
+        (
+            {"model_type": "mlp"},
+            r"image_size is 28, images have 16 x 16 .* mlp accepts only one size",
+        ),
         ({"model_type": "slc_cnn"}, r"image_size is 32, images have 16 x 16 .* data.image.size"),
     ],
 )
-def test_fields_that_make_no_network_are_named_with_a_remedy(fields, message):
+def test_invalid_fields_are_reported_with_the_fix(fields, message):
     with pytest.raises(ValueError, match=message):
         build({"num_channels": 1, **fields})
 
 
 @pytest.mark.parametrize("model_type", ["mlp", "slc_cnn"])
-def test_figures_of_a_size_that_a_network_has_no_weights_for_are_refused(model_type):
-    """Such as those of `data.augment.progressive`, which a configuration does not know."""
+def test_images_of_another_size_are_rejected_by_fixed_size_networks(model_type):
+    """Such as those of `data.augment.progressive`, which are not in the configuration."""
     with pytest.raises(ValueError, match=r"image_size is 16, images have 12 x 12 pixels"):
         features(build(small(model_type)).eval(), noise(2, size=12))
 
 
-def test_figures_that_transitions_leave_nothing_of_are_refused():
+def test_images_too_small_for_the_transitions_are_rejected():
     with pytest.raises(ValueError, match=r"3 x 3 pixels .* set data.image.size to 4 or more"):
         features(build(small("cifar_densenet")).eval(), noise(2, size=3))
 
 
-def test_a_single_row_trains_a_fully_connected_layer_only_under_other_statistics_than_its_own():
+def test_a_single_row_trains_a_fully_connected_layer_only_with_frozen_statistics():
     backbone = build(small("mlp")).train()
     with pytest.raises(ValueError, match=r"one row at a time: raise train.global_batch, lower"):
         backbone(noise(1))

@@ -1,4 +1,5 @@
-"""Optimizer and schedule: rates against closed forms, and what is decayed."""
+"""Optimizers and schedules: rates equal closed forms, and weight decay applies to the right
+tensors."""
 
 import math
 from typing import Any
@@ -24,17 +25,19 @@ PEAK, NUM_STEPS = 0.4, 40
 
 
 def rates(schedule: Schedule, *, num_steps: int = NUM_STEPS) -> list[float]:
-    """All rates of a run over 100 samples in batches of 10: an epoch is 10 steps."""
+    """Return all rates of a run on 100 samples in batches of 10: an epoch is 10 steps."""
     length = RunLength(num_steps, num_samples=100, global_batch=10)
     return [PEAK * schedule.rate_factor(step, length) for step in range(num_steps)]
 
 
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
-def test_cosine_falls_from_the_peak_to_its_final_share(final):
+def test_cosine_decays_from_the_peak_to_the_final_rate(final):
     got = rates(Cosine(final=final))
     low = final * PEAK
-    want = [low + (PEAK - low) * math.cos(math.pi * t / (2 * NUM_STEPS)) ** 2 for t in range(40)]
-    assert got == pytest.approx(want)
+    expected = [
+        low + (PEAK - low) * math.cos(math.pi * t / (2 * NUM_STEPS)) ** 2 for t in range(40)
+    ]
+    assert got == pytest.approx(expected)
     assert got[0] == PEAK
     assert got[NUM_STEPS // 2] == pytest.approx((PEAK + low) / 2)
     length = RunLength(NUM_STEPS, num_samples=100, global_batch=10)
@@ -43,14 +46,14 @@ def test_cosine_falls_from_the_peak_to_its_final_share(final):
 
 
 @pytest.mark.parametrize("warmup", [Duration(steps=8), Duration(epochs=0.8), Duration(samples=80)])
-def test_warmup_is_a_straight_line_that_ends_at_the_peak(warmup):
+def test_warmup_is_linear_and_ends_at_the_peak(warmup):
     got = rates(Cosine(warmup=warmup))
     assert got[:8] == pytest.approx([PEAK * (t + 1) / 8 for t in range(8)])
-    want = [PEAK * (1 + math.cos(math.pi * t / 32)) / 2 for t in range(32)]
-    assert got[8:] == pytest.approx(want)
+    expected = [PEAK * (1 + math.cos(math.pi * t / 32)) / 2 for t in range(32)]
+    assert got[8:] == pytest.approx(expected)
 
 
-def test_a_warmup_longer_than_the_run_only_rises():
+def test_a_warmup_longer_than_the_run_never_reaches_the_peak():
     got = rates(Cosine(warmup=Duration(steps=100)), num_steps=10)
     assert got == pytest.approx([PEAK * (t + 1) / 100 for t in range(10)])
 
@@ -67,7 +70,7 @@ def test_steps_multiply_the_rate_at_each_milestone():
 
 
 def model() -> nn.Module:
-    """A matrix, a convolution, biases, a norm, a head with a bias, and a frozen matrix."""
+    """Return a model with a matrix, a convolution, biases, a norm, a head and a frozen matrix."""
     torch.manual_seed(0)
     network = nn.ModuleDict(
         {
@@ -83,7 +86,7 @@ def model() -> nn.Module:
     return network
 
 
-def test_a_line_falls_from_the_peak_to_its_final_share():
+def test_linear_decays_from_the_peak_to_the_final_rate():
     got = rates(Linear(warmup=Duration(steps=8), final=0.5))
     assert got[:8] == pytest.approx([PEAK * (t + 1) / 8 for t in range(8)])
     assert got[8:] == pytest.approx([PEAK * (1 - 0.5 * t / 32) for t in range(32)])
@@ -96,8 +99,8 @@ DECAYING = [
 
 
 @pytest.mark.parametrize("config", DECAYING)
-def test_matrices_and_the_head_decay_and_vectors_do_not(config):
-    """With zero gradients a step is the decay alone: w (1 - lr * decay)."""
+def test_weight_decay_applies_to_matrices_and_the_head_but_not_to_vectors(config):
+    """With zero gradients, a step is only the decay: w (1 - lr * decay)."""
     network = model()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
@@ -111,7 +114,7 @@ def test_matrices_and_the_head_decay_and_vectors_do_not(config):
 
 
 @pytest.mark.parametrize("config", DECAYING)
-def test_the_head_has_a_rate_and_a_decay_of_its_own(config):
+def test_the_head_can_have_its_own_rate_and_decay(config):
     network = model()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
@@ -147,8 +150,8 @@ def step_all(config: Any, network: nn.Module) -> None:
     head.step()
 
 
-def test_a_step_of_lamb_is_as_long_as_the_tensor_times_the_rate():
-    """Algorithm 2 of the paper, written down for one tensor in float64."""
+def test_lamb_equals_algorithm_2_of_the_paper():
+    """Computed for single tensors in float64."""
     torch.manual_seed(0)
     weight, bias = (nn.Parameter(torch.randn(shape).double()) for shape in ((5, 3), (5,)))
     config = LAMB(lr=0.1, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.05)
@@ -186,7 +189,7 @@ ADAMW_OPTIONS = {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0
         (AdamW(**ADAMW_OPTIONS), torch.optim.AdamW, ADAMW_OPTIONS),
     ],
 )
-def test_every_option_arrives(config, kind, options: dict[str, Any]):
+def test_every_option_is_passed_to_the_torch_optimizer(config, kind, options: dict[str, Any]):
     optimizer = build_optimizer(config, backbone_parameters(model()))
     assert type(optimizer) is kind
     matrices, vectors = optimizer.param_groups
@@ -194,7 +197,7 @@ def test_every_option_arrives(config, kind, options: dict[str, Any]):
     assert {name: vectors[name] for name in options} == options | {"weight_decay": 0.0}
 
 
-def test_a_new_rate_reaches_every_group():
+def test_set_rate_changes_every_group():
     optimizer = build_optimizer(SGD(), backbone_parameters(model()))
     set_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

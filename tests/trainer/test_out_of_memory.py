@@ -1,4 +1,4 @@
-"""Memory that really runs out, and the line about it."""
+"""Real out-of-memory errors and the suggestions for them."""
 
 import gc
 import resource
@@ -21,7 +21,7 @@ from trainer.world import World
 
 _CPU = World(0, 1, 0, 1, torch.device("cpu"), None)
 _CUDA = World(0, 4, 0, 2, torch.device("cuda", 0), None)
-# What torch 2.13 writes (c10/cuda/CUDACachingAllocator.cpp); there is no device to run out of here.
+# The message of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp), as tests have no CUDA device.
 _CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
     "which 1.50 GiB is free. Of the allocated memory 130.00 GiB is allocated by PyTorch, and "
@@ -38,7 +38,7 @@ def _cuda_error(reserved: str = "500.00 MiB") -> torch.OutOfMemoryError:
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "allocate",
     [
         lambda: torch.empty(2**60, dtype=torch.uint8),
         lambda: np.empty(2**50),
@@ -46,9 +46,9 @@ def _cuda_error(reserved: str = "500.00 MiB") -> torch.OutOfMemoryError:
     ],
     ids=["torch", "numpy", "python"],
 )
-def test_allocations_that_fail_are_out_of_memory(ask: Any) -> None:
+def test_failed_allocations_are_detected(allocate: Any) -> None:
     with pytest.raises((RuntimeError, MemoryError)) as caught:
-        ask()
+        allocate()
     assert is_out_of_memory(caught.value)
     assert "\n" not in advice(caught.value, _recipe(), _CPU)
 
@@ -57,27 +57,27 @@ def test_allocations_that_fail_are_out_of_memory(ask: Any) -> None:
     "error",
     [RuntimeError("Storage size calculation overflowed"), ValueError("memory"), OSError(2, "x")],
 )
-def test_other_errors_are_not(error: Exception) -> None:
+def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_what_was_asked_for_stands_in_the_line() -> None:
+def test_the_message_has_the_requested_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(3 * 2**58, dtype=torch.uint8)
     line = advice(caught.value, _recipe(), _CPU)
-    assert line.startswith("the memory of the machine ran out: 768 PiB more were asked for; try ")
+    assert line.startswith("the machine ran out of memory: 768 PiB more were requested; try ")
 
 
-def test_what_the_head_asks_for_is_the_heads() -> None:
+def test_an_error_in_the_head_suggests_settings_of_the_head() -> None:
     vectors, row = torch.ones(2, 1).expand(2, 2**45), torch.tensor([0])
     with pytest.raises(RuntimeError) as caught:
         similarity(vectors, row, row)
     line = advice(caught.value, _recipe(), _CPU)
-    assert "ran out in head: " in line
+    assert "ran out of memory in head: " in line
     assert "; try head.memory_mib=128, then " in line
 
 
-def test_a_head_that_is_too_large_to_build_is_no_matter_of_batches() -> None:
+def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
     def build() -> None:
         build_head(
             HeadConfig(),
@@ -93,14 +93,14 @@ def test_a_head_that_is_too_large_to_build_is_no_matter_of_batches() -> None:
         build()
     assert is_out_of_memory(caught.value)
     line = advice(caught.value, _recipe(train__class_group="node"), _CUDA)
-    assert "ran out in building: 4.00 PiB more were asked for; try " in line
+    assert "ran out of memory in building: 4.00 PiB more were requested; try " in line
     assert line.endswith("train.class_group=world, then train.strategy.kind=fsdp")
 
 
 @contextmanager
 def _no_more_memory() -> Iterator[None]:
-    """This process may have 16 MiB more than it has now."""
-    gc.collect()  # what is let go meanwhile would be room
+    """Limit this process to 16 MiB more than it uses now."""
+    gc.collect()  # memory that is freed later would not count as used
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (16 << 20), before[1]))
@@ -121,27 +121,27 @@ def _update() -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(("phase", "start"), [("backward", _backward), ("optimizer", _update)])
-def test_a_process_at_its_limit_is_told_the_phase(phase: str, start: Any) -> None:
+def test_the_message_has_the_phase(phase: str, start: Any) -> None:
     act = start()
     with _no_more_memory(), pytest.raises(RuntimeError) as caught:
         act()
     assert is_out_of_memory(caught.value)
-    line = f"the memory of the machine ran out in {phase}: 256 MiB more were asked for; try "
+    line = f"the machine ran out of memory in {phase}: 256 MiB more were requested; try "
     assert advice(caught.value, _recipe(), _CPU).startswith(line)
 
 
-def test_a_device_that_is_full_is_told_with_what_was_free() -> None:
+def test_a_device_error_has_the_requested_and_the_free_memory() -> None:
     line = advice(_cuda_error(), _recipe(), _CUDA)
     assert line == (
-        "the memory of cuda device 0 ran out: 2.00 GiB more were asked for, 1.50 GiB of 139.80 GiB "
+        "cuda device 0 ran out of memory: 2.00 GiB more were requested, 1.50 GiB of 139.80 GiB "
         "were free; try train.micro_batches=2, then train.precision=bf16, then "
         "train.activation_checkpointing=true, then train.strategy.kind=fsdp"
     )
 
 
-def test_only_what_is_not_set_is_advised() -> None:
+def test_settings_in_use_are_not_suggested() -> None:
     recipe = _recipe(
-        train__micro_batches=2,  # of 3 rows a rank: 4 would leave parts without any
+        train__micro_batches=2,  # of 3 rows per rank: 4 parts would include an empty one
         train__precision="bf16",
         train__activation_checkpointing=True,
         train__strategy={"kind": "deepspeed", "stage": 1},
@@ -153,7 +153,7 @@ def test_only_what_is_not_set_is_advised() -> None:
     )
 
 
-def test_a_recipe_that_saves_all_it_can_is_told_so() -> None:
+def test_a_recipe_without_remaining_settings_suggests_more_ranks() -> None:
     recipe = _recipe(
         train__global_batch=1,
         train__precision="bf16",
@@ -161,32 +161,32 @@ def test_a_recipe_that_saves_all_it_can_is_told_so() -> None:
         train__strategy={"kind": "fsdp"},
         head__memory_mib=1,
     )
-    assert "take more ranks or a smaller backbone" in advice(_cuda_error(), recipe, _CUDA)
+    assert "use more ranks or a smaller backbone" in advice(_cuda_error(), recipe, _CUDA)
 
 
-def test_lamb_is_never_sent_to_a_stage_of_zero_that_refuses_it() -> None:
+def test_lamb_is_not_sent_to_an_incompatible_zero_stage() -> None:
     recipe = _recipe(optimizer={"kind": "lamb"}, train__strategy={"kind": "deepspeed", "stage": 0})
     assert "train.strategy.kind=fsdp" in advice(_cuda_error(), recipe, _CUDA)
 
 
-def test_memory_in_pieces_is_told_before_the_recipe_is_changed() -> None:
+def test_fragmented_memory_suggests_expandable_segments_first() -> None:
     line = advice(_cuda_error(reserved="7.00 GiB"), _recipe(), _CUDA)
     assert "try the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True, then" in line
 
 
-def test_host_memory_of_a_run_on_cuda_is_the_loaders_first() -> None:
+def test_host_memory_of_a_cuda_run_suggests_fewer_loader_workers_first() -> None:
     line = advice(MemoryError(), _recipe(data__workers=8), _CUDA)
-    assert line.startswith("the memory of the machine ran out: MemoryError; try data.workers=4")
+    assert line.startswith("the machine ran out of memory: MemoryError; try data.workers=4")
 
 
-def test_every_advised_change_is_a_recipe() -> None:
+def test_every_suggested_change_is_a_valid_recipe() -> None:
     line = advice(_cuda_error(), _recipe(), _CUDA)
     for change in line.partition("try ")[2].split(", then "):
         key, value = change.split("=")
         _recipe(**{key.replace(".", "__"): value})
 
 
-def test_an_evaluation_is_advised_in_its_own_options() -> None:
+def test_an_evaluation_suggests_options_of_kway_eval() -> None:
     two = World(0, 2, 0, 2, torch.device("cpu"), None)
     recipe = _recipe(data__workers=2)
     line = advice(MemoryError(), recipe, two, evaluating=True)
@@ -198,4 +198,4 @@ def test_an_evaluation_is_advised_in_its_own_options() -> None:
     line = advice(_cuda_error(), recipe, _CUDA, evaluating=True)
     assert line.endswith("; try --set evaluation.batch=256, then --nproc 8")
     line = advice(MemoryError(), _recipe(evaluation__batch=1), _CPU, evaluating=True)
-    assert line.endswith("its batches cannot be smaller: take a machine with more memory")
+    assert line.endswith("use a machine with more memory")

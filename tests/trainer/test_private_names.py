@@ -1,8 +1,8 @@
-"""The private names of DeepSpeed that kway uses still exist and still have their effect.
+"""The private names of DeepSpeed that kway uses still exist and still have the same effect.
 
-A failure here means that a new version of DeepSpeed has changed one of them. Look into its release
-for a public function; otherwise adapt `trainer/strategies/private_deepspeed.py` and the cap in
-`pyproject.toml`.
+A failure here means that a new version of DeepSpeed has changed one of them. Check whether the
+release has a public function; otherwise adapt `trainer/strategies/private_deepspeed.py` and the
+version cap in `pyproject.toml`.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.trainer.training import started, take_steps
 from trainer.strategies import private_deepspeed as private
 
 
-def check_both_kinds_of_stage(glyphs: Path) -> None:
+def check_stages_1_and_3(glyphs: Path) -> None:
     check_stage_1(glyphs)
     check_stage_3(glyphs)
 
@@ -49,14 +49,14 @@ def check_stage_3(glyphs: Path) -> None:
 
 
 def stepped(glyphs: Path, *, stage: int) -> tuple[Any, Any, list[Any]]:
-    """A task after one step, DeepSpeed's optimizer, and the weights."""
+    """Return a task after one step, DeepSpeed's optimizer, and the weights."""
     task = started(glyphs, train__strategy={"kind": "deepspeed", "stage": stage})
     take_steps(task, 1)
     return task, task.strategy._zero, list(task.strategy._names.values())
 
 
-def test_deepspeed_still_has_each_private_name_with_its_effect(glyphs: Path) -> None:
-    run_on_ranks(2, check_both_kinds_of_stage, glyphs)
+def test_each_private_name_of_deepspeed_exists_and_has_its_effect(glyphs: Path) -> None:
+    run_on_ranks(2, check_stages_1_and_3, glyphs)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_deepspeed_still_has_each_private_name_with_its_effect(glyphs: Path) -> 
         (lambda: private.link_moments(torch.nn.Parameter(), {}, {}), "_hp_mapping"),
     ],
 )
-def test_a_changed_deepspeed_is_named_with_its_version(
+def test_an_unsupported_deepspeed_is_an_error_with_its_version(
     call: Callable[[], object], missing: str
 ) -> None:
-    named = rf"DeepSpeed {deepspeed.__version__} .* has no {missing}: install the version in"
-    with pytest.raises(RuntimeError, match=named):
+    message = rf"DeepSpeed {deepspeed.__version__} .* has no {missing}\): install the version in"
+    with pytest.raises(RuntimeError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""Recipes: what loads, what merges, and what each mistake is answered with."""
+"""Recipes: loading, merging and error messages."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def recipe_file(tmp_path: Path, text: str = MINIMAL) -> Path:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_every_shipped_recipe_loads_and_survives_a_round_trip(path, tmp_path):
+def test_every_shipped_recipe_loads_and_round_trips(path, tmp_path):
     recipe = load_recipe(path)
     assert load_recipe(recipe_file(tmp_path, dump_recipe(recipe))) == recipe
 
@@ -37,7 +37,7 @@ def test_overrides_apply_in_order_and_scientific_notation_is_a_number(tmp_path):
     assert recipe.seed == 7
 
 
-def test_a_mapping_whose_kind_changes_is_replaced_and_others_merge(tmp_path):
+def test_a_mapping_with_a_new_kind_is_replaced_and_others_are_merged(tmp_path):
     text = MINIMAL + "optimizer: {kind: sgd, momentum: 0.5, lr: 0.3}\n"
     path = recipe_file(tmp_path, text)
     assert load_recipe(path, ["optimizer.kind=adamw"]).optimizer.lr == 1e-3
@@ -46,8 +46,8 @@ def test_a_mapping_whose_kind_changes_is_replaced_and_others_merge(tmp_path):
     assert (merged.lr, merged.momentum) == (0.2, 0.5)
 
 
-def test_another_model_type_takes_no_settings_of_the_old_one_along():
-    """The line for ResNet-50 that launch/recipes/images.yaml gives."""
+def test_a_new_model_type_drops_the_settings_of_the_old_one():
+    """As for the ResNet-50 override in launch/recipes/images.yaml."""
     path = Path("launch/recipes/images.yaml")
     for override in ("backbone.config={model_type: resnet}", "backbone.config.model_type=vit"):
         config = load_recipe(path, [override]).backbone.config
@@ -56,21 +56,21 @@ def test_another_model_type_takes_no_settings_of_the_old_one_along():
     assert one_field["hidden_sizes"] == [64, 128, 256, 512]
 
 
-def test_merge_keys_and_units_merge(tmp_path):
+def test_yaml_merge_keys_and_duration_units_are_merged(tmp_path):
     path = recipe_file(tmp_path, MINIMAL + "optimizer: {<<: {lr: 0.3}, momentum: 0.5}\n")
     assert load_recipe(path).optimizer.lr == 0.3
     path = recipe_file(tmp_path, MINIMAL + "train: {duration: {epochs: 2}}\n")
     assert load_recipe(path, ["train.duration={steps: 3}"]).train.duration == Duration(steps=3)
 
 
-def test_a_mapping_without_kind_is_of_the_default_kind(tmp_path):
+def test_a_mapping_without_kind_has_the_default_kind(tmp_path):
     path = recipe_file(tmp_path, MINIMAL + "optimizer: {lr: 0.3}\nhead: {weights: {}}\n")
     recipe = load_recipe(path)
     assert (recipe.optimizer.kind, recipe.optimizer.lr) == ("sgd", 0.3)
     assert recipe.head.weights.kind == "dense"
 
 
-def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
+def test_a_duration_override_replaces_the_unit(tmp_path):
     path = recipe_file(tmp_path, MINIMAL + "train: {duration: {epochs: 2}}\n")
     assert load_recipe(path, ["train.duration.steps=3"]).train.duration == Duration(steps=3)
 
@@ -103,7 +103,7 @@ def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
         ("train.duration.epochs=.inf", r"train\.duration\.epochs: .*finite"),
         ("data.augment.crop_area=[-1,2]", r"crop_area is \[-1\.0, 2\.0\]"),
         ("data.image.std=[0,1,1]", r"std must be positive"),
-        ("seed", r"override 'seed' is not of the form key=value"),
+        ("seed", r"override 'seed' does not have the form key=value"),
         ("seed=[", r"override 'seed=\[' is not YAML"),
         (
             "train.micro_batches=999",
@@ -111,7 +111,9 @@ def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tmp_path):
+def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
+    override, message, tmp_path
+):
     with pytest.raises(ValueError, match=message) as caught:
         load_recipe(recipe_file(tmp_path), [override])
     assert "\n" not in str(caught.value)
@@ -122,11 +124,11 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
     [
         (
             ["head.loss.kind=batch_ce", "train.global_batch=1"],
-            r"train\.global_batch is 1 and head\.loss batch_ce compares .*: set it to 2 or more",
+            r"train\.global_batch is 1, but head\.loss batch_ce compares .*: set it to 2 or more",
         ),
         (
             ["head.loss.kind=batch_max_margin", "train.global_batch=1"],
-            r"train\.global_batch is 1 and head\.loss batch_max_margin compares ",
+            r"train\.global_batch is 1, but head\.loss batch_max_margin compares ",
         ),
         (
             ["head={weights: {kind: factored}, loss: {kind: ce}, bias: false}"],
@@ -141,7 +143,7 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
                 "head={weights: {kind: factored}, loss: {kind: quadratic}, bias: false}",
                 "optimizer.kind=adamw",
             ],
-            r"head\.weights factored is trained by plain SGD: choose optimizer\.kind=sgd",
+            r"head\.weights factored is trained with plain SGD: set optimizer\.kind=sgd",
         ),
         (
             ["head.loss.kind=hierarchical_softmax"],
@@ -149,16 +151,14 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
         ),
     ],
 )
-def test_keys_that_do_not_fit_each_other_are_one_line_that_names_them_once(
-    overrides, message, tmp_path
-):
+def test_conflicting_keys_are_a_one_line_error(overrides, message, tmp_path):
     path = recipe_file(tmp_path)
     with pytest.raises(ValueError, match=rf"^recipe {path}: {message}") as caught:
         load_recipe(path, overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_of_two_is_enough_for_a_batch_loss_and_one_for_any_other(tmp_path):
+def test_a_coupling_loss_needs_two_rows_and_others_need_one(tmp_path):
     path = recipe_file(tmp_path)
     load_recipe(path, ["head.loss.kind=batch_ce", "train.global_batch=2"])
     load_recipe(path, ["head.loss.kind=ce", "train.global_batch=1"])
@@ -167,18 +167,18 @@ def test_a_batch_of_two_is_enough_for_a_batch_loss_and_one_for_any_other(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nseed: 2\n", "line 1: key seed is given twice"),
+        ("seed: 1\nseed: 2\n", "line 1: duplicate key seed"),
         ("- a\n", "is not a mapping"),
         ("a: [", "is not YAML in line"),
         ("seed: 1\n", "run is missing; data is missing; backbone is missing"),
     ],
 )
-def test_a_broken_file_is_named(text, message, tmp_path):
+def test_an_invalid_file_is_reported(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_recipe(recipe_file(tmp_path, text))
 
 
-def test_a_missing_recipe_is_named(tmp_path):
+def test_a_missing_recipe_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.yaml does not exist"):
         load_recipe(tmp_path / "nothing.yaml")
 
@@ -187,5 +187,5 @@ def test_a_missing_recipe_is_named(tmp_path):
     ("duration", "steps"),
     [({"steps": 7}, 7), ({"epochs": 1}, 11), ({"epochs": 0.5}, 6), ({"samples": 21}, 3)],
 )
-def test_a_duration_is_rounded_up_to_whole_steps(duration, steps):
+def test_a_duration_is_rounded_up_to_full_steps(duration, steps):
     assert Duration(**duration).in_steps(num_samples=101, global_batch=10) == steps

@@ -1,4 +1,4 @@
-"""Where a run goes on: before its first update, after a refusal, in fp16, after a stopped
+"""Resuming: before the first update, after a rejected start, in fp16, and after a stopped
 evaluation."""
 
 import errno
@@ -36,30 +36,30 @@ def state_of(task, step: int) -> TrainState:
     )
 
 
-def continued(folder: RunFolder, task: Task) -> Resumed:
+def resume_run(folder: RunFolder, task: Task) -> Resumed:
     origin = provenance(task.recipe)
     return resume(folder, task, state_of(task, 0), task.world, origin=origin, num_steps=9)
 
 
-def test_a_run_goes_on_from_before_its_first_update(glyphs, tmp_path):
-    """As when the first steps were left out: there are no moments yet."""
+def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
+    """As after skipped first steps, when no moments exist yet."""
     folder, task = RunFolder(tmp_path), started(glyphs)
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     again = started(glyphs)
-    resumed = continued(folder, again)
+    resumed = resume_run(folder, again)
     assert (resumed.state.step, resumed.notices) == (1, [])
     assert take_steps(again, 2) == take_steps(task, 2)
 
 
-def test_fp16_that_is_switched_on_begins_with_a_scale_of_its_own(glyphs, tmp_path):
+def test_enabling_fp16_on_resume_starts_with_the_default_scale(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs)
     take_steps(task, 1)
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     half = started(glyphs, train__precision="fp16")
     fresh = half.loss_scale.value
-    continued(folder, half)
+    resume_run(folder, half)
     assert half.loss_scale.value == fresh > 1
 
 
@@ -68,25 +68,23 @@ def lines(run: Path, event: str) -> list[int]:
     return [record["step"] for record in records if record["event"] == event]
 
 
-def test_a_refused_start_leaves_the_recipe_of_the_run(glyphs, tmp_path, capsys):
+def test_a_rejected_start_does_not_change_the_stored_recipe(glyphs, tmp_path, capsys):
     run = tmp_path / "run"
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
     assert main([recipe]) == 0
-    kept = (run / "recipe.yaml").read_text()
+    stored = (run / "recipe.yaml").read_text()
     assert main([recipe, "train.ema.decay=0.9", "train.duration.steps=6"]) == 2
     assert "was trained without train.ema" in capsys.readouterr().err
-    assert (run / "recipe.yaml").read_text() == kept
+    assert (run / "recipe.yaml").read_text() == stored
 
 
 def changed(run: Path) -> dict[str, tuple[str, str]]:
-    """The `changed` events of a run: old and new value by key."""
+    """Return the `changed` events of a run: old and new value by key."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {r["key"]: (r["old"], r["new"]) for r in records if r["event"] == "changed"}
 
 
-def test_settings_that_differ_from_the_checkpoint_are_reported_and_recorded(
-    glyphs, tmp_path, capsys
-):
+def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsys):
     run = tmp_path / "run"
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
     assert main([recipe]) == 0
@@ -110,7 +108,7 @@ def test_settings_that_differ_from_the_checkpoint_are_reported_and_recorded(
     assert "changed" not in capsys.readouterr().out
 
 
-def test_versions_that_differ_from_the_checkpoint_are_changes(glyphs, tmp_path):
+def test_new_versions_are_reported_on_resume(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs)
     origin = provenance(task.recipe)
     state = state_of(task, 1).to_json() | origin
@@ -125,8 +123,9 @@ def test_versions_that_differ_from_the_checkpoint_are_changes(glyphs, tmp_path):
     ]
 
 
-def test_every_evaluation_stands_once_and_the_best_checkpoint_stays(glyphs, tmp_path):
-    """Evaluations and checkpoints need not coincide: there is a checkpoint after each."""
+def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyphs, tmp_path):
+    """Evaluations and checkpoints have different intervals; each evaluation is followed by a
+    save."""
     run = tmp_path / "run"
     changes = {
         "train__duration": {"steps": 5},
@@ -146,7 +145,7 @@ def test_every_evaluation_stands_once_and_the_best_checkpoint_stays(glyphs, tmp_
     assert max(results[step]["top1"] for step in kept) == results[best]["top1"]
 
 
-def test_a_checkpoint_that_is_lost_is_told_at_once_and_the_next_one_made(
+def test_a_lost_checkpoint_is_reported_and_the_next_one_is_written(
     glyphs, tmp_path, capsys, monkeypatch
 ):
     run, failures = tmp_path / "run", [OSError(errno.ENOSPC, "no space")]
@@ -161,12 +160,12 @@ def test_a_checkpoint_that_is_lost_is_told_at_once_and_the_next_one_made(
     assert main([str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes)))]) == 0
     assert lines(run, "lost_checkpoint") == [20]
     assert lines(run, "checkpoint") == [40]
-    said = capsys.readouterr().out
-    assert said.count("step-00000020 could not be written: No space left on device") == 1
+    output = capsys.readouterr().out
+    assert output.count("step-00000020 could not be written: No space left on device") == 1
 
 
 @pytest.mark.parametrize("measure", ["top10", "auprcs"])
-def test_a_measure_that_nobody_takes_is_refused_at_once(measure, glyphs, tmp_path, capsys):
+def test_an_unknown_measure_is_rejected_at_the_start(measure, glyphs, tmp_path, capsys):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     best = f"checkpoint.keep_best.measure={measure}"
     assert main([recipe, best, "evaluation.every.steps=2"]) == 2
@@ -184,7 +183,7 @@ def local_statistics(shards: Path, strategy: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_local_batch_norms_are_those_of_the_first_rank_after_a_step(strategy, glyphs):
+def test_local_batch_norm_statistics_are_copied_from_the_first_rank(strategy, glyphs):
     first, second = run_on_ranks(2, local_statistics, glyphs, strategy)
     assert any(value.std() > 0 for name, value in first.items() if "running_mean" in name)
     for name, value in first.items():

@@ -1,4 +1,4 @@
-"""Rows of class weights: whatever is asked for in whatever order, from disk or from memory."""
+"""Rows of class weights: any rows in any order, from disk or from the cache."""
 
 import os
 import threading
@@ -39,17 +39,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-ASKED = [[], [7], [3, 1, 2, 3, 2499, 0], list(range(ROWS)), list(range(ROWS - 1, -1, -1)), [5] * 40]
+REQUESTS = [
+    [],
+    [7],
+    [3, 1, 2, 3, 2499, 0],
+    list(range(ROWS)),
+    list(range(ROWS - 1, -1, -1)),
+    [5] * 40,
+]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 500, 10**9])
-def test_rows_come_in_the_order_asked_for_however_they_were_held(path, cache_bytes) -> None:
+def test_rows_are_returned_in_the_requested_order_with_any_cache(path, cache_bytes) -> None:
     rows = open_rows(path, cache_bytes)
-    for asked in [*ASKED, *ASKED]:
-        assert torch.equal(rows.read(asked), WEIGHT[torch.tensor(asked, dtype=torch.long)])
+    for requested in [*REQUESTS, *REQUESTS]:
+        assert torch.equal(rows.read(requested), WEIGHT[torch.tensor(requested, dtype=torch.long)])
 
 
-def test_rows_that_lie_together_are_read_in_one_call(path, calls) -> None:
+def test_consecutive_rows_are_read_in_one_call(path, calls) -> None:
     rows = open_rows(path)
     rows.read([9, 8, 20, 10, 21])
     assert sorted(calls) == [2, 3]
@@ -58,7 +65,7 @@ def test_rows_that_lie_together_are_read_in_one_call(path, calls) -> None:
     assert calls == [1024, 1024, 452]
 
 
-def test_a_row_asked_for_again_is_not_read_again(path, calls) -> None:
+def test_a_cached_row_is_not_read_again(path, calls) -> None:
     rows = open_rows(path, cache_bytes=10**6)
     rows.read([3, 4, 90])
     calls.clear()
@@ -66,26 +73,28 @@ def test_a_row_asked_for_again_is_not_read_again(path, calls) -> None:
     assert calls == [1]
 
 
-def test_a_change_to_what_was_read_does_not_reach_what_is_held(path) -> None:
+def test_changing_a_returned_row_does_not_change_the_cache(path) -> None:
     rows = open_rows(path, cache_bytes=10**6)
     for _ in range(2):
         rows.read([3]).zero_()
     assert torch.equal(rows.read([3]), WEIGHT[[3]])
 
 
-def test_what_is_held_stays_within_its_bytes_and_the_least_used_leaves(path, calls) -> None:
+def test_the_cache_stays_within_its_bytes_and_evicts_the_least_recently_used_row(
+    path, calls
+) -> None:
     rows = open_rows(path, cache_bytes=10 * (4 * WIDTH + 250))
     for row in (0, *range(9), 0, *range(100, 108)):
         rows.read([row])
     assert len(rows._cache) == 10
     calls.clear()
-    rows.read([0])  # asked for in between
+    rows.read([0])  # was used again above
     assert calls == []
     rows.read([1])
     assert calls == [1]
 
 
-def test_a_question_for_very_many_rows_does_not_drive_the_hot_ones_out(path, calls) -> None:
+def test_a_large_read_does_not_evict_cached_rows(path, calls) -> None:
     rows = open_rows(path, cache_bytes=100 * (4 * WIDTH + 250))
     rows.read([3])
     rows.read(range(ROWS))
@@ -94,7 +103,7 @@ def test_a_question_for_very_many_rows_does_not_drive_the_hot_ones_out(path, cal
     assert calls == []
 
 
-def test_threads_may_read_together(path) -> None:
+def test_threads_can_read_concurrently(path) -> None:
     rows = open_rows(path, cache_bytes=40 * (4 * WIDTH + 250))
     start = threading.Barrier(4)
 
@@ -103,23 +112,23 @@ def test_threads_may_read_together(path) -> None:
         start.wait()
         found = []
         for _ in range(300):
-            asked = torch.randint(60, (4,), generator=generator)
-            found.append((rows.read(asked.tolist()), WEIGHT[asked]))
+            requested = torch.randint(60, (4,), generator=generator)
+            found.append((rows.read(requested.tolist()), WEIGHT[requested]))
         return found
 
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(work, range(4)):
-            assert all(torch.equal(got, wanted) for got, wanted in found)
+            assert all(torch.equal(got, expected) for got, expected in found)
 
 
 @pytest.mark.parametrize("outside", [-1, ROWS])
-def test_a_row_outside_is_named_and_nothing_is_read(path, calls, outside) -> None:
-    with pytest.raises(ValueError, match=rf"class id {outside} is not within 0 … 2499"):
+def test_a_row_out_of_range_is_reported_without_reading(path, calls, outside) -> None:
+    with pytest.raises(ValueError, match=rf"class id {outside} is out of range 0 … 2499"):
         open_rows(path).read([0, outside])
     assert calls == []
 
 
-def test_a_file_cut_short_after_it_was_opened_is_named(path) -> None:
+def test_a_file_truncated_after_opening_is_reported(path) -> None:
     rows = open_rows(path)
     os.truncate(path, path.stat().st_size - 4 * WIDTH - 1)
     with pytest.raises(ValueError, match="ends within row 2498: copy the bundle again"):

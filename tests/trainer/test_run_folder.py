@@ -1,4 +1,5 @@
-"""A run's folder: one run in it, whose recipe may change where the steps before stay true."""
+"""A run's folder: it contains one run, and only settings that do not affect earlier steps may
+change."""
 
 from pathlib import Path
 
@@ -11,27 +12,27 @@ from trainer.run.folder import RunFolder
 
 
 def claim(run: RunFolder, recipe: Recipe) -> None:
-    """What a start does: refuse, or keep the recipe."""
+    """Check and store the recipe, as a start does."""
     run.check(recipe)
     run.write(recipe)
 
 
 def started(folder: Path, **changes) -> RunFolder:
-    """A run folder whose run has a checkpoint."""
+    """Return a run folder whose run has a checkpoint."""
     run = RunFolder(folder)
     claim(run, glyph_recipe(Path("shards"), folder, **changes))
     (run.checkpoints / "step-00000001").mkdir(parents=True)
     return run
 
 
-def test_the_folder_holds_the_resolved_recipe_and_nothing_else(tmp_path):
+def test_the_folder_contains_only_the_resolved_recipe(tmp_path):
     recipe = glyph_recipe(Path("shards"), tmp_path / "a" / "run", seed=3)
     run = RunFolder(tmp_path / "a" / "run")
     claim(run, recipe)
     assert [path.name for path in run.path.iterdir()] == ["recipe.yaml"]
     assert load_recipe(run.recipe) == run.load_recipe() == recipe
     text = run.recipe.read_text()
-    # Defaults are written out: another kway's other defaults change nothing.
+    # Defaults are stored too, so that new defaults in a later version have no effect.
     assert "init_std: 0.01" in text
     assert "kind: cosine" in text
 
@@ -50,10 +51,10 @@ def test_the_folder_holds_the_resolved_recipe_and_nothing_else(tmp_path):
         ({"train__global_batch": 24}, "train.global_batch"),
     ],
 )
-def test_what_the_steps_before_depend_on_may_not_change(changes, keys, tmp_path):
+def test_settings_that_affect_earlier_steps_may_not_change(changes, keys, tmp_path):
     run = started(tmp_path)
     before = run.recipe.read_bytes()
-    with pytest.raises(ValueError, match=f"was started with another {keys}: undo that, ") as caught:
+    with pytest.raises(ValueError, match=f"was started with a different {keys}: ") as caught:
         claim(run, glyph_recipe(Path("shards"), tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert run.recipe.read_bytes() == before
@@ -75,7 +76,7 @@ def test_what_the_steps_before_depend_on_may_not_change(changes, keys, tmp_path)
         {"head__memory_mib": 1},
     ],
 )
-def test_the_rest_may_change_and_is_written_down(changes, tmp_path):
+def test_other_settings_may_change_and_are_stored(changes, tmp_path):
     run = started(tmp_path)
     recipe = glyph_recipe(Path("shards"), tmp_path, **changes)
     assert recipe != run.load_recipe()
@@ -85,7 +86,7 @@ def test_the_rest_may_change_and_is_written_down(changes, tmp_path):
 
 @pytest.mark.parametrize("left", [None, "step-00000001.partial"])
 def test_without_a_committed_checkpoint_anything_may_change(left, tmp_path):
-    """A save that was killed leaves a folder aside, which is no checkpoint."""
+    """A killed save leaves a `.partial` folder, which is not a checkpoint."""
     run = RunFolder(tmp_path)
     claim(run, glyph_recipe(Path("shards"), tmp_path))
     if left is not None:
@@ -95,21 +96,21 @@ def test_without_a_committed_checkpoint_anything_may_change(left, tmp_path):
     assert run.load_recipe() == recipe
 
 
-def test_resume_never_refuses_a_folder_with_checkpoints(tmp_path):
+def test_resume_never_rejects_a_folder_with_checkpoints(tmp_path):
     run = started(tmp_path)
-    with pytest.raises(ValueError, match="has checkpoints and resume is never: choose another"):
+    with pytest.raises(ValueError, match="has checkpoints, but resume is never: choose another"):
         claim(run, glyph_recipe(Path("shards"), tmp_path, resume="never"))
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is not a run \(no recipe\.yaml in it\): give"):
+def test_a_folder_that_is_not_a_run_is_reported(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"is not a run: recipe\.yaml is missing"):
         RunFolder(tmp_path).load_recipe()
 
 
-@pytest.mark.parametrize("place", ["file", "file/run"])
-def test_a_place_that_can_be_no_folder_is_told_with_the_key_that_names_it(place, tmp_path):
+@pytest.mark.parametrize("path", ["file", "file/run"])
+def test_an_impossible_folder_is_an_error_with_the_key(path, tmp_path):
     (tmp_path / "file").write_text("mine")
-    said = rf"^run is {tmp_path / place}, which cannot be created or written \(.+\): name another"
-    with pytest.raises(OSError, match=said), RunFolder(tmp_path / place).locked():
+    message = rf"^run is {tmp_path / path}, which cannot be created or written \(.+\): choose"
+    with pytest.raises(OSError, match=message), RunFolder(tmp_path / path).locked():
         pass
     assert (tmp_path / "file").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Slow ranks, by their own busy seconds."""
+"""Detection of slow ranks from their busy seconds."""
 
 import random
 import statistics
@@ -17,16 +17,16 @@ def test_a_rank_far_above_the_median_of_the_others_is_slow() -> None:
     assert _filled([1.0, 1.1, 2.2, 0.9], window=1).slow_ranks() == {2: 2.2}
 
 
-def test_of_two_ranks_the_slow_one_is_told_too() -> None:
+def test_the_slow_one_of_two_ranks_is_detected() -> None:
     assert _filled([1.0, 3.0], window=1).slow_ranks() == {1: 3.0}
 
 
-def test_one_long_step_makes_no_rank_slow() -> None:
+def test_one_long_step_does_not_make_a_rank_slow() -> None:
     steps = [[1.0, 1.0]] * 4 + [[1.0, 50.0]]
     assert _filled(*steps, window=5).slow_ranks() == {}
 
 
-def test_nobody_is_slow_before_the_window_is_full_or_alone() -> None:
+def test_no_rank_is_slow_before_the_window_is_full_or_alone() -> None:
     assert _filled([1.0, 3.0], window=2).slow_ranks() == {}
     assert _filled([3.0], window=1).slow_ranks() == {}
 
@@ -38,11 +38,11 @@ def test_only_the_window_counts() -> None:
     assert stragglers.busy_seconds() == [1.0, 1.0]
 
 
-def test_a_factor_that_nobody_feels_is_not_told() -> None:
+def test_a_large_factor_in_short_steps_is_ignored() -> None:
     assert _filled([0.001, 0.004], window=1).slow_ranks() == {}
 
 
-def test_a_rank_is_held_against_the_median_of_all_others() -> None:
+def test_a_rank_is_compared_with_the_median_of_all_others() -> None:
     numbers = random.Random(0)
     for size in [2, 3, 4, 5, 6, 7] * 20:
         busy = [float(numbers.choice([1, 2, 3, 5, 8, 13, 21])) for _ in range(size)]
@@ -55,12 +55,12 @@ def test_a_rank_is_held_against_the_median_of_all_others() -> None:
         assert _filled(busy, window=1).slow_ranks() == expected
 
 
-def test_the_notice_names_the_slowest_and_comes_once_in_a_while() -> None:
+def test_the_notice_has_the_slowest_rank_and_is_rate_limited() -> None:
     stragglers = _filled([1.0, 1.0, 1.0, 2.0, 3.0], window=1, minutes_between=10)
     line = stragglers.notice(now=0.0)
     assert line is not None
     assert line.startswith(
-        "rank 4 is slow (and 1 more are slow): 3 s of work a step, 3 times the other ranks', over "
+        "rank 4 is slow (and 1 more): 3 s of work per step, 3 times that of the other ranks, over "
     )
     assert stragglers.notice(now=599.0) is None
     assert stragglers.notice(now=600.0) == line

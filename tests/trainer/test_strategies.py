@@ -1,6 +1,6 @@
-"""One recipe under every strategy, world size and mesh: the same losses, weights and moments.
+"""One recipe with every strategy, world size and mesh: the same losses, weights and moments.
 
-Parts of the grids of `make soak`, which tries them in full.
+These are parts of the full grids of `make soak`.
 """
 
 from pathlib import Path
@@ -14,12 +14,12 @@ from tests.trainer.strategies import (
     IN_PARTS,
     STRATEGIES,
     Trained,
-    assert_alike,
-    gone_on_under_each,
-    gone_on_where_saved,
-    saved_under_each,
+    assert_equal_results,
+    resumed_with_each,
+    resumed_with_the_same,
+    saved_with_each,
     trained,
-    under_each,
+    trained_with_each,
 )
 
 ALL = list(range(len(STRATEGIES)))
@@ -34,24 +34,26 @@ ALL = list(range(len(STRATEGIES)))
         (3, 1, {"head__loss__kind": "ce", "train__global_batch": 7, **IN_PARTS}, [0, 2, 4, 6]),
     ],
 )
-def test_every_strategy_trains_alike(world_size, class_ranks, changes, strategies, glyphs):
+def test_every_strategy_has_the_same_results(world_size, class_ranks, changes, strategies, glyphs):
     alone = trained(glyphs, None, changes)
     assert alone[0][2] < alone[0][0]
-    for rank in run_on_ranks(world_size, under_each, glyphs, class_ranks, changes, strategies):
+    for rank in run_on_ranks(
+        world_size, trained_with_each, glyphs, class_ranks, changes, strategies
+    ):
         for number, found in zip(strategies, rank, strict=True):
-            assert_alike(found, alone, str(STRATEGIES[number]))
+            assert_equal_results(found, alone, str(STRATEGIES[number]))
 
 
-# By number of ranks, the strategies that save there.
+# The strategies that save a checkpoint, by number of ranks.
 SAVED = {2: [1, 4], 3: [0, 6]}
 
 
 @pytest.fixture(scope="module")
 def checkpoints(glyphs, tmp_path_factory) -> tuple[Path, dict[int, Trained]]:
-    """A folder with a checkpoint of each strategy of SAVED, and the steps that followed it."""
+    """A folder with a checkpoint of each strategy in SAVED, and the results of the next steps."""
     root, followed = tmp_path_factory.mktemp("checkpoints"), {}
     for ranks, strategies in SAVED.items():
-        followed |= run_on_ranks(ranks, saved_under_each, glyphs, root, strategies)[0]
+        followed |= run_on_ranks(ranks, saved_with_each, glyphs, root, strategies)[0]
     return root, followed
 
 
@@ -63,24 +65,24 @@ def checkpoints(glyphs, tmp_path_factory) -> tuple[Path, dict[int, Trained]]:
         (4, 4, 2, [0, 6]),
     ],
 )
-def test_a_checkpoint_of_one_strategy_goes_on_under_another(
+def test_a_checkpoint_of_one_strategy_resumes_with_another(
     strategy, loaded_on, class_ranks, others, glyphs, checkpoints
 ):
     root, expected = checkpoints[0] / str(strategy), checkpoints[1][strategy]
-    (alone,) = gone_on_under_each(glyphs, root, None, ADAMW_EMA, [0])
-    assert_alike(alone, expected, f"{STRATEGIES[strategy]} -> one process")
+    (alone,) = resumed_with_each(glyphs, root, None, ADAMW_EMA, [0])
+    assert_equal_results(alone, expected, f"{STRATEGIES[strategy]} -> one process")
     for rank in run_on_ranks(
-        loaded_on, gone_on_under_each, glyphs, root, class_ranks, ADAMW_EMA, others
+        loaded_on, resumed_with_each, glyphs, root, class_ranks, ADAMW_EMA, others
     ):
         for number, found in zip(others, rank, strict=True):
-            assert_alike(found, expected, f"{STRATEGIES[strategy]} -> {STRATEGIES[number]}")
+            assert_equal_results(found, expected, f"{STRATEGIES[strategy]} -> {STRATEGIES[number]}")
 
 
 @pytest.mark.parametrize("ranks", SAVED)
-def test_at_the_same_world_size_it_goes_on_with_the_same_bits(ranks, glyphs, checkpoints):
-    """On three ranks a sum depends on its order, as it does not on two."""
+def test_resuming_at_the_same_world_size_is_bit_identical(ranks, glyphs, checkpoints):
+    """On three ranks, unlike on two, sums depend on their order."""
     root, expected = checkpoints
-    (found, *_) = run_on_ranks(ranks, gone_on_where_saved, glyphs, root, SAVED[ranks])
+    (found, *_) = run_on_ranks(ranks, resumed_with_the_same, glyphs, root, SAVED[ranks])
     for strategy, (losses, entries) in found.items():
         assert losses == expected[strategy][0], STRATEGIES[strategy]
         for entry, value in expected[strategy][1].items():

@@ -1,4 +1,4 @@
-"""Training on tars without an index: to an evaluated run and a bundle, resumed, with damage."""
+"""Training on tars without an index: evaluation, export, resuming and damaged samples."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from trainer.train import train
 
 @pytest.fixture(scope="module")
 def tars(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The training samples of `glyphs` in 4 tars, part-0.tar to part-3.tar, and one that is no
+    """The training samples of `glyphs` in 4 tars, part-0.tar to part-3.tar, and one invalid
     image."""
     folder = tmp_path_factory.mktemp("tars")
     writers = [webdataset.TarWriter(str(folder / f"part-{number}.tar")) for number in range(4)]
@@ -28,7 +28,7 @@ def tars(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(len(split)):
             data, extension, label = split.read(i)
             writers[i % 4].write({"__key__": f"{i:04d}", extension: data, "cls": label})
-    writers[0].write({"__key__": "damaged", "png": b"no image", "cls": 0})
+    writers[0].write({"__key__": "damaged", "png": b"not an image", "cls": 0})
     for writer in writers:
         writer.close()
     return folder
@@ -45,14 +45,14 @@ def saved_state(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_stream_trains_and_its_run_is_evaluated_and_exported(
+def test_a_run_on_a_stream_is_evaluated_and_exported(
     glyphs: Path, tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = stream_recipe(
         glyphs,
         tars,
         tmp_path / "run",
-        data__train_split="there is none",
+        data__train_split="missing",
         optimizer={"kind": "adamw", "lr": 0.01},
         train={"duration": {"epochs": 4}, "global_batch": 16},
     )
@@ -69,14 +69,14 @@ def test_a_stream_trains_and_its_run_is_evaluated_and_exported(
     assert len(Bundle.open(tmp_path / "bundle").classes) == 13
 
 
-def test_a_resume_goes_on_and_says_what_it_cannot_promise(
+def test_a_resumed_stream_prints_that_its_order_is_new(
     glyphs: Path, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     printed = capsys.readouterr()
-    said = printed.out + printed.err
-    assert said.count("4 tars are read as a stream, without an index: batches depend on") == 1
-    assert "going on after" not in said
+    output = printed.out + printed.err
+    assert output.count("4 tars are read as a stream, without an index: batches depend on") == 1
+    assert "going on after" not in output
     longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
     train(longer, rank_world())
     printed = capsys.readouterr()
@@ -85,12 +85,12 @@ def test_a_resume_goes_on_and_says_what_it_cannot_promise(
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 
 
-def test_other_tars_or_classes_are_no_resume(glyphs: Path, tars: Path, tmp_path: Path) -> None:
+def test_a_run_cannot_resume_with_other_tars(glyphs: Path, tars: Path, tmp_path: Path) -> None:
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
     stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
     data = fewer.data.model_copy(update={"stream": stream})
-    with pytest.raises(ValueError, match=r"was started with another data\.stream\.shards"):
+    with pytest.raises(ValueError, match=r"was started with a different data\.stream\.shards"):
         train(fewer.model_copy(update={"data": data}), rank_world())
 
 
@@ -98,7 +98,7 @@ def train_on_a_rank(recipe: Recipe) -> None:
     train(recipe, rank_world())
 
 
-def test_two_ranks_agree_on_what_was_left_out(glyphs: Path, tars: Path, tmp_path: Path) -> None:
+def test_two_ranks_agree_on_the_skipped_samples(glyphs: Path, tars: Path, tmp_path: Path) -> None:
     recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 8})
     run_on_ranks(2, train_on_a_rank, recipe)
     state = saved_state(recipe.run)
@@ -107,16 +107,16 @@ def test_two_ranks_agree_on_what_was_left_out(glyphs: Path, tars: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("head", "message"),
     [
-        ({"class_weights": "balanced"}, "head.class_weights is balanced .*kway shard index.* none"),
-        ({"loss": {"kind": "nce"}}, "head.loss.noise is frequency .*kway shard index.* uniform"),
+        ({"class_weights": "balanced"}, "head.class_weights is balanced.*kway shard index.* none"),
+        ({"loss": {"kind": "nce"}}, "head.loss.noise is frequency.*kway shard index.* uniform"),
     ],
 )
-def test_what_needs_class_counts_is_refused_with_the_remedy(
-    glyphs: Path, tars: Path, tmp_path: Path, head: dict[str, Any], said: str
+def test_settings_that_need_class_counts_are_rejected_with_the_fix(
+    glyphs: Path, tars: Path, tmp_path: Path, head: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         stream_recipe(glyphs, tars, tmp_path / "run", head=head)
     stream_recipe(
         glyphs, tars, tmp_path / "run", head={"loss": {"kind": "nce", "noise": "uniform"}}

@@ -1,4 +1,4 @@
-"""The gradients of a step: the same for every world size, split and loss."""
+"""The gradients of a step are the same for every world size, number of micro-batches and loss."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
-from tests.trainer.training import images, make_task, share, started, take_steps, whole_entries
+from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
 from trainer.task import Task
 
 SHARDED = {"head.weight", "head.bias"}
@@ -33,7 +33,7 @@ def gradients(task: Task) -> dict[str, np.ndarray]:
 
 
 def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndarray]:
-    """Backbone weights and this rank's rows of the head after three clipped steps."""
+    """Return the backbone weights and this rank's rows of the head after three clipped steps."""
     task = started(shards, train__global_batch=rows, **changes)
     take_steps(task, 3, rows=rows)
     return {name: tensor.numpy() for name, tensor in task.state_dict().items()}
@@ -43,32 +43,32 @@ def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndar
     ("loss", "weights", "rows"),
     [("ce", "dense", 12), ("batch_ce", "vtree", 11), ("bce", "utree", 3)],
 )
-def test_1_2_and_4_ranks_train_to_the_same_weights(glyphs, loss, weights, rows):
-    """Batch norm is synchronised; 3 rows on 4 ranks leave one rank without any."""
+def test_training_on_1_2_and_4_ranks_gives_the_same_weights(glyphs, loss, weights, rows):
+    """Batch norm is synchronized. With 3 rows on 4 ranks, one rank has no rows."""
     changes = {"head__loss__kind": loss, "head__weights__kind": weights}
     alone = trained_weights(glyphs, rows, changes)
     for world_size in (2, 4):
         ranks = run_on_ranks(world_size, trained_weights, glyphs, rows, changes)
         for name in SHARDED:
-            head = np.concatenate([answer[name] for answer in ranks])
+            head = np.concatenate([result[name] for result in ranks])
             np.testing.assert_allclose(head, alone[name], rtol=1e-4, atol=2e-6)
-        for answer in ranks:
+        for result in ranks:
             for name in alone.keys() - SHARDED:
                 np.testing.assert_allclose(
-                    answer[name], alone[name], rtol=1e-4, atol=2e-5, err_msg=name
+                    result[name], alone[name], rtol=1e-4, atol=2e-5, err_msg=name
                 )
 
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce", "bce"])
 def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
-    """Batch norm is frozen: within a micro-batch it would see other statistics."""
+    """Batch norm is frozen, because the statistics of a micro-batch differ."""
     common = {"head__loss__kind": loss, "backbone__batch_norm": "frozen", "train__global_batch": 8}
-    whole = started(glyphs, **common)
+    single = started(glyphs, **common)
     split = started(glyphs, **common, train__micro_batches=2)
-    split.load_state_dict(whole.state_dict())
-    losses = [task.train().backward(images(0, 8), step=1) for task in (whole, split)]
+    split.load_state_dict(single.state_dict())
+    losses = [task.train().backward(images(0, 8), step=1) for task in (single, split)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
-    expected, got = gradients(whole), gradients(split)
+    expected, got = gradients(single), gradients(split)
     assert expected.keys() == got.keys()
     for name, gradient in expected.items():
         np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -90,11 +90,11 @@ def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
 def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
-    whole = started(
+    alone = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
     )
-    value = float(whole.train().backward(images(0, 11), step=1))
-    expected = gradients(whole)
+    value = float(alone.train().backward(images(0, 11), step=1))
+    expected = gradients(alone)
     for got_value, got in run_on_ranks(2, micro_batched, glyphs, loss):
         assert got_value == pytest.approx(value, rel=1e-5)
         for name in expected.keys() - SHARDED:
@@ -102,7 +102,7 @@ def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
 
 
 def mixed(begin: int, end: int) -> Batch:
-    """`images` whose rows have a second class, some with no weight."""
+    """`images` whose rows have a second class, some with zero weight."""
     batch = images(begin, end)
     weights = torch.tensor([1.0, 0.3, 0.6, 0.0, 0.5, 0.9, 0.2, 0.7, 1.0, 0.4, 0.1])[begin:end]
     return replace(batch, mixed=Mixed((batch.labels + 3) % 13, weights))
@@ -118,15 +118,15 @@ def test_a_mixed_row_counts_for_both_of_its_classes(glyphs, loss):
     got = gradients(task)
     task.zero_grad()
     features = task.backbone(batch.inputs)
-    want = torch.zeros(())
+    total = torch.zeros(())
     for row in range(4):
         for labels, weight in (
             (batch.labels, batch.mixed.weights[row]),
             (batch.mixed.labels, 1 - batch.mixed.weights[row]),
         ):
-            want = want + weight / 4 * task.head(features[row : row + 1], labels[row : row + 1])
-    want.backward()
-    assert value == pytest.approx(want.item(), rel=1e-5)
+            total = total + weight / 4 * task.head(features[row : row + 1], labels[row : row + 1])
+    total.backward()
+    assert value == pytest.approx(total.item(), rel=1e-5)
     for name, gradient in gradients(task).items():
         np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
@@ -145,7 +145,7 @@ def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float,
 
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_mixed_rows_accumulate_on_uneven_ranks_as_in_one_process(glyphs, loss):
+def test_accumulation_of_mixed_rows_on_uneven_ranks_equals_one_process(glyphs, loss):
     value, expected = mixed_gradients(glyphs, loss, 1)
     for got_value, got in run_on_ranks(2, mixed_gradients, glyphs, loss, 3):
         assert got_value == pytest.approx(value, rel=1e-5)
@@ -169,7 +169,7 @@ TINY_VIT = {
 def few_rows(
     shards: Path, config: dict, rows: int, micro_batches: int
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """So few rows that ranks, or parts of their shares, may have none."""
+    """Return the loss and gradients of so few rows that some ranks or micro-batches have none."""
     task = started(
         shards,
         backbone__config=config,
@@ -185,7 +185,7 @@ def few_rows(
 
 @pytest.mark.parametrize("config", [TINY_VIT, {**TINY_BERT, **NO_DROPOUT}], ids=["vit", "bert"])
 @pytest.mark.parametrize(("world_size", "rows", "micro_batches"), [(3, 2, 1), (2, 3, 2)])
-def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(
+def test_attention_networks_accept_ranks_and_micro_batches_without_rows(
     glyphs, config, world_size, rows, micro_batches
 ):
     value, expected = few_rows(glyphs, config, rows, 1)
@@ -196,7 +196,7 @@ def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
 
 
-def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
+def test_a_batch_with_zero_row_weights_is_rejected_with_micro_batches(glyphs):
     task = started(glyphs, train__global_batch=4, train__micro_batches=2)
     weighting = replace(task.head.engine.row_weighting, class_weights=torch.zeros(13))
     task.head.engine = replace(task.head.engine, row_weighting=weighting)
@@ -204,7 +204,7 @@ def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
         task.train().backward(images(0, 4), step=1)
 
 
-def test_a_label_outside_the_classes_is_refused_in_parts_too(glyphs):
+def test_an_out_of_range_label_is_rejected_with_micro_batches(glyphs):
     task = started(glyphs, train__global_batch=4, train__micro_batches=2)
     batch = images(0, 4)
     outside = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
@@ -219,7 +219,7 @@ def test_the_features_of_several_crops_are_averaged(glyphs):
     torch.testing.assert_close(backbone({"pixel_values": crops}), each.mean(0))
 
 
-def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
+def test_gradient_caching_repeats_the_same_dropout(glyphs):
     changes = {"backbone__config": TINY_BERT, "head__loss__kind": "batch_ce"}
     task = started(glyphs, **changes, train__global_batch=8, train__micro_batches=2).train()
     batch = texts(8)
@@ -238,7 +238,7 @@ def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
         np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
+def test_gradient_caching_updates_batch_norm_once_per_micro_batch(glyphs):
     changes = {"head__loss__kind": "batch_ce", "train__global_batch": 12, "train__micro_batches": 3}
     task = started(glyphs, **changes).train()
     task.backward(images(0, 12), step=1)
@@ -248,7 +248,7 @@ def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
-    """No parameter is left without a gradient: DDP would wait for it."""
+    """Every parameter has a gradient; DDP would wait for a missing one."""
     config = {**TINY_BERT, **NO_DROPOUT}
     task = started(
         glyphs, backbone__config=config, backbone__pooling=pooling, train__global_batch=8
@@ -269,9 +269,9 @@ def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
     assert all(parameter.grad is not None for parameter in task.parameters())
 
 
-def test_a_feature_map_has_no_first_token(glyphs):
+def test_cls_pooling_of_a_feature_map_is_rejected(glyphs):
     task = started(glyphs, backbone__pooling="cls")
-    with pytest.raises(ValueError, match=r"pooling is cls and this encoder gives a feature"):
+    with pytest.raises(ValueError, match=r"pooling is cls, but this encoder returns a feature"):
         task.backward(images(0, 12), step=1)
 
 
@@ -282,28 +282,31 @@ def test_a_feature_map_has_no_first_token(glyphs):
         ({**TINY_BERT, "hidden_size": "abc"}, r"backbone\.config: "),
         ({"model_type": "resnet", "num_channels": 1, "hidden_act": "foo"}, r"backbone\.config"),
         ({"model_type": "resnet", "num_channels": 1, "layer_type": "foo"}, r"backbone\.config: "),
-        ({"model_type": "resnt"}, "is resnt, which transformers does not know: did you mean resn"),
-        ({"model_type": "t5"}, "t5 is an encoder and a decoder"),
+        (
+            {"model_type": "resnt"},
+            "is resnt, which transformers does not support: did you mean resn",
+        ),
+        ({"model_type": "t5"}, "t5 is an encoder-decoder"),
     ],
 )
-def test_a_configuration_that_makes_no_model_is_one_line(glyphs, config, message):
+def test_an_invalid_configuration_is_a_one_line_error(glyphs, config, message):
     with pytest.raises(ValueError, match=message) as caught:
         make_task(glyphs, backbone__config=config)
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_that_is_not_there_is_told_by_its_key(glyphs, tmp_path):
-    for place, why in (
-        ("nosuch", "no such folder, and the hub"),
-        ("", "the folder holds no model"),
+def test_a_missing_backbone_is_reported_with_its_key(glyphs, tmp_path):
+    for name, reason in (
+        ("nosuch", "the folder does not exist, and the hub"),
+        ("", "the folder does not contain a model"),
     ):
-        said = rf"^backbone\.name is {tmp_path / place}: {why}"
-        with pytest.raises(ValueError, match=said) as caught:
-            make_task(glyphs, backbone={"name": str(tmp_path / place)})
+        message = rf"^backbone\.name is {tmp_path / name}: {reason}"
+        with pytest.raises(ValueError, match=message) as caught:
+            make_task(glyphs, backbone={"name": str(tmp_path / name)})
         assert "\n" not in str(caught.value)
 
 
-def test_mean_pooling_leaves_padding_out(glyphs):
+def test_mean_pooling_excludes_padding(glyphs):
     config = {**TINY_BERT, **NO_DROPOUT}
     task = started(glyphs, backbone__config=config, backbone__pooling="mean").eval()
     inputs = texts(2).inputs
@@ -332,26 +335,26 @@ def clipped(shards: Path) -> tuple[float, float]:
     return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
 
 
-def test_clipping_bounds_one_norm_over_backbone_and_all_head_shards(glyphs):
+def test_clipping_uses_the_norm_of_the_backbone_and_all_head_shards(glyphs):
     alone = clipped(glyphs)
     assert alone[0] > 0.5
     assert alone[1] == pytest.approx(0.5, rel=1e-4)
-    for answer in run_on_ranks(3, clipped, glyphs):
-        assert answer == pytest.approx(alone, rel=1e-4)
+    for result in run_on_ranks(3, clipped, glyphs):
+        assert result == pytest.approx(alone, rel=1e-4)
 
 
 def test_bf16_autocast_trains_float32_weights(glyphs):
     task = started(glyphs, train__precision="bf16").train()
     exact = started(glyphs).train()
     exact.load_state_dict(task.state_dict())
-    rounded, wanted = (each.backward(images(0, 12), step=1) for each in (task, exact))
-    torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
+    rounded, expected = (each.backward(images(0, 12), step=1) for each in (task, exact))
+    torch.testing.assert_close(rounded, expected, rtol=2e-2, atol=0)
     assert {p.grad.dtype for p in task.parameters()} == {torch.float32}
-    assert not torch.equal(rounded, wanted)
+    assert not torch.equal(rounded, expected)
 
 
 def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[float]]:
-    """The model and its gradient norms after three clipped steps of SGD without momentum."""
+    """Return the model and its gradient norms after three clipped steps of SGD without momentum."""
     task = started(
         shards,
         train__global_batch=12,
@@ -366,11 +369,11 @@ def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[flo
         task.backward(share(task), step=step)
         norms.append(task.clip_gradients(1.0))
         task.step(1.0, step=step)
-    return whole_entries(task), norms
+    return full_entries(task), norms
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_factored_head_trains_as_a_dense_one(glyphs, world_size):
+def test_a_factored_head_trains_like_a_dense_head(glyphs, world_size):
     dense, norms = stepped(glyphs, "dense")
     for factored, found in run_on_ranks(world_size, stepped, glyphs, "factored"):
         np.testing.assert_allclose(found, norms, rtol=1e-4)

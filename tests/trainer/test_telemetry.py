@@ -1,4 +1,4 @@
-"""Telemetry: one set of numbers in the JSONL, at the endpoints and in the run's record."""
+"""Telemetry: the same numbers in the JSONL file and at the endpoints."""
 
 import json
 import math
@@ -34,14 +34,14 @@ from trainer.telemetry.prometheus import Endpoint
 from trainer.train import train
 
 
-def test_lines_wait_while_the_disk_is_full_and_stand_in_order_when_there_is_room(tmp_path):
+def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path):
     path = tmp_path / "metrics.jsonl"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = JsonLines(path, after_step=0)
     assert lines.write({"step": 1})
     size = path.stat().st_size
     try:
-        # As a full disk does, it takes a part of a line and no more.
+        # Like a full disk, the limit allows only a part of a line.
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
         assert not lines.write({"step": 2})
         assert not lines.write({"step": 3})
@@ -53,7 +53,7 @@ def test_lines_wait_while_the_disk_is_full_and_stand_in_order_when_there_is_room
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_lines_that_find_no_room_are_an_error_at_the_end(tmp_path):
+def test_lines_that_cannot_be_written_are_an_error_at_the_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = JsonLines(path, after_step=0)
@@ -66,7 +66,7 @@ def test_lines_that_find_no_room_are_an_error_at_the_end(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
+def test_the_endpoint_and_the_jsonl_file_have_the_same_numbers(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, start_step=20, phases=phases, port=0) as report:
         for step in range(21, 31):
@@ -98,7 +98,7 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
         "kway_train_step": 30,
         "kway_train_planned_steps": NUM_STEPS,
         "kway_train_checkpoint_every_steps": CHECKPOINT_EVERY,
-        # Of this process, which began at step 20.
+        # Counted from step 20, where this process started.
         "kway_train_steps_total": 10,
         "kway_train_samples_total": 10 * GLOBAL_BATCH,
         "kway_train_checkpoints_total": 1,
@@ -123,16 +123,16 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
     } | {f"kway_train_phase/{name}": 0 for name in PHASES}
 
 
-def test_updates_left_out_before_are_shown_from_the_start(tmp_path):
-    """An alert sees a number grow: the first one that a series has is no growth."""
+def test_updates_skipped_before_a_restart_are_exported_from_the_start(tmp_path):
+    """An alert on an increase does not see the first value of a series."""
     with telemetry(tmp_path, skipped_steps=3, port=0) as report:
         assert scraped(report)["kway_train_skipped_steps"] == 3
 
 
-def test_the_phase_that_a_rank_is_in_is_looked_up_at_each_scrape(tmp_path):
+def test_the_phase_of_a_rank_is_read_at_each_scrape(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, phases=phases, port=0) as report:
-        with phases("evaluation"), phases("communication"):  # which is a part of it
+        with phases("evaluation"), phases("communication"):  # part of the evaluation
             page = scraped(report)
         later = scraped(report)
     shown = {name: value for name, value in page.items() if name.startswith("kway_train_phase/")}
@@ -140,7 +140,7 @@ def test_the_phase_that_a_rank_is_in_is_looked_up_at_each_scrape(tmp_path):
     assert later["kway_train_phase/evaluation"] == 0
 
 
-def test_a_slow_rank_has_a_ratio_for_as_long_as_it_is_slow(tmp_path):
+def test_a_slow_rank_has_a_ratio_while_it_is_slow(tmp_path):
     with telemetry(tmp_path, port=0) as report:
         for step in range(1, 51):
             report.beat(step, busy_seconds=[1.0, 2.0])
@@ -155,7 +155,7 @@ def test_a_slow_rank_has_a_ratio_for_as_long_as_it_is_slow(tmp_path):
     assert not any(name in key for key in later)
 
 
-def test_a_rank_that_holds_the_others_up_is_named(tmp_path, capsys):
+def test_a_slow_rank_is_printed(tmp_path, capsys):
     with telemetry(tmp_path, log_every=50) as report:
         for step in range(1, 51):
             report.beat(step, busy_seconds=[1.0, 2.0])
@@ -166,7 +166,7 @@ def test_a_rank_that_holds_the_others_up_is_named(tmp_path, capsys):
     assert "rank 1 is slow" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool from Prometheus")
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_scrape_passes_promtool(is_new, tmp_path):
     with telemetry(tmp_path, port=0) as report:
@@ -182,7 +182,7 @@ def test_a_scrape_passes_promtool(is_new, tmp_path):
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_what_nothing_has_told_yet_is_not_shown_as_zero(tmp_path):
+def test_unset_gauges_are_not_exported(tmp_path):
     with telemetry(tmp_path, start_step=7, port=0) as report:
         page = scraped(report)
     assert page["kway_train_step"] == 7
@@ -191,20 +191,20 @@ def test_what_nothing_has_told_yet_is_not_shown_as_zero(tmp_path):
     assert not {"kway_train_loss", "kway_train_last_checkpoint_timestamp_seconds"} & page.keys()
 
 
-def test_a_step_that_is_not_logged_beats(tmp_path):
+def test_a_step_that_is_not_logged_updates_the_heartbeat(tmp_path):
     with telemetry(tmp_path, port=0) as report:
         report.step(1, **NUMBERS)
-        begun = scraped(report)
+        first = scraped(report)
         report.beat(2)
         page = scraped(report)
     beat = "kway_train_last_step_timestamp_seconds"
-    assert page[beat] > begun[beat]
+    assert page[beat] > first[beat]
     assert page["kway_train_steps_total"] == page["kway_train_step"] == 2
     assert page["kway_train_loss"] == NUMBERS["loss"]
     assert len(records(tmp_path)) == 1
 
 
-def test_each_rank_has_an_endpoint_and_the_first_has_the_rest(tmp_path, capsys):
+def test_each_rank_has_an_endpoint_and_only_rank_0_has_other_outputs(tmp_path, capsys):
     with telemetry(tmp_path, rank=1, port=0) as report:
         assert report.endpoint is not None
         report.print_line("hello")
@@ -223,7 +223,7 @@ def test_each_rank_has_an_endpoint_and_the_first_has_the_rest(tmp_path, capsys):
 
 
 def free_pair() -> int:
-    """A port that is free, and the next one too."""
+    """Return a free port whose next port is also free."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as first:
             port: int = first.getsockname()[1]
@@ -242,12 +242,12 @@ def test_the_ports_of_a_machine_follow_the_local_ranks(tmp_path, capsys):
         assert (first.endpoint.port, second.endpoint.port) == (port, port + 1)
         scraped(first), scraped(second)
     assert capsys.readouterr().out == (
-        f"metrics at http://127.0.0.1:{port}/metrics, those of this machine's other ranks at "
-        f"ports up to {port + 1}\n"
+        f"metrics at http://127.0.0.1:{port}/metrics (other ranks of this machine: ports up to "
+        f"{port + 1})\n"
     )
 
 
-def test_the_endpoint_is_gone_when_the_run_is(tmp_path):
+def test_the_endpoint_is_closed_with_the_run(tmp_path):
     before = threading.active_count()
     with telemetry(tmp_path, port=0) as report:
         scraped(report)
@@ -256,7 +256,7 @@ def test_the_endpoint_is_gone_when_the_run_is(tmp_path):
         scraped(report)
 
 
-def test_nothing_listens_where_no_port_is_asked_for(tmp_path, capsys):
+def test_no_endpoint_is_opened_without_a_port(tmp_path, capsys):
     before = threading.active_count()
     with telemetry(tmp_path) as report, telemetry(tmp_path, rank=1) as other:
         assert report.endpoint is None
@@ -266,46 +266,46 @@ def test_nothing_listens_where_no_port_is_asked_for(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_in_use_is_one_line_and_leaves_all_as_it_was(rank, tmp_path, capsys):
+def test_a_port_in_use_is_a_one_line_error_and_changes_no_files(rank, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n')
-    whose = r" \(of local rank 1\)" if rank else ""
+    of_rank = r" \(local rank 1\)" if rank else ""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        wanted = rf"^telemetry\.port {port}{whose} on 127\.0\.0\.1 cannot be used \(.*in use\): cho"
+        message = rf"^telemetry\.port {port}{of_rank} on 127\.0\.0\.1 cannot be used \(.*in use\)"
         report = telemetry(tmp_path, rank=rank, port=port - rank)
-        with pytest.raises(OSError, match=wanted) as caught, report:
+        with pytest.raises(OSError, match=message) as caught, report:
             pass
     assert "\n" not in str(caught.value)
     assert records(tmp_path) == [{"step": 7}]
     assert capsys.readouterr().out == ""
 
 
-def test_a_port_past_the_last_is_refused(tmp_path):
+def test_a_port_above_65535_is_rejected(tmp_path):
     report = telemetry(tmp_path, rank=1, port=65_535)
     with pytest.raises(ValueError, match=r"telemetry\.port 65535 \+ local rank 1 is 65536"), report:
         pass
 
 
-def test_the_first_the_last_and_every_nth_step_are_due(tmp_path):
+def test_the_first_the_last_and_every_nth_step_are_logged(tmp_path):
     report = telemetry(tmp_path, log_every=30)
     due = [step for step in range(1, NUM_STEPS + 1) if report.is_due(step)]
     assert due == [1, 30, 60, 90, NUM_STEPS]
 
 
-def test_numbers_that_are_not_finite_are_null(tmp_path):
-    def refuse(word: str) -> None:
-        raise AssertionError(word)
+def test_non_finite_numbers_are_null(tmp_path):
+    def reject(constant: str) -> None:
+        raise AssertionError(constant)
 
     with telemetry(tmp_path) as report:
         report.step(1, **{**NUMBERS, "loss": math.nan, "gradient_norm": math.inf})
         report.event("evaluation", 1, "evaluation", top1=-math.inf, classes=[math.nan, 1.0])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    step, evaluation = (json.loads(line, parse_constant=refuse) for line in lines)
+    step, evaluation = (json.loads(line, parse_constant=reject) for line in lines)
     assert step["loss"] is step["gradient_norm"] is evaluation["top1"] is None
     assert evaluation["classes"] == [None, 1.0]
 
 
-def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path):
+def test_evaluations_and_checkpoints_are_not_part_of_a_step(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, phases=phases) as report:
         for name in ("evaluation", "checkpoint"):
@@ -315,16 +315,16 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path):
         remaining = report._pace.remaining_seconds()
     (step,) = records(tmp_path)
     assert step["phases"].keys() == {"evaluation", "checkpoint"}
-    # What is left will have such pauses too.
+    # The remaining steps will include such pauses too.
     assert remaining >= (NUM_STEPS - 1) * (step["step_seconds"] + 0.4)
 
 
 @pytest.mark.parametrize(
     "last", ['{"event": "st', '{"event": "step", "step": 4', '{"event": "step", "step": 4}', "{}\n"]
 )
-def test_a_cut_last_line_neither_stays_nor_joins_the_next(last, tmp_path):
-    whole = '{"event": "step", "step": 3}\n'
-    (tmp_path / "metrics.jsonl").write_text(whole + last)
+def test_an_incomplete_last_line_is_dropped(last, tmp_path):
+    complete = '{"event": "step", "step": 3}\n'
+    (tmp_path / "metrics.jsonl").write_text(complete + last)
     with telemetry(tmp_path, start_step=4, log_every=5) as report:
         report.step(5, **NUMBERS)
     assert [record["step"] for record in records(tmp_path)] in ([3, 5], [3, 4, 5])
@@ -334,7 +334,7 @@ def test_a_cut_last_line_neither_stays_nor_joins_the_next(last, tmp_path):
 def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs: Path, tmp_path: Path):
     changes = {"telemetry": {"log_every": 1}, "checkpoint": {"every": {"steps": 4}}}
     train(glyph_recipe(glyphs, tmp_path, **changes), rank_world())
-    with (tmp_path / "metrics.jsonl").open("a") as file:  # what a killed run may leave
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # as after a killed run
         file.write('{"event": "step", "step": 5, "loss": 1e9}\n{"event": "step", "step": 6, "lo')
     train(glyph_recipe(glyphs, tmp_path, **changes, train__duration={"steps": 6}), rank_world())
     lines = records(tmp_path)
@@ -344,7 +344,7 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs: Path, tmp_pa
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
-def test_a_host_that_is_not_this_machine_is_no_matter_of_ports(host):
-    said = rf"^telemetry\.host is {host}, no address of this machine \(.+\): give one, such as"
-    with pytest.raises(OSError, match=said):
+def test_a_host_of_another_machine_is_an_error_about_the_host(host):
+    message = rf"^telemetry\.host is {host}, which is not an address of this machine \(.+\)"
+    with pytest.raises(OSError, match=message):
         Endpoint(TelemetryConfig(port=0, host=host), 0, CollectorRegistry())

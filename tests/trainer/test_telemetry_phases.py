@@ -1,4 +1,4 @@
-"""Phases: each second of a step belongs to one of them."""
+"""Phases: each second of a step is counted in exactly one phase."""
 
 import time
 from collections.abc import Iterator
@@ -13,34 +13,34 @@ from tests.ranks import rank_world, run_on_ranks
 from trainer.telemetry.phases import Phases
 
 CPU = torch.device("cpu")
-NAP_SECONDS = 0.02
+SLEEP_SECONDS = 0.02
 
 
-def test_an_inner_phase_takes_its_time_out_of_the_outer():
+def test_the_time_of_an_inner_phase_is_not_added_to_the_outer_phase():
     phases = Phases(CPU)
     started = time.perf_counter()
     with phases("forward"):
-        time.sleep(NAP_SECONDS)
+        time.sleep(SLEEP_SECONDS)
         for _ in range(3):
             with phases("head"), phases("communication"):
-                time.sleep(NAP_SECONDS)
-        time.sleep(NAP_SECONDS)
+                time.sleep(SLEEP_SECONDS)
+        time.sleep(SLEEP_SECONDS)
     passed = time.perf_counter() - started
     taken = phases.take()
     assert taken.keys() == {"forward", "head", "communication"}
-    assert taken["forward"] >= 2 * NAP_SECONDS
-    assert taken["communication"] >= 3 * NAP_SECONDS
+    assert taken["forward"] >= 2 * SLEEP_SECONDS
+    assert taken["communication"] >= 3 * SLEEP_SECONDS
     assert sum(taken.values()) <= passed
 
 
-def test_what_is_taken_is_gone_and_an_open_phase_is_taken_so_far():
+def test_take_resets_the_sums_and_includes_the_open_phase():
     phases = Phases(CPU)
     with phases("data"):
-        time.sleep(NAP_SECONDS)
+        time.sleep(SLEEP_SECONDS)
         first = phases.take()
         second = phases.take()
-    assert first["data"] >= NAP_SECONDS > second["data"] >= 0
-    assert phases.take()["data"] < NAP_SECONDS
+    assert first["data"] >= SLEEP_SECONDS > second["data"] >= 0
+    assert phases.take()["data"] < SLEEP_SECONDS
     assert phases.take() == {}
 
 
@@ -50,7 +50,7 @@ def interrupted(phases: Phases) -> None:
         raise KeyError
 
 
-def test_current_names_the_innermost_phase_and_errors_leave_it():
+def test_current_is_the_innermost_phase_and_an_error_leaves_it():
     phases = Phases(CPU)
     assert phases.current is None
     with phases("backward"):
@@ -60,7 +60,7 @@ def test_current_names_the_innermost_phase_and_errors_leave_it():
     assert phases.current is None
 
 
-def test_an_evaluation_keeps_what_is_inside_it():
+def test_an_evaluation_includes_its_inner_phases():
     phases = Phases(CPU)
     with phases("evaluation"), phases("forward"), phases("communication"):
         assert phases.current == "communication"
@@ -69,19 +69,19 @@ def test_an_evaluation_keeps_what_is_inside_it():
     assert phases.take().keys() == {"evaluation", "forward"}
 
 
-def test_a_phase_of_another_name_is_refused():
+def test_an_unknown_phase_is_rejected():
     with pytest.raises(AssertionError, match="lunch"), Phases(CPU)("lunch"):  # type: ignore[arg-type]
         pass
 
 
-def heard_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], bool]:
+def collectives_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], bool]:
     world, phases = rank_world(), Phases(CPU)
-    heard: list[tuple[str, str | None]] = []
+    recorded: list[tuple[str, str | None]] = []
 
     @contextmanager
     def around(name: str) -> Iterator[None]:
         with phases.collective(name):
-            heard.append((name, phases.operation))
+            recorded.append((name, phases.operation))
             yield
 
     def elsewhere() -> None:
@@ -95,20 +95,20 @@ def heard_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], bool]:
         thread.start()
         thread.join()
     elsewhere()
-    return heard, {*phases.take()}, phases.operation is None
+    return recorded, {*phases.take()}, phases.operation is None
 
 
-def test_collectives_of_the_listening_thread_count_as_communication_and_are_named():
+def test_collectives_of_the_listening_thread_are_counted_as_communication():
     names = ["all_reduce_sum", "all_gather", "barrier"]
-    for heard, taken, is_over in run_on_ranks(2, heard_on_a_rank):
-        assert heard == [(name, name) for name in names]
+    for recorded, taken, is_over in run_on_ranks(2, collectives_on_a_rank):
+        assert recorded == [(name, name) for name in names]
         assert taken == {"head", "communication"}
         assert is_over
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_the_stream_is_timed_and_nothing_waits_for_it():
+def test_on_cuda_the_stream_is_timed_without_synchronization():
     device = torch.device("cuda", torch.cuda.current_device())
     phases = Phases(device)
     left = torch.randn(4096, 4096, device=device)

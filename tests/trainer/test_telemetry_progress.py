@@ -1,4 +1,4 @@
-"""What a person sees of a run, on terminals of usual widths and in a log."""
+"""The console output of a run, on terminals of common widths and in a log."""
 
 import contextlib
 import fcntl
@@ -28,8 +28,8 @@ LARGE = StepSummary(
 )
 
 
-def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatch):
-    """FORCE_COLOR, common in CI, makes rich believe in a terminal; a log stays a log."""
+def test_output_to_a_file_is_plain_unwrapped_lines(tmp_path, capsys, monkeypatch):
+    """FORCE_COLOR, common in CI, makes rich treat a file as a terminal."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     long = "[bold]not markup[/bold] :smile: " + 60 * "word "
     with telemetry(tmp_path) as report:
@@ -44,7 +44,7 @@ def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatc
     assert second.rstrip() == long.rstrip()
 
 
-def test_numbers_are_written_as_a_person_reads_them():
+def test_numbers_are_rounded_and_have_units():
     assert LARGE.line() == (
         "loss 12.3456  lr 5.00e-02  123456 samples/s  data wait 12%  MFU 46%  69.5 GiB  "
         "ETA 12:34:56"
@@ -56,7 +56,7 @@ def test_numbers_are_written_as_a_person_reads_them():
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])
-def test_large_numbers_leave_room_for_the_bar(columns):
+def test_large_numbers_leave_space_for_the_bar(columns):
     text = f"step 450000/450450 {LARGE.compact(columns)}"
     assert len(text) + len(" ━━━━━") <= columns
     assert ("MFU" in text) == (columns > 80)
@@ -79,7 +79,8 @@ def report_on_terminal(terminal: str, folder: Path) -> None:
 
 
 def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:
-    """Exit code of `report_on_terminal`, and all that a terminal of `columns` x 40 was sent."""
+    """Return the exit code of `report_on_terminal` and all output to a terminal of `columns` x
+    40."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = forked(report_on_terminal, os.ttyname(theirs), folder)
@@ -96,9 +97,9 @@ def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:
 
 
 def read_all(terminal: int) -> str:
-    """What a terminal is sent until the last process has closed its other end."""
+    """Return all output to a terminal until the last process has closed its other end."""
     sent = b""
-    with contextlib.suppress(OSError):  # how Linux reports that end
+    with contextlib.suppress(OSError):  # Linux reports the end as an OSError
         while chunk := os.read(terminal, 65536):
             sent += chunk
     os.close(terminal)
@@ -112,7 +113,7 @@ def read_all(terminal: int) -> str:
         (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
     ],
 )
-def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(
+def test_a_terminal_shows_a_bar_that_fits_below_unwrapped_lines(
     columns: int, numbers: str, tmp_path: Path
 ):
     folder = tmp_path / ("long-name-" * 8)
@@ -125,9 +126,9 @@ def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(
     assert re.fullmatch(rf"step 100/100 ━+ {numbers}", bars[-1])
     assert max(len(line) for line in bars) <= columns
     assert "…" not in shown
-    # A long path may stand in a line of its own, never in two.
+    # A long path may be on its own line, but is never split.
     lines = [line.removeprefix("checkpoint ") for line in shown.splitlines()]
     assert [line for line in lines if "step-0" in line] == [str(folder / "step-00000060")]
-    # A rank that is killed could not show the cursor again.
+    # A killed rank could not show the cursor again.
     assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")
     assert sent.index("\x1b[?25h") < sent.index("━")

@@ -1,4 +1,4 @@
-"""TensorBoard events: the numbers of the JSONL, each step once."""
+"""TensorBoard events: the numbers of the JSONL file, each step once."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def write(folder: Path, *, start_step: int, last_step: int, loss: float) -> None
         report.event("evaluation", last_step, "evaluation", top1=loss / 100)
 
 
-def drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def written_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = events.EventAccumulator(str(folder / "tensorboard"))
     accumulator.Reload()
     return {
@@ -28,32 +28,32 @@ def drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_scalars_are_the_numbers_of_the_jsonl(tmp_path):
+def test_scalars_equal_the_numbers_of_the_jsonl_file(tmp_path):
     write(tmp_path, start_step=0, last_step=2, loss=7.0)
-    scalars = drawn(tmp_path)
+    scalars = written_scalars(tmp_path)
     first, second, _ = records(tmp_path)
     for name in ("loss", "learning_rate", "gradient_norm", "samples_per_second", "skipped_steps"):
-        wanted = [(1, pytest.approx(first[name])), (2, pytest.approx(second[name]))]
-        assert scalars[name] == wanted
+        expected = [(1, pytest.approx(first[name])), (2, pytest.approx(second[name]))]
+        assert scalars[name] == expected
     assert scalars["memory/resident"][1] == (2, pytest.approx(second["memory"]["resident"]))
     assert scalars["evaluation/top1"] == [(2, pytest.approx(0.07))]
 
 
-def test_a_resumed_run_draws_no_step_twice(tmp_path):
+def test_a_resumed_run_writes_each_step_once(tmp_path):
     write(tmp_path, start_step=0, last_step=6, loss=7.0)
     write(tmp_path, start_step=4, last_step=7, loss=8.0)
-    scalars = drawn(tmp_path)
+    scalars = written_scalars(tmp_path)
     assert scalars["loss"] == [(step, 7.0 if step <= 4 else 8.0) for step in range(1, 8)]
     assert [step for step, _ in scalars["evaluation/top1"]] == [7]
 
 
-def test_other_ranks_draw_nothing(tmp_path):
+def test_other_ranks_write_nothing(tmp_path):
     with telemetry(tmp_path, rank=1, tensorboard=True) as report:
         report.step(1, **NUMBERS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_package_there_is_one_line_with_the_remedy():
+def test_a_missing_package_is_a_one_line_error_with_the_fix():
     code = (
         "import sys; sys.path = [part for part in sys.path if 'site-packages' not in part]\n"
         "import importlib.util as util\n"
@@ -62,8 +62,7 @@ def test_without_the_package_there_is_one_line_with_the_remedy():
         "board.check_tensorboard()"
     )
     command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.stderr.splitlines()[-1] == (
-        "ValueError: telemetry.tensorboard is true and the package tensorboard is not installed: "
-        "pip install 'kway[tensorboard]', or set it to false"
-    )
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    line = finished.stderr.splitlines()[-1]
+    assert line.startswith("ValueError: telemetry.tensorboard is true")
+    assert "pip install 'kway[tensorboard]'" in line

@@ -1,4 +1,4 @@
-"""Progress that a run tells the Kubeflow TrainJob it is part of."""
+"""Progress that a run reports to its Kubeflow TrainJob."""
 
 import json
 import ssl
@@ -26,12 +26,12 @@ NAMES = ("URL", "CA_CERT", "TOKEN")
 
 @dataclass
 class Controller:
-    """What stands where Kubeflow's controller would, and what it was told."""
+    """A server in place of Kubeflow's controller, and the reports it received."""
 
     url: str
     authority: Path
     token: Path
-    told: list[dict[str, Any]] = field(default_factory=list)
+    reported: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
     answer: int = 200
 
@@ -45,7 +45,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.tokens.append(self.headers["Authorization"])
-            found.told.append(json.loads(body)["trainerStatus"])
+            found.reported.append(json.loads(body)["trainerStatus"])
             self.send_response(found.answer)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -71,29 +71,29 @@ def report(status: TrainJobStatus, step: int, **metrics: float) -> None:
     status.report(step=step, num_steps=8, remaining_seconds=12.4, metrics=metrics)
 
 
-def wait_until_told(controller: Controller, times: int) -> None:
+def wait_for_reports(controller: Controller, times: int) -> None:
     deadline = time.monotonic() + 20
-    while len(controller.told) < times:
+    while len(controller.reported) < times:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_the_newest_report_is_told_and_the_last_one_always(controller: Controller) -> None:
+def test_the_newest_report_is_sent_and_the_last_one_always(controller: Controller) -> None:
     lines: list[str] = []
     status = TrainJobStatus(
-        controller.url, controller.authority, controller.token, lines.append, rest_seconds=600
+        controller.url, controller.authority, controller.token, lines.append, interval_seconds=600
     )
     report(status, 1, loss=2.5, gradient_norm=float("nan"))
-    wait_until_told(controller, 1)
+    wait_for_reports(controller, 1)
     controller.token.write_text("second")
     for step in (2, 3):
         report(status, step, loss=step)
     status.close()
-    first, last = controller.told
-    for told in (first, last):  # as Kubeflow's own models have it
-        sent = UpdateTrainJobStatusRequest.from_dict({"trainerStatus": told})
+    first, last = controller.reported
+    for reported in (first, last):  # in the format of Kubeflow's own models
+        sent = UpdateTrainJobStatusRequest.from_dict({"trainerStatus": reported})
         assert sent is not None
-        assert sent.to_dict()["trainerStatus"].keys() == told.keys()
+        assert sent.to_dict()["trainerStatus"].keys() == reported.keys()
     assert (first["progressPercentage"], last["progressPercentage"]) == (12, 37)
     assert first["estimatedRemainingSeconds"] == 12
     assert first["metrics"] == [{"name": "loss", "value": "2.5"}]
@@ -101,36 +101,36 @@ def test_the_newest_report_is_told_and_the_last_one_always(controller: Controlle
     assert lines == []
 
 
-def test_what_goes_wrong_is_said_once_and_training_goes_on(
+def test_an_error_is_printed_once_and_training_continues(
     controller: Controller, tmp_path: Path
 ) -> None:
     lines: list[str] = []
     controller.answer = 503
     status = TrainJobStatus(
-        controller.url, controller.authority, controller.token, lines.append, rest_seconds=0
+        controller.url, controller.authority, controller.token, lines.append, interval_seconds=0
     )
     for times in (1, 2):
         report(status, times)
-        wait_until_told(controller, times)
+        wait_for_reports(controller, times)
     status.close()
     (line,) = lines
     assert "503" in line
     assert "Bearer" not in line
-    strange = tmp_path / "other"
-    strange.mkdir()
-    authority, _ = certificate(strange)  # not the one that signed the controller's
+    other = tmp_path / "other"
+    other.mkdir()
+    authority, _ = certificate(other)  # not the authority of the controller
     untrusting = TrainJobStatus(controller.url, authority, controller.token, lines.append)
     report(untrusting, 1)
     untrusting.close()
     gone = TrainJobStatus(controller.url, authority, tmp_path / "gone", lines.append)
     report(gone, 1)
     gone.close()
-    assert len(controller.told) == 2
+    assert len(controller.reported) == 2
     assert "CERTIFICATE_VERIFY_FAILED" in lines[1]
     assert "gone" in lines[2]
 
 
-def test_a_controller_that_names_but_a_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_environment_variable_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(f"KUBEFLOW_TRAINER_SERVER_{name}", raising=False)
     lines: list[str] = []
@@ -141,14 +141,14 @@ def test_a_controller_that_names_but_a_part_is_said(monkeypatch: pytest.MonkeyPa
     assert len(lines) == 1
 
 
-def test_a_run_tells_its_progress_and_its_evaluation(
+def test_a_run_reports_its_progress_and_evaluation(
     controller: Controller, glyphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = (controller.url, controller.authority, controller.token)
     for name, value in zip(NAMES, values, strict=True):
         monkeypatch.setenv(f"KUBEFLOW_TRAINER_SERVER_{name}", str(value))
     train(glyph_recipe(glyphs, tmp_path / "run"), rank_world())
-    last = controller.told[-1]
+    last = controller.reported[-1]
     assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (100, 0)
     names = [metric["name"] for metric in last["metrics"]]
     assert names[0] == "loss"

@@ -1,4 +1,4 @@
-"""Texts from shards through training to an evaluated run, and what does not fit together."""
+"""Training on texts from shards to an evaluated run, and incompatible configurations."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def last_evaluation(recipe: Recipe) -> dict[str, float]:
     return load_evaluation(recipe.run / "evaluations", step=step).metrics
 
 
-def test_a_bert_learns_which_words_tell_the_class(texts: Path, tmp_path: Path) -> None:
+def test_a_bert_learns_which_words_identify_the_class(texts: Path, tmp_path: Path) -> None:
     recipe = text_recipe(texts, tmp_path / "run", train__duration={"epochs": 12})
     train(recipe, rank_world())
     assert last_evaluation(recipe)["top1"] > 0.8
@@ -33,14 +33,16 @@ def train_on_a_rank(recipe: Recipe) -> None:
     train(recipe, rank_world())
 
 
-def test_texts_train_on_three_ranks_as_on_one(texts: Path, tmp_path: Path) -> None:
+def test_training_on_texts_is_the_same_on_three_ranks_and_on_one(
+    texts: Path, tmp_path: Path
+) -> None:
     alone, three = (text_recipe(texts, tmp_path / name) for name in "ab")
     train(alone, rank_world())
     run_on_ranks(3, train_on_a_rank, three)
     assert last_evaluation(three) == pytest.approx(last_evaluation(alone), abs=1e-6)
 
 
-def test_a_run_whose_tokenizer_became_another_is_refused(texts: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_changed_tokenizer_is_rejected(texts: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
     shutil.copytree(texts / "tokenizer", folder)
     recipe = text_recipe(texts, tmp_path / "run", data__text__tokenizer=str(folder))
@@ -50,35 +52,38 @@ def test_a_run_whose_tokenizer_became_another_is_refused(texts: Path, tmp_path: 
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     for use in (partial(train, recipe), partial(open_trained, recipe.run)):
-        with pytest.raises(ValueError, match="was trained with another tokenizer"):
+        with pytest.raises(ValueError, match="was trained with a different tokenizer"):
             use(rank_world())
 
 
 def of_type(model_type: str, **changes: object) -> dict:
-    """Another kind of TINY_BERT."""
-    wanted = {"pad_token_id": 0, "vocab_size": 120, "max_position_embeddings": 64}
-    return {**TINY_BERT, "model_type": model_type, **wanted, **changes}
+    """TINY_BERT with another model type."""
+    required = {"pad_token_id": 0, "vocab_size": 120, "max_position_embeddings": 64}
+    return {**TINY_BERT, "model_type": model_type, **required, **changes}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backbone__config__vocab_size": 50}, r"tokens and the backbone embeddings for 50"),
-        ({"backbone__config__max_position_embeddings": 16}, r"max_length is 24 .* has 16"),
+        ({"backbone__config__vocab_size": 50}, r"the backbone has embeddings for 50"),
+        ({"backbone__config__max_position_embeddings": 16}, r"max_length is 24, .* has 16"),
         (
             {"backbone__config": of_type("camembert", max_position_embeddings=24)},
-            r"max_length is 24 .* has 23",
+            r"max_length is 24, .* has 23",
         ),
         (
             {"backbone__config__pad_token_id": 1},
-            r"pads with token 0 and the backbone with 1: set b",
+            r"pads with token 0, but the backbone with 1: set b",
         ),
-        ({"backbone__config": of_type("mpnet")}, r"the backbone mpnet with 1, whatever its conf"),
+        ({"backbone__config": of_type("mpnet")}, r"backbone mpnet always pads with 1"),
         ({"backbone__config": of_type("convbert", embedding_size=16)}, "convbert ignores the att"),
-        ({"backbone__config": {"model_type": "resnet"}}, "holds texts and the backbone reads pict"),
+        (
+            {"backbone__config": {"model_type": "resnet"}},
+            "contains texts, but the backbone reads ima",
+        ),
     ],
 )
-def test_a_backbone_that_cannot_read_the_texts_is_refused(
+def test_an_incompatible_text_backbone_is_rejected(
     texts: Path, tmp_path: Path, changes: dict, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -93,20 +98,20 @@ def backbone_of(fields: dict, pooling: str) -> Backbone:
 GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_head": 2}
 
 
-def test_a_causal_backbone_is_refused_where_its_first_token_is_read() -> None:
+def test_a_causal_backbone_is_rejected_if_it_pools_the_first_token() -> None:
     for pooling in ("auto", "cls"):
-        with pytest.raises(ValueError, match=r"gpt2 is causal, .*use backbone\.pooling=mean"):
+        with pytest.raises(ValueError, match=r"gpt2 is causal .*use backbone\.pooling=mean"):
             check_reading(backbone_of(GPT2, pooling), pad_id=0, num_positions=None)
     check_reading(backbone_of(GPT2, "mean"), pad_id=0, num_positions=None)
 
 
-def test_a_backbone_that_sees_the_tokens_under_the_padding_is_refused() -> None:
+def test_a_backbone_that_ignores_the_attention_mask_is_rejected() -> None:
     fnet = {"model_type": "fnet", "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 1}
     with pytest.raises(ValueError, match="fnet ignores the attention mask"):
         check_reading(backbone_of(fnet, "mean"), pad_id=0, num_positions=64)
 
 
-def test_the_check_of_a_backbone_leaves_mode_and_random_state() -> None:
+def test_the_backbone_check_restores_training_mode_and_random_state() -> None:
     backbone = backbone_of(of_type("bert"), "auto")  # with dropout
     backbone.encoder.embeddings.eval()
     modes = [part.training for part in backbone.modules()]
@@ -122,30 +127,30 @@ def test_the_check_of_a_backbone_leaves_mode_and_random_state() -> None:
     [
         (
             {"model_type": "modernbert", "vocab_size": 120},
-            r"pad_token_id is 50283 and vocab_size 120",
+            r"pad_token_id is 50283, but vocab_size is 120",
         ),
-        ({"model_type": "funnel"}, "does not make a model"),
+        ({"model_type": "funnel"}, "is not valid for a model"),
         (
             {"model_type": "perceiver", "num_latents": 2, "d_latents": 8, "d_model": 8},
             "hidden_size",
         ),
     ],
 )
-def test_what_makes_no_backbone_is_one_line(fields: dict, message: str) -> None:
+def test_an_invalid_backbone_is_a_one_line_error(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         backbone_of(fields, "mean")
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_that_does_not_run_on_tokens_is_refused_in_one_line() -> None:
+def test_a_backbone_that_cannot_process_tokens_is_a_one_line_error() -> None:
     with pytest.raises(
-        ValueError, match=r"xmod does not run on tokens .*: choose another"
+        ValueError, match=r"xmod cannot process tokens .*: choose another"
     ) as caught:
         check_reading(backbone_of(of_type("xmod"), "mean"), pad_id=0, num_positions=64)
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_of_texts_is_refused_for_images(glyphs: Path, tmp_path: Path) -> None:
+def test_a_text_backbone_is_rejected_for_images(glyphs: Path, tmp_path: Path) -> None:
     recipe = glyph_recipe(glyphs, tmp_path / "run", backbone__config=TINY_BERT)
-    with pytest.raises(ValueError, match="holds images and the backbone reads texts"):
+    with pytest.raises(ValueError, match="contains images, but the backbone reads texts"):
         train(recipe, rank_world())

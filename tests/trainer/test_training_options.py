@@ -1,4 +1,4 @@
-"""Options that change how a step is computed and not what it is: the same losses and weights."""
+"""Options that change how a step is computed but not its result: the same losses and weights."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import _dynamo as dynamo
 
 from tests.ranks import run_on_ranks
-from tests.trainer.training import images, share, started, take_steps, whole_entries
+from tests.trainer.training import full_entries, images, share, started, take_steps
 from trainer.backbone.blocks import compile_blocks
 from trainer.config import EmaConfig
 from trainer.steps.ema import MovingAverage
@@ -27,7 +27,7 @@ pytestmark = [
 def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[str, np.ndarray]]:
     task = started(shards, **changes)
     losses = take_steps(task, 3)
-    entries = whole_entries(task)
+    entries = full_entries(task)
     task.strategy.close()
     return losses, entries
 
@@ -35,12 +35,12 @@ def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[st
 def each(
     function: Callable[[Path, dict[str, Any]], Any], shards: Path, cases: list[dict[str, Any]]
 ) -> list[Any]:
-    """What `function` returns for the changes of each case, one after another on the same ranks:
-    starting ranks is what takes long."""
+    """Call `function` for each case, one after another on the same ranks, because
+    starting ranks is slow."""
     return [function(shards, changes) for changes in cases]
 
 
-def assert_alike(found: Any, expected: Any, case: str) -> None:
+def assert_equal_results(found: Any, expected: Any, case: str) -> None:
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, err_msg=case)
     for name, value in expected[1].items():
         np.testing.assert_allclose(
@@ -67,23 +67,23 @@ OPTIONS = [
         pytest.param([with_option("compile", "fsdp")], id="compiled", marks=pytest.mark.slow),
     ],
 )
-def test_an_option_changes_nothing(cases, glyphs):
-    """Batch norm is synchronised: its statistics are updated once, whatever is computed twice."""
+def test_an_option_does_not_change_the_results(cases, glyphs):
+    """Batch norm is synchronized: its statistics are updated once even if forward runs twice."""
     expected = trained(glyphs, {})
     for rank in run_on_ranks(2, each, trained, glyphs, cases):
         for case, found in zip(cases, rank, strict=True):
-            assert_alike(found, expected, str(case))
+            assert_equal_results(found, expected, str(case))
 
 
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
-def test_an_option_changes_nothing_in_one_process(option, glyphs):
+def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
     changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
     found = trained(glyphs, {**changes, f"train__{option}": True})
-    assert_alike(found, trained(glyphs, changes), option)
+    assert_equal_results(found, trained(glyphs, changes), option)
 
 
-def test_more_kinds_of_blocks_than_torch_compiles_by_itself_are_all_compiled():
-    """torch gives up at 8 and runs what follows uncompiled, without a word."""
+def test_more_block_shapes_than_the_recompile_limit_are_all_compiled():
+    """By default torch stops at 8 and silently runs the rest uncompiled."""
     widths = range(4, 16)
     encoder = torch.nn.Sequential()
     encoder.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for width in widths)
@@ -111,7 +111,7 @@ def test_half_precision_trains_float32_weights_under_every_strategy(glyphs):
             assert all(value.dtype != np.float16 for value in entries.values()), case
 
 
-def test_gradients_too_large_for_fp16_lower_the_scale_and_leave_the_weights(glyphs):
+def test_an_fp16_overflow_lowers_the_scale_and_does_not_change_the_weights(glyphs):
     task = started(glyphs, train__precision="fp16")
     task.loss_scale.value = 2.0**24
     before = {name: p.detach().clone() for name, p in task.named_parameters()}
@@ -138,11 +138,11 @@ def test_the_scale_does_not_change_the_gradients(glyphs):
     assert norms[3] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_the_scale_grows_after_many_good_steps_and_stands_in_a_checkpoint():
+def test_the_scale_grows_after_many_good_steps_and_is_restored():
     scale = LossScale.for_precision("fp16")
     start = scale.value
     for _ in range(2000):
-        scale.fitted()
+        scale.succeeded()
     assert scale.value == 2 * start
     again = LossScale.for_precision("fp16")
     again.restore(scale.to_json())
@@ -159,14 +159,14 @@ def test_a_moving_average_follows_its_closed_form():
     torch.testing.assert_close(average.averages["w"], torch.full((2,), expected))
 
 
-def test_a_moving_average_soon_forgets_the_start():
+def test_the_warmup_of_a_moving_average_lowers_the_decay():
     average = MovingAverage(EmaConfig(decay=0.9999), {"w": torch.zeros(1)})
     assert average.decay_at(1) == pytest.approx(2 / 11)
     assert average.decay_at(10**6) == 0.9999
 
 
 def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]:
-    """Features by the weights, by their averages, and by the weights again."""
+    """Return features of the weights, of their averages, and of the weights again."""
     task = started(shards, **changes, train__ema={"decay": 0.5, "warmup": False})
     take_steps(task, 3)
     task.eval()
@@ -192,7 +192,7 @@ AVERAGED = [
 ]
 
 
-def test_averages_stand_in_for_the_weights_and_give_way_again(glyphs):
+def test_averages_replace_the_weights_inside_the_context(glyphs):
     expected = averaged_features(glyphs, {})
     assert np.abs(expected[0] - expected[1]).max() > 1e-3
     for rank in run_on_ranks(2, each, averaged_features, glyphs, AVERAGED):
@@ -202,37 +202,37 @@ def test_averages_stand_in_for_the_weights_and_give_way_again(glyphs):
                 np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5, err_msg=str(case))
 
 
-def broken_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
-    """A step whose loss is NaN on one rank's account, and what comes after."""
+def nan_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
+    """Run a step whose loss is NaN because of one rank, and the steps after it."""
     task = started(shards, **changes)
     before = take_steps(task, 1)
-    weights = whole_entries(task)
+    weights = full_entries(task)
     batch = share(task)
     if task.world.rank == task.world.size - 1:
         task.backbone.std.zero_()
-    said = ""
+    message = ""
     try:
         task.backward(batch, step=2)
     except FloatingPointError as error:
-        said = str(error)
+        message = str(error)
     task.backbone.std.fill_(0.25)
-    for name, value in whole_entries(task).items():
+    for name, value in full_entries(task).items():
         if "running" not in name and "num_batches" not in name:
             np.testing.assert_array_equal(value, weights[name], err_msg=name)
     after = take_steps(task, 2, first=3)
     task.strategy.close()
-    return said, [*before, *after]
+    return message, [*before, *after]
 
 
 @pytest.mark.parametrize(
     ("ranks", "strategies"),
     [
         (2, [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "deepspeed", "stage": 2}]),
-        # Three do not divide the weights: their pieces are padded.
+        # Three ranks do not divide the weights, so the pieces are padded.
         (3, [{"kind": "deepspeed", "stage": 3}]),
     ],
 )
-def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(ranks, strategies, glyphs):
+def test_a_skipped_step_does_not_change_the_weights(ranks, strategies, glyphs):
     common = {"train__micro_batches": 2, "backbone__batch_norm": "frozen"}
     expected = {
         loss: take_steps(started(glyphs, **common, head__loss__kind=loss), 3)
@@ -243,8 +243,8 @@ def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(ranks, strategie
         for loss in expected
         for strategy in strategies
     ]
-    for rank in run_on_ranks(ranks, each, broken_step, glyphs, cases):
-        for case, (said, losses) in zip(cases, rank, strict=True):
-            assert f"the loss is NaN; on rank {ranks - 1}" in said, case
-            wanted = expected[case["head__loss__kind"]]
-            np.testing.assert_allclose(losses, wanted, rtol=1e-4, err_msg=str(case))
+    for rank in run_on_ranks(ranks, each, nan_step, glyphs, cases):
+        for case, (message, losses) in zip(cases, rank, strict=True):
+            assert f"the loss is NaN; on rank {ranks - 1}" in message, case
+            expected_losses = expected[case["head__loss__kind"]]
+            np.testing.assert_allclose(losses, expected_losses, rtol=1e-4, err_msg=str(case))

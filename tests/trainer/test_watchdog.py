@@ -1,4 +1,4 @@
-"""Ranks that hang, for real: every process ends by itself and one line says who and where."""
+"""Ranks that really hang: every process exits by itself, and one line reports which rank hangs."""
 
 import os
 import re
@@ -28,27 +28,29 @@ _TIMEOUT = 3.0
 
 
 class Phase:
-    """What the watchdog asks for the phase."""
+    """The phase that the watchdog reads."""
 
     current: str | None = None
 
 
-# ---------------------------------------------------------------- what the ranks do
+# ---------------------------------------------------------------- code of the ranks
 
 
-def _train(rank: int, watchdog: Watchdog, phase: Phase, act: Callable[[], None], who: int) -> None:
-    """Five steps of one collective; rank `who` does `act` in step 3 before its collective."""
+def _train(
+    rank: int, watchdog: Watchdog, phase: Phase, act: Callable[[], None], faulty: int
+) -> None:
+    """Five steps of one collective; rank `faulty` calls `act` before the collective of step 3."""
     for step in range(1, 6):
         watchdog.at(step)
         phase.current = "data"
-        if rank == who and step == 3:
+        if rank == faulty and step == 3:
             act()
         phase.current = "head"
         dist.all_reduce(torch.ones(2))
 
 
 def stop() -> None:
-    time.sleep(1)  # for what the others see last of this rank
+    time.sleep(1)  # so that this rank publishes its state
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -61,19 +63,19 @@ def die() -> None:
 
 
 def rank_1_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, stop, who=1)
+    _train(rank, watchdog, phase, stop, faulty=1)
 
 
 def rank_0_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, stop, who=0)
+    _train(rank, watchdog, phase, stop, faulty=0)
 
 
 def rank_1_sleeps(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, sleep, who=1)
+    _train(rank, watchdog, phase, sleep, faulty=1)
 
 
 def rank_1_dies(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, die, who=1)
+    _train(rank, watchdog, phase, die, faulty=1)
 
 
 def rank_1_skips(rank: int, watchdog: Watchdog, phase: Phase) -> None:
@@ -92,7 +94,7 @@ def all_read_long(rank: int, watchdog: Watchdog, phase: Phase) -> None:
 
 
 def rank_1_sleeps_before_its_group(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    # Made as device meshes make theirs: with torch's own timeout of half an hour.
+    # Created like the groups of device meshes, with torch's default timeout of half an hour.
     group = dist.new_group([0, 1], group_desc="mesh_class")
     if rank == 1:
         time.sleep(600)
@@ -100,7 +102,7 @@ def rank_1_sleeps_before_its_group(rank: int, watchdog: Watchdog, phase: Phase) 
 
 
 def unrecorded(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    raise AssertionError("a run whose hangs nobody could name has begun")
+    raise AssertionError("the run started without the flight recorder")
 
 
 def rank_1_stops_under_ddp(rank: int, watchdog: Watchdog, phase: Phase) -> None:
@@ -118,13 +120,13 @@ def _train_network(rank: int, network: torch.nn.Module) -> None:
         network(torch.ones(2, 4)).sum().backward()
 
 
-# ---------------------------------------------------------------- running them
+# ---------------------------------------------------------------- running the ranks
 
 
 def _rank_main(
-    rank: int, size: int, port: int, group_seconds: float, act: Callable[..., None], words: Path
+    rank: int, size: int, port: int, group_seconds: float, act: Callable[..., None], output: Path
 ) -> None:
-    with words.open("w") as file:
+    with output.open("w") as file:
         os.dup2(file.fileno(), 2)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(TORCH_FR_BUFFER_SIZE="0" if act is unrecorded else "256")
@@ -143,7 +145,7 @@ def _rank_main(
 
 @dataclass(frozen=True)
 class Case:
-    """What `size` ranks do; rank `stopped` does not end by itself."""
+    """The code of `size` ranks. Rank `stopped` does not exit by itself."""
 
     act: Callable[..., None]
     size: int = 3
@@ -162,15 +164,15 @@ FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
 SHORT_TIMEOUT = Case(rank_1_stops, stopped=1, group_seconds=1)
 DIES = Case(rank_1_dies)
 UNRECORDED = Case(unrecorded, size=2)
-# What run at the same time: most of it is waiting.
+# Cases of a batch run at the same time, because they mostly wait.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
     [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
     [SHORT_TIMEOUT, DIES, UNRECORDED],
 ]
-# Exit codes (None: still there) and all lines that any rank wrote.
-Ended = tuple[list[int | None], list[str]]
-EndOf = Callable[[Case], Ended]
+# Exit codes (None: still running) and all lines of all ranks.
+Outcome = tuple[list[int | None], list[str]]
+OutcomeOf = Callable[[Case], Outcome]
 
 
 @contextmanager
@@ -193,11 +195,11 @@ def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> EndOf:
-    """How a case ended; the first of a batch runs all of it."""
-    found: dict[Case, Ended] = {}
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> OutcomeOf:
+    """The outcome of a case. The first case of a batch runs the whole batch."""
+    found: dict[Case, Outcome] = {}
 
-    def of_case(case: Case) -> Ended:
+    def of_case(case: Case) -> Outcome:
         if case not in found:
             (batch,) = [batch for batch in BATCHES if case in batch]
             found.update(_run(batch, tmp_path_factory.mktemp("ranks")))
@@ -206,7 +208,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> EndOf:
     return of_case
 
 
-def _run(batch: list[Case], folder: Path) -> dict[Case, Ended]:
+def _run(batch: list[Case], folder: Path) -> dict[Case, Outcome]:
     with ExitStack() as running:
         ranks = {
             case: running.enter_context(_ranks(case, folder / str(number)))
@@ -217,44 +219,44 @@ def _run(batch: list[Case], folder: Path) -> dict[Case, Ended]:
         }
 
 
-def _end(case: Case, ranks: list[BaseProcess], folder: Path) -> Ended:
+def _end(case: Case, ranks: list[BaseProcess], folder: Path) -> Outcome:
     for rank, process in enumerate(ranks):
         if rank != case.stopped:
             process.join(60)
     codes = [process.exitcode for process in ranks]
-    words = [(folder / str(rank)).read_text() for rank in range(case.size)]
-    return codes, "".join(words).splitlines()
+    output = [(folder / str(rank)).read_text() for rank in range(case.size)]
+    return codes, "".join(output).splitlines()
 
 
-# ---------------------------------------------------------------- the claims
+# ---------------------------------------------------------------- tests
 
 
-def test_a_stopped_rank_is_named_in_one_line_and_the_others_end(ended: EndOf) -> None:
-    codes, lines = ended(STOPS)
+def test_a_stopped_rank_is_reported_in_one_line_and_the_others_exit(outcome: OutcomeOf) -> None:
+    codes, lines = outcome(STOPS)
     assert codes == [1, None, 1]
     assert len(lines) == 1, lines
-    assert re.match(r"error: rank [02]: train.timeout_seconds \(3\) is over: rank 1 ", lines[0])
-    assert "rank 1 does not answer" in lines[0]
+    assert re.match(r"error: rank [02]: train.timeout_seconds \(3\) exceeded: rank 1 ", lines[0])
+    assert "rank 1 does not respond" in lines[0]
     assert "last seen at step 3 in data" in lines[0]
-    # The line is the caller's, not one inside of torch.
+    # The location is in the caller, not inside torch.
     where = r"of head at step 3 \(tests.trainer.test_watchdog:\d+\) for \d+ s"
     assert re.search(rf"ranks 0, 2 wait in all_reduce #\d+ {where}", lines[0])
 
 
-def test_when_the_rank_that_keeps_the_store_stops_the_others_name_it(ended: EndOf) -> None:
-    codes, lines = ended(STORE_STOPS)
+def test_the_others_report_a_stopped_rank_that_hosts_the_store(outcome: OutcomeOf) -> None:
+    codes, lines = outcome(STORE_STOPS)
     assert codes == [None, 1, 1]
     assert len(lines) == 2, lines
     for rank, line in enumerate(lines, start=1):
         assert line.startswith(f"error: rank {rank}: ")
-        assert "rank 0 on 127.0.0.1, which keeps" in line
+        assert "rank 0 on 127.0.0.1, which hosts" in line
         assert re.search(rf"rank {rank} waits in all_reduce #\d+ of head at step 3", line)
 
 
-def test_a_rank_stuck_outside_of_collectives_is_named_with_its_line_and_ends(
-    ended: EndOf,
+def test_a_rank_stuck_outside_collectives_is_reported_with_its_line_and_exits(
+    outcome: OutcomeOf,
 ) -> None:
-    codes, lines = ended(SLEEPS)
+    codes, lines = outcome(SLEEPS)
     assert codes == [1, 1, 1]
     assert len(lines) == 1, lines
     assert re.search(
@@ -264,53 +266,55 @@ def test_a_rank_stuck_outside_of_collectives_is_named_with_its_line_and_ends(
     assert "ranks 0, 2 wait in all_reduce" in lines[0]
 
 
-def test_a_rank_that_skips_a_collective_is_seen_to_wait_in_another(ended: EndOf) -> None:
-    codes, lines = ended(SKIPS)
+def test_a_rank_that_skips_a_collective_is_reported_in_the_next_one(outcome: OutcomeOf) -> None:
+    codes, lines = outcome(SKIPS)
     assert codes == [1, 1, 1]
     assert len(lines) == 1, lines
     assert re.search(r"rank 1 waits in \w+ #\d+", lines[0])
 
 
-def test_reading_longer_than_the_timeout_is_no_hang(ended: EndOf) -> None:
-    assert ended(READS_LONG) == ([0, 0], [])
+def test_reading_longer_than_the_timeout_is_not_a_hang(outcome: OutcomeOf) -> None:
+    assert outcome(READS_LONG) == ([0, 0], [])
 
 
-def test_a_hang_in_a_group_with_torchs_long_timeout_ends_too(ended: EndOf) -> None:
-    codes, lines = ended(LONG_TIMEOUT)
+def test_a_hang_in_a_group_with_the_default_timeout_of_torch_is_detected(
+    outcome: OutcomeOf,
+) -> None:
+    codes, lines = outcome(LONG_TIMEOUT)
     assert codes == [1, 1]
     assert len(lines) == 1, lines
     assert "rank 0 waits in all_reduce #1 of mesh_class" in lines[0]
 
 
 @pytest.mark.parametrize("case", [DDP, FSDP], ids=["ddp", "fsdp"])
-def test_collectives_of_ddp_and_fsdp_are_seen(case: Case, ended: EndOf) -> None:
-    codes, lines = ended(case)
+def test_collectives_of_ddp_and_fsdp_are_reported(case: Case, outcome: OutcomeOf) -> None:
+    codes, lines = outcome(case)
     assert codes == [1, None]
     assert len(lines) == 1, lines
     assert re.search(r"rank 0 waits in (all_reduce|all_gather|broadcast|reduce_scatter)", lines[0])
 
 
-def test_an_error_of_the_collective_before_the_timeout_is_explained(ended: EndOf) -> None:
-    codes, lines = ended(SHORT_TIMEOUT)
+def test_a_collective_error_before_the_timeout_is_explained(outcome: OutcomeOf) -> None:
+    codes, lines = outcome(SHORT_TIMEOUT)
     assert codes == [1, None, 1]
     assert len(lines) == 1, lines
-    assert lines[0].startswith("lost: rank 1 does not answer")
+    assert lines[0].startswith("lost: rank 1 does not respond")
     assert "ranks 0, 2 wait in all_reduce" in lines[0]
 
 
-def test_a_rank_that_ends_ends_the_others_before_the_timeout(ended: EndOf) -> None:
-    codes, lines = ended(DIES)
+def test_the_exit_of_a_rank_stops_the_others_before_the_timeout(outcome: OutcomeOf) -> None:
+    codes, lines = outcome(DIES)
     assert codes == [1, 9, 1]
-    assert set(lines) == {"lost: another rank ended in the middle of a step"}
+    assert set(lines) == {"lost: another rank exited during a step"}
 
 
-def test_without_the_flight_recorder_a_run_does_not_begin(ended: EndOf) -> None:
-    codes, lines = ended(UNRECORDED)
+def test_a_run_without_the_flight_recorder_fails_at_the_start(outcome: OutcomeOf) -> None:
+    codes, lines = outcome(UNRECORDED)
     assert codes == [1, 1]
-    assert any("torch's flight recorder is off" in line for line in lines)
+    assert any("torch's flight recorder" in line for line in lines)
 
 
-def test_in_a_world_of_one_there_is_no_watchdog() -> None:
+def test_a_single_process_has_no_watchdog() -> None:
     threads = threading.enumerate()
     world = World(0, 1, 0, 1, torch.device("cpu"), None)
     with Watchdog(world, timeout_seconds=0.01, phases=Phase()) as watchdog:

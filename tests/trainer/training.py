@@ -1,4 +1,4 @@
-"""Trains a tiny task for a few steps under any strategy: what several of these tests share."""
+"""Trains a tiny task for a few steps with any strategy. Shared by several tests."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from trainer.task import Task, build_task
 
 
 def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
-    """The task of `tests.shards.glyph_recipe` with `changes`, on this rank of a test."""
+    """Return the task of `tests.shards.glyph_recipe` with `changes`, on this rank of a test."""
     recipe = glyph_recipe(shards, Path("unused"), **changes)
     manifest = Manifest.load(shards)
     return build_task(
@@ -29,14 +29,14 @@ def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> T
 
 
 def started(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
-    """The same with its strategy and optimizers, in training mode."""
+    """Return the same task with its strategy and optimizers, in training mode."""
     task = make_task(shards, class_ranks, **changes)
     task.start_training()
     return task.train()
 
 
 def images(begin: int, end: int, num_classes: int = 13) -> Batch:
-    """Rows `begin` to `end` of 12 images of noise."""
+    """Return the rows `begin` to `end` of 12 noise images."""
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randint(256, (12, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.randint(num_classes, (12,), generator=generator)
@@ -44,13 +44,13 @@ def images(begin: int, end: int, num_classes: int = 13) -> Batch:
 
 
 def share(task: Task, rows: int = 12) -> Batch:
-    """This rank's part of the first `rows` of them."""
+    """Return this rank's share of the first `rows` noise images."""
     world = task.world
     return images(rows * world.rank // world.size, rows * (world.rank + 1) // world.size)
 
 
 def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) -> list[float]:
-    """Train on the same batch; the losses."""
+    """Train on the same batch and return the losses."""
     losses = []
     for step in range(first, first + num_steps):
         losses.append(float(task.backward(share(task, rows), step=step)))
@@ -59,11 +59,11 @@ def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) ->
     return losses
 
 
-def whole_entries(task: Task) -> dict[str, np.ndarray]:
-    """All that a checkpoint would hold, each tensor whole (collective)."""
-    return {name: whole(tensor) for name, tensor in training_entries(task).items()}
+def full_entries(task: Task) -> dict[str, np.ndarray]:
+    """Return all full tensors of a checkpoint (collective)."""
+    return {name: full_array(tensor) for name, tensor in training_entries(task).items()}
 
 
-def whole(tensor: torch.Tensor) -> np.ndarray:
+def full_array(tensor: torch.Tensor) -> np.ndarray:
     found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return found.detach().cpu().numpy().copy()

@@ -40,8 +40,8 @@ _CONFIGURATION_ERRORS = (
 class Backbone(nn.Module):
     """Computes features [B, dim] from the inputs of a batch.
 
-    `forward` takes `{"pixel_values": uint8 [B, C, H, W]}` or `{"input_ids", "attention_mask":
-    int64 [B, T]}`. Images are normalised here, on the device, so that loaders can pass uint8
+    `forward` accepts `{"pixel_values": uint8 [B, C, H, W]}` or `{"input_ids", "attention_mask":
+    int64 [B, T]}`. Images are normalized here, on the device, so that loaders can pass uint8
     pixels. With several crops, uint8 [B, crops, C, H, W], the features of the crops are averaged.
     Logits are linear in the features, so this equals averaging the logits.
     """
@@ -59,8 +59,8 @@ class Backbone(nn.Module):
         self.modality = "text" if image is None else "image"
         self.dim = _num_features(encoder)
         # Networks with batch norm, which are convolutional, accept an empty batch. They must not
-        # get a dummy row, as it would change the statistics.
-        self._takes_no_rows = any(isinstance(part, _BatchNorm) for part in encoder.modules())
+        # get a dummy row, because it would change the statistics.
+        self._accepts_empty_batch = any(isinstance(part, _BatchNorm) for part in encoder.modules())
         if image is not None:
             constants = torch.tensor([image.mean, image.std], dtype=torch.float32)
             for name, row in zip(("mean", "std"), constants, strict=True):
@@ -89,7 +89,7 @@ class Backbone(nn.Module):
             return self._forward(inputs)
 
     def _forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        if not self._takes_no_rows and not len(next(iter(inputs.values()))):
+        if not self._accepts_empty_batch and not len(next(iter(inputs.values()))):
             # Attention cannot infer shapes from an empty batch. Compute one row and drop it. All
             # parameters then have a gradient, as on other ranks, and it is zero.
             row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
@@ -106,27 +106,27 @@ class Backbone(nn.Module):
         return self._image_features(pixels)
 
     def _image_features(self, pixels: Tensor) -> Tensor:
-        normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
+        normalized = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
         if self.channels_last:
-            normalised = normalised.contiguous(memory_format=torch.channels_last)
+            normalized = normalized.contiguous(memory_format=torch.channels_last)
         if self._is_transformers:
-            return self._pooled(self.encoder(pixel_values=normalised), None)
-        return self._pooled(self.encoder(normalised), None)
+            return self._pooled(self.encoder(pixel_values=normalized), None)
+        return self._pooled(self.encoder(normalized), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
         if isinstance(output, Tensor):
             if output.shape[1:] != (self.dim,):
                 raise ValueError(
                     f"backbone {self.architecture} returns features of shape "
-                    f"{tuple(output.shape)}: return [batch, {self.dim}], which its dim states"
+                    f"{tuple(output.shape)}, but its dim requires [batch, {self.dim}]"
                 )
             return output.clone()  # not a view, as below
         hidden: Tensor = output.last_hidden_state
         if hidden.ndim == 4:  # a feature map [B, dim, h, w]
             if self.pooling == "cls":
                 raise ValueError(
-                    "backbone.pooling is cls and this encoder gives a feature map, no tokens: "
-                    "use auto or mean"
+                    "backbone.pooling is cls, but this encoder returns a feature map without "
+                    "tokens: use auto or mean"
                 )
             pooled = output.get("pooler_output")
             # Not a view: FSDP registers hooks on a module's output, and an in-place change of a
@@ -143,8 +143,8 @@ class Backbone(nn.Module):
 def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Backbone:
     """Build the backbone that `config` describes.
 
-    Random weights are drawn from torch's global generator: seed it first. Raises ValueError, which
-    names the setting, if the encoder's configuration is not valid.
+    Random weights are drawn from torch's global generator: seed it first. Raises ValueError with
+    the setting if the configuration of the encoder is not valid.
     """
     if isinstance(config, ImportedBackbone):
         return _imported(config, image)
@@ -169,8 +169,8 @@ def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | N
 
 
 def _num_features(encoder: nn.Module) -> int:
-    """The number of features that an encoder states: as in transformers, timm or a module of the
-    user's own."""
+    """Return the number of features of an encoder from transformers or timm, or of a module of the
+    user."""
     if isinstance(encoder, PreTrainedModel):
         config = encoder.config
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
@@ -178,20 +178,20 @@ def _num_features(encoder: nn.Module) -> int:
         dim = getattr(encoder, "dim", getattr(encoder, "num_features", None))
     if not isinstance(dim, int):
         raise ValueError(
-            f"backbone {type(encoder).__name__} does not state its number of features: set "
+            f"backbone {type(encoder).__name__} does not define its number of features: set "
             "self.dim to an int"
         )
     return dim
 
 
 def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
-    """A transformers encoder without its pooler. Weights are loaded from a local folder or the hub,
-    only as safetensors. Code from the hub is never executed."""
+    """Return a transformers encoder without its pooler. Weights are loaded from a local folder or
+    the hub, only as safetensors. Code from the hub is never executed."""
     register_networks()
     settings = _settings(config)
     if settings.is_encoder_decoder:
         raise ValueError(
-            f"backbone.config: {settings.model_type} is an encoder and a decoder: choose an encoder"
+            f"backbone.config: {settings.model_type} is an encoder-decoder: choose an encoder"
         )
     is_text = hasattr(settings, "vocab_size")
     _check_channels(settings, image, is_text=is_text)
@@ -203,8 +203,8 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
         # The pooler's output is not used, so its weights would get no gradient, and DDP would wait
         # for these.
         model: Any = MODEL_MAPPING[type(settings)]
-        takes = inspect.signature(model).parameters
-        options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
+        parameters = inspect.signature(model).parameters
+        options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
         if config.weights == "pretrained":
             encoder = AutoModel.from_pretrained(
                 str(config.name), trust_remote_code=False, use_safetensors=True, **options
@@ -213,7 +213,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
         return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config does not make a model: {one_line(error)}") from error
+        raise ValueError(f"backbone.config is not valid for a model: {one_line(error)}") from error
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
@@ -223,9 +223,10 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
     model_type = fields.pop("model_type")
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=1)
-        hint = f"did you mean {near[0]}?" if near else "resnet and bert are two of them"
+        hint = f"did you mean {near[0]}?" if near else "examples are resnet and bert"
         raise ValueError(
-            f"backbone.config.model_type is {model_type}, which transformers does not know: {hint}"
+            f"backbone.config.model_type is {model_type}, which transformers does not support: "
+            f"{hint}"
         )
     try:
         default = AutoConfig.for_model(model_type)
@@ -244,9 +245,9 @@ def _named(name: str) -> PretrainedConfig:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         where = (
-            "the folder holds no model that transformers reads"
+            "the folder does not contain a model for transformers"
             if Path(name).is_dir()
-            else "no such folder, and the hub does not have it or was not reached"
+            else "the folder does not exist, and the hub does not have it or is not reachable"
         )
         raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
 
@@ -255,8 +256,8 @@ def _check_padding(settings: PretrainedConfig) -> None:
     pad_id = getattr(settings, "pad_token_id", None)
     if pad_id is not None and pad_id >= settings.vocab_size:
         raise ValueError(
-            f"backbone.config.pad_token_id is {pad_id} and vocab_size {settings.vocab_size}: set "
-            "it to the tokenizer's, which is 0 for those of kway tokenizer"
+            f"backbone.config.pad_token_id is {pad_id}, but vocab_size is {settings.vocab_size}: "
+            "set it to the padding token of the tokenizer, which is 0 for `kway tokenizer`"
         )
 
 
@@ -266,6 +267,6 @@ def _check_channels(
     channels = getattr(settings, "num_channels", None)
     if not is_text and image is not None and channels not in (None, image.channels):
         raise ValueError(
-            f"backbone.config.num_channels is {channels} and data.image.channels is "
-            f"{image.channels}: make them equal"
+            f"backbone.config.num_channels is {channels}, but data.image.channels is "
+            f"{image.channels}: set them to the same number"
         )

@@ -17,7 +17,8 @@ from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 class GroupBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
 
-    Equals a single process with the whole batch up to rounding. A rank may have zero rows.
+    Up to rounding, the result equals that of a single process with the full batch. A rank may have
+    zero rows.
     """
 
     group: ProcessGroup | None = None
@@ -26,12 +27,12 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        normalised, mean, variance, count = _GroupNormalise.apply(
+        normalized, mean, variance, count = _GroupNormalize.apply(
             input, self.weight, self.bias, self.eps, self.group
         )
         if self.track_running_stats:
             self._update_running(mean, variance, float(count))
-        return normalised
+        return normalized
 
     @torch.no_grad()
     def _update_running(self, mean: Tensor, variance: Tensor, count: float) -> None:
@@ -46,7 +47,7 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
 
 
-class _GroupNormalise(torch.autograd.Function):
+class _GroupNormalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: ProcessGroup | None
@@ -57,19 +58,19 @@ class _GroupNormalise(torch.autograd.Function):
         ctx.group, ctx.count = group, float(count)
         ctx.mark_non_differentiable(mean, variance, count)
         # torch's kernel in evaluation mode is the fastest way to scale and shift.
-        normalised = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
-        return normalised, mean, variance, count
+        normalized = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+        return normalized, mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         grad = grad.to(inverse.dtype)
-        centred = (x.to(inverse.dtype) - _per_channel(mean)) * _per_channel(inverse)
+        centered = (x.to(inverse.dtype) - _per_channel(mean)) * _per_channel(inverse)
         by_bias = grad.sum((0, 2, 3))
-        by_weight = (grad * centred).sum((0, 2, 3))
+        by_weight = (grad * centered).sum((0, 2, 3))
         sums = all_reduce_sum(torch.cat([by_bias, by_weight]), ctx.group) / ctx.count
         mean_grad, mean_product = sums.chunk(2)
-        by_input = grad - _per_channel(mean_grad) - centred * _per_channel(mean_product)
+        by_input = grad - _per_channel(mean_grad) - centered * _per_channel(mean_product)
         by_input *= _per_channel(weight.to(inverse.dtype) * inverse)
         # The gradients of weight and bias stay local: the strategy sums them over ranks like all
         # others.
@@ -77,10 +78,10 @@ class _GroupNormalise(torch.autograd.Function):
 
 
 def _moments(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and row count over all ranks (collective).
+    """Return the mean [C], biased variance [C] and row count over all ranks (collective).
 
-    Merges the moments of the ranks like Chan, Golub and LeVeque (1979). Summing squares instead
-    would cancel when the mean is large.
+    Merges the moments of the ranks as in Chan, Golub and LeVeque (1979). Summing squares instead
+    would lose precision when the mean is large.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     count = x.numel() // x.shape[1]
@@ -130,7 +131,7 @@ def apply_batch_norm_mode(
     group: ProcessGroup | None,
     device: torch.device,
 ) -> None:
-    """Make a module's batch norms synchronize over `group`, stay local, or freeze their
+    """Make the batch norms of a module synchronize over `group`, stay local, or freeze their
     statistics."""
     layers = [child for child in module.modules() if type(child) is nn.BatchNorm2d]
     match mode:
@@ -147,19 +148,19 @@ def apply_batch_norm_mode(
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers in a module's state dict, by name."""
+    """Return the buffers in a module's state dict, by name."""
     weights = {name for name, _ in module.named_parameters()}
     state = module.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if name not in weights}
 
 
 def copy_buffers(module: nn.Module) -> list[Tensor]:
-    """Copies of all buffers."""
+    """Copy all buffers."""
     return [buffer.clone() for buffer in module.buffers()]
 
 
 @torch.no_grad()
-def restore_buffers(module: nn.Module, kept: list[Tensor]) -> None:
+def restore_buffers(module: nn.Module, copies: list[Tensor]) -> None:
     """Copy the values of `copy_buffers` back to the buffers."""
-    for buffer, before in zip(module.buffers(), kept, strict=True):
-        buffer.copy_(before)
+    for buffer, copy in zip(module.buffers(), copies, strict=True):
+        buffer.copy_(copy)

@@ -10,13 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 # Elements. For a smaller table, a separate collective costs more than it saves.
 _LARGE_TABLE = 1_000_000
-# Compiled variants per block: sizes of images or texts, in training and in evaluation. torch's
-# limit is for all blocks together.
-_SHAPES_A_BLOCK = 16
+# Compiled variants per block: sizes of images or texts, in training and in evaluation. The limit of
+# torch applies to all blocks together.
+_SHAPES_PER_BLOCK = 16
 
 
 def repeated_blocks(encoder: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost module lists: the layers of a transformer, the stages of a
+    """Yield the members of the outermost module lists: the layers of a transformer, the stages of a
     ResNet."""
     for child in encoder.children():
         if isinstance(child, nn.ModuleList):
@@ -34,7 +34,7 @@ def large_tables(encoder: nn.Module) -> Iterator[nn.Module]:
 
 
 def compile_blocks(encoder: nn.Module) -> None:
-    """Compile the `forward` of each block in place, or that of the encoder if it has no blocks.
+    """Replace the `forward` of each block, or of an encoder without blocks, by a compiled version.
 
     Compiling `forward` instead of the module keeps the parameter names, and the hooks of wrappers
     such as FSDP stay outside the compiled code.
@@ -44,12 +44,12 @@ def compile_blocks(encoder: nn.Module) -> None:
         block.forward = torch.compile(block.forward)
     # The recompile limit counts per code object, which blocks share. Each block may be compiled
     # for several shapes and modes.
-    limit = _SHAPES_A_BLOCK * len(blocks)
+    limit = _SHAPES_PER_BLOCK * len(blocks)
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, limit)
 
 
 def checkpoint_blocks(encoder: nn.Module) -> None:
-    """Enable activation checkpointing in each block, in place: activations are recomputed in
+    """Enable activation checkpointing in each block, so that activations are recomputed in
     backward.
 
     Buffers that forward updates, such as those of batch norm, are updated twice. The caller must

@@ -28,13 +28,13 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     if tokens have no embedding or no position, or the padding token differs; or if `check_reading`
     fails."""
     if manifest.modality != backbone.modality:
-        held, read = (
+        stored, read = (
             "texts" if modality == "text" else "images"
             for modality in (manifest.modality, backbone.modality)
         )
         raise ValueError(
-            f"{recipe.data.shards} holds {held} and the backbone reads {read}: choose other shards "
-            "or another backbone"
+            f"{recipe.data.shards} contains {stored}, but the backbone reads {read}: choose other "
+            "shards or another backbone"
         )
     text = recipe.data.text
     if manifest.modality != "text" or text is None:
@@ -44,22 +44,22 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
     if num_positions is not None and text.max_length > num_positions:
         raise ValueError(
-            f"data.text.max_length is {text.max_length} and the backbone has {num_positions} "
-            "positions: lower it"
+            f"data.text.max_length is {text.max_length}, but the backbone has {num_positions} "
+            "positions: lower data.text.max_length"
         )
     check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
 def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
-    """The padding token id after which positions are counted, and the maximum number of tokens.
-    Each is None if the backbone has no such property."""
+    """Return the padding token id after which positions are counted, and the maximum number of
+    tokens. Each is None if the backbone has no such property."""
     for name, part in backbone.encoder.named_modules():
         # RoBERTa and related models number positions from the padding token's id + 1.
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
     num_positions = getattr(backbone.settings, "max_position_embeddings", None)
-    # XLNet states -1 for unlimited.
+    # XLNet uses -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None
 
 
@@ -69,28 +69,27 @@ def _check_tokens(
     config = backbone.settings
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
-            f"tokenizer {name} has {tokenizer.vocab_size} tokens and the backbone "
-            f"embeddings for {config.vocab_size}: set backbone.config.vocab_size to "
-            f"{tokenizer.vocab_size} or more, or choose the tokenizer that belongs to the backbone"
+            f"tokenizer {name} has {tokenizer.vocab_size} tokens, but the backbone has embeddings "
+            f"for {config.vocab_size}: set backbone.config.vocab_size to {tokenizer.vocab_size} or "
+            "more, or choose the tokenizer of the backbone"
         )
     # The embedding of the backbone's padding is never trained.
     pad_id = tokenizer.pad_id
     stated = getattr(config, "pad_token_id", None)
     if stated is not None and stated != pad_id:
         raise ValueError(
-            f"tokenizer {name} pads with token {pad_id} and the backbone with {stated}: set "
-            f"backbone.config.pad_token_id={pad_id}, or choose the tokenizer that belongs to the "
-            "backbone"
+            f"tokenizer {name} pads with token {pad_id}, but the backbone with {stated}: set "
+            f"backbone.config.pad_token_id={pad_id} or choose the tokenizer of the backbone"
         )
     if padding_row is not None and padding_row != pad_id:  # hard-coded in MPNet
         raise ValueError(
-            f"tokenizer {name} pads with token {pad_id} and the backbone {backbone.architecture} "
-            f"with {padding_row}, whatever its configuration: choose another of the two"
+            f"tokenizer {name} pads with token {pad_id}, but backbone {backbone.architecture} "
+            f"always pads with {padding_row}: choose another tokenizer or backbone"
         )
 
 
 def tokenizer_digest(recipe: Recipe) -> str | None:
-    """The digest of the recipe's tokenizer; None if the recipe has none."""
+    """Return the digest of the recipe's tokenizer; None if the recipe has none."""
     text = recipe.data.text
     if text is None:
         return None
@@ -101,8 +100,8 @@ def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
     """Raise ValueError if the run's tokenizer has changed since the checkpoint."""
     if checkpoint.state["tokenizer"] != digest:
         raise ValueError(
-            f"checkpoint {checkpoint.folder} was trained with another tokenizer than "
-            "data.text.tokenizer names now: bring that one back, or start another run folder"
+            f"checkpoint {checkpoint.folder} was trained with a different tokenizer than "
+            "data.text.tokenizer: restore the tokenizer or use a new run folder"
         )
 
 
@@ -114,37 +113,37 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
     torch's random state are not changed.
     """
     width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
-    if width < 4:  # no room for two tokens and two of padding
+    if width < 4:  # too short for two tokens and two of padding
         return
     kind = backbone.architecture
     try:
-        text, padded_otherwise, other = _features_of_test_texts(backbone, pad_id, width)
+        text, padded_differently, other = _features_of_test_texts(backbone, pad_id, width)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ValueError(
-            f"the backbone {kind} does not run on tokens and a mask ({one_line(error)}): choose "
-            "another"
+            f"backbone {kind} cannot process tokens and a mask ({one_line(error)}): choose another "
+            "backbone"
         ) from error
     differ = (text - other).norm()
     if differ <= _EQUAL_TOLERANCE * text.norm():
         mean = backbone.pooling == "mean"
-        remedy = "choose another backbone" if mean else "use backbone.pooling=mean"
+        fix = "choose another backbone" if mean else "use backbone.pooling=mean"
         raise ValueError(
-            f"the backbone {kind} is causal, or blind: texts that begin alike have the same "
-            f"features by pooling {backbone.pooling}; {remedy}"
+            f"backbone {kind} is causal or ignores its input: texts with the same first token have "
+            f"the same features with pooling {backbone.pooling}; {fix}"
         )
-    if (text - padded_otherwise).norm() > max(
+    if (text - padded_differently).norm() > max(
         _MASK_TOLERANCE * differ, _EQUAL_TOLERANCE * text.norm()
     ):
         raise ValueError(
-            f"the backbone {kind} ignores the attention mask, so that a text's features would "
-            "depend on the texts beside it: choose another backbone"
+            f"backbone {kind} ignores the attention mask, so the features of a text would depend "
+            "on the other texts of the batch: choose another backbone"
         )
 
 
 @torch.no_grad()
 def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
-    """Features [3, dim] of a text, the same text with other tokens in its padding, and another
-    text.
+    """Return features [3, dim] of a text, the same text with other tokens in its padding, and
+    another text.
 
     All three are in one batch with one shape, so that equal features are bitwise equal, even on a
     GPU.
@@ -159,8 +158,8 @@ def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tens
     padding = [pad_id] * num_padding
     # Keep the first padding token: in MobileBERT the embedding of a token includes that of the
     # next one, so the last token of a text legitimately depends on it.
-    unlike = [pad_id, *ids[1 - num_padding :]]
-    rows = [text + padding, text + unlike, other + padding]
+    other_padding = [pad_id, *ids[1 - num_padding :]]
+    rows = [text + padding, text + other_padding, other + padding]
     mask = [[1] * num_tokens + [0] * num_padding] * 3
     modes = [(part, part.training) for part in backbone.modules()]
     backbone.eval()

@@ -23,12 +23,12 @@ from trainer.backbone.backbone import Backbone
 TOLERANCE = 1e-4
 _EXPORT_NEEDS = ("onnx", "onnxscript", "onnxruntime")
 _IMAGES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
-# Batch sizes and text lengths for the comparison, different from those of the traced inputs.
-_TRIED = ((1, 5), (3, 2))
+# Batch sizes and text lengths for the comparison; they differ from those of the traced inputs.
+_COMPARED_SHAPES = ((1, 5), (3, 2))
 
 
 def is_installed() -> bool:
-    """Whether onnxruntime, which `OnnxBackbone` needs, is installed."""
+    """Return whether onnxruntime, which `OnnxBackbone` needs, is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
 
 
@@ -54,10 +54,10 @@ class OnnxBackbone:
             state.NotImplemented,
         ) as error:
             raise ValueError(
-                f"{file} is damaged, or not for this onnxruntime ({one_line(error)}): export the "
-                "run again"
+                f"{file} is damaged or not supported by this onnxruntime ({one_line(error)}): "
+                "export the run again"
             ) from error
-        self._inputs = [one.name for one in self._session.get_inputs()]
+        self._inputs = [node.name for node in self._session.get_inputs()]
 
     def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
         pixels = inputs.get("pixel_values")
@@ -91,7 +91,9 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
     """
     missing = [name for name in _EXPORT_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"--onnx needs {missing[0]}, which is not installed: install kway[onnx]")
+        raise ValueError(
+            f"--onnx requires {missing[0]}, which is not installed: install kway[onnx]"
+        )
     plain = _plain(backbone)
     names = _TEXTS if backbone.modality == "text" else _IMAGES
     dynamic = {0: torch.export.Dim.DYNAMIC}
@@ -112,12 +114,12 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
             assert program is not None
             program.save(file, external_data=False)
     except (torch.onnx.errors.OnnxExporterError, ValueError) as error:
-        raise ValueError(f"torch cannot write this backbone as ONNX: {one_line(error)}") from error
+        raise ValueError(f"torch cannot export this backbone to ONNX: {one_line(error)}") from error
     _compare(plain, image, file)
 
 
 def _plain(backbone: Backbone) -> Backbone:
-    """A copy in the form that is served: float32, on the CPU, without the settings of training."""
+    """Return a copy as it is served: float32, on the CPU, without training settings."""
     plain = copy.deepcopy(backbone).to("cpu", torch.float32).eval().requires_grad_(False)
     plain.precision, plain.channels_last = None, False
     return plain
@@ -126,7 +128,7 @@ def _plain(backbone: Backbone) -> Backbone:
 def _random_inputs(
     backbone: Backbone, image: ImageConfig | None, batch: int, length: int
 ) -> dict[str, Tensor]:
-    """Random images, or random tokens with one text that is shorter than the others."""
+    """Return random images, or random tokens with one text that is shorter than the others."""
     generator = torch.Generator().manual_seed(batch)
     if backbone.modality == "image":
         assert image is not None
@@ -142,14 +144,14 @@ def _random_inputs(
 @torch.no_grad()
 def _compare(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
     session = OnnxBackbone(file, threads=torch.get_num_threads())
-    for batch, length in _TRIED:
+    for batch, length in _COMPARED_SHAPES:
         inputs = _random_inputs(backbone, image, batch, length)
-        wanted, found = backbone(inputs), session(inputs)
-        error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
+        expected, found = backbone(inputs), session(inputs)
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
         if not error <= TOLERANCE:  # also true for NaN
             raise ValueError(
-                f"onnxruntime's features differ from torch's by {error:.1e} of the largest, more "
-                f"than {TOLERANCE:.0e}: export without --onnx"
+                f"onnxruntime's features differ from torch's by {error:.1e} of the largest "
+                f"feature, more than {TOLERANCE:.0e}: export without --onnx"
             )
 
 

@@ -50,7 +50,7 @@ __all__ = ["Bundle", "onnx_is_installed"]
 
 _log = logging.getLogger("kway.bundle")
 
-_HOT_ROWS_BYTES = 64 * 2**20
+_DEFAULT_CACHE_BYTES = 64 * 2**20
 
 
 class Bundle:
@@ -82,7 +82,7 @@ class Bundle:
         )
 
     @classmethod
-    def open(cls, path: Path, *, cache_bytes: int = _HOT_ROWS_BYTES) -> "Bundle":
+    def open(cls, path: Path, *, cache_bytes: int = _DEFAULT_CACHE_BYTES) -> "Bundle":
         """Open the bundle folder `path` after checking its specification and the sizes of its
         files.
 
@@ -94,7 +94,9 @@ class Bundle:
         for name, expected in manifest.files.items():
             file = path / name
             if not file.is_file():
-                raise FileNotFoundError(f"{path} lacks {name}: export or copy the bundle again")
+                raise FileNotFoundError(
+                    f"{path / name} is missing: export or copy the bundle again"
+                )
             if file.stat().st_size != expected.bytes:
                 raise ValueError(
                     f"{file} has {file.stat().st_size} bytes instead of {expected.bytes}: "
@@ -114,7 +116,7 @@ class Bundle:
         self.close()
 
     def verify(self, *, class_weights: bool = True) -> None:
-        """Read every file and compare its checksum. Raises ValueError, which names the first file
+        """Read every file and compare its checksum. Raises ValueError with the first file
         that differs.
 
         Set `class_weights` to false to skip the file of class weights, by far the largest with
@@ -129,40 +131,43 @@ class Bundle:
                 )
 
     def class_id(self, name_or_id: str | int) -> int:
-        """The id of a class, given its exact name, its id, or "#" followed by its id.
+        """Return the id of a class, given its exact name, its id, or "#" followed by its id.
 
         Raises ValueError for an unknown class, with the nearest names.
         """
         return self.names.id_of(name_or_id)
 
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
-        """The rows, float32 [n, dim], and biases of classes, read from disk."""
+        """Return the rows, float32 [n, dim], and biases of classes, read from disk."""
         stored = self._rows.read(class_ids)
         bias = stored[:, self.spec.dim] if self.spec.bias else None
         return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
 
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
-        """The scores [B, n] of classes for features [B, dim]. Compare these with thresholds."""
+        """Return the scores [B, n] of classes for features [B, dim]. Compare these with
+        thresholds."""
         loss = self.spec.loss
         return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
 
     def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
-        """The logits [B, n] of classes for features [B, dim]."""
+        """Return the logits [B, n] of classes for features [B, dim]."""
         return self.spec.logits(features, self.rows(class_ids).to(features.device))
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
-        """The threshold of a class at `recall`: its own or the pooled one.
+        """Return the threshold of a class at `recall`: its own or the pooled one.
 
-        Raises ValueError if the bundle has no thresholds for this recall.
+        Raises ValueError if the bundle contains no thresholds for this recall.
         """
         if self.thresholds is None:
             raise ValueError(
-                "this bundle holds no thresholds, for its run was not evaluated: give a threshold"
+                "this bundle contains no thresholds, because its run was not evaluated: pass a "
+                "threshold"
             )
         return self.thresholds.of(class_id, recall)
 
     def positives(self, class_id: int) -> int | None:
-        """The number of validation samples of a class; None if the model was not evaluated."""
+        """Return the number of validation samples of a class; None if the model was not
+        evaluated."""
         return None if self.thresholds is None else int(self.thresholds.positives[class_id])
 
     @property
@@ -172,7 +177,7 @@ class Bundle:
 
     def load_onnx_backbone(self, *, threads: int) -> OnnxBackbone:
         """Load the backbone with onnxruntime, which must be installed (`onnx_is_installed`)."""
-        assert self.has_onnx, "the bundle has no ONNX backbone"
+        assert self.has_onnx, "the bundle does not contain an ONNX backbone"
         return OnnxBackbone(self.path / ONNX, threads=threads)
 
     def check_imports(self, allow_imports: Collection[str]) -> None:
@@ -195,26 +200,26 @@ class Bundle:
         try:
             load_model(backbone, str(file), strict=True)
         except (RuntimeError, SafetensorError) as error:
-            described = (
+            source = (
                 "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
             )
-            raise ValueError(f"{file} does not fit {described}: {one_line(error, 1000)}") from error
+            raise ValueError(f"{file} does not match {source}: {one_line(error, 1000)}") from error
         return backbone.eval().requires_grad_(False)
 
     def _backbone_config(self) -> BackboneOptions:
-        of_user = self.spec.backbone
-        if of_user is None:
+        imported = self.spec.backbone
+        if imported is None:
             return BackboneConfig(name=str(self.path / ENCODER), pooling=self.spec.pooling)
-        options = {"kind": of_user.kind, "pooling": self.spec.pooling, **of_user.options}
+        options = {"kind": imported.kind, "pooling": self.spec.pooling, **imported.options}
         config = make_component(options, key="backbone", origin=f"bundle {self.path}")
         assert isinstance(config, ImportedBackbone)
-        found = source_version(of_user.kind)
-        if found != of_user.source:
+        found = source_version(imported.kind)
+        if found != imported.source:
             _log.warning(
-                "%s was exported with %s %s and runs with %s",
+                "%s was exported with %s version %s, but the installed version is %s",
                 self.path,
-                of_user.kind,
-                of_user.source,
+                imported.kind,
+                imported.source,
                 found,
             )
         return config
@@ -222,6 +227,6 @@ class Bundle:
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of a text model. It truncates texts to the same length as in
         training."""
-        assert self.spec.text is not None, "a model of images has no tokenizer"
+        assert self.spec.text is not None, "only text models have a tokenizer"
         folder = self.path / TOKENIZER
         return open_tokenizer(str(folder), max_length=self.spec.text.max_length)

@@ -35,7 +35,7 @@ def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
             names.append(entry.name)
             lengths.append(len(line))
     if not names:
-        raise ValueError("a bundle needs a class: the class list is empty")
+        raise ValueError("the class list is empty: a bundle needs at least one class")
     index = index_names(names)
     arrays: dict[str, NDArray[Any]] = {
         "line_ends": np.cumsum(lengths, dtype=np.int64),
@@ -61,7 +61,7 @@ class ClassList:
         self._size = os.fstat(self._descriptor).st_size
         if self._size != self._ends[-1]:
             self.close()
-            raise ValueError(f"{self.path} and {INDEX} do not fit together: copy the bundle again")
+            raise ValueError(f"{self.path} and {INDEX} do not match: copy the bundle again")
         index = NameIndex(
             arrays["folded_names"],
             arrays["folded_ends"],
@@ -74,9 +74,9 @@ class ClassList:
         return len(self._ends)
 
     def __getitem__(self, class_id: int) -> ClassEntry:
-        """The class with this id. Raises IndexError outside 0 … K - 1."""
+        """Return the class with this id. Raises IndexError outside 0 … K - 1."""
         if not 0 <= class_id < len(self):
-            raise IndexError(f"class id {class_id} is not within 0 … {len(self) - 1}")
+            raise IndexError(f"class id {class_id} is out of range 0 … {len(self) - 1}")
         assert self._close.alive, "the file is closed"
         start, end = int(self._ends[class_id - 1]) if class_id else 0, int(self._ends[class_id])
         # A damaged index must not cause a read of gigabytes or an OSError.
@@ -86,7 +86,7 @@ class ClassList:
             return ClassEntry.model_validate_json(line)
         except ValidationError as error:
             raise ValueError(
-                f"{self.path}: line {class_id + 1} is no class: copy the bundle again"
+                f"{self.path}: line {class_id + 1} is not a valid class: copy the bundle again"
             ) from error
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class _Names(Sequence[str]):
     def __getitem__(self, position: slice) -> list[str]: ...
     def __getitem__(self, position: int | slice) -> str | list[str]:
         if isinstance(position, slice):
-            return [self[one] for one in range(*position.indices(len(self)))]
+            return [self[index] for index in range(*position.indices(len(self)))]
         return self._classes[position].name
 
 

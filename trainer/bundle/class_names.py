@@ -1,4 +1,4 @@
-"""Class names: exact lookup, search as you type, and the nearest names to a misspelled one.
+"""Class names: exact lookup, search as you type, and the names nearest to a misspelled name.
 
 Designed for millions of names on disk. Every operation works on arrays, in chunks of bounded size,
 and reads only the names that it returns or compares.
@@ -34,7 +34,7 @@ class NameIndex:
 
 
 def index_names(names: Sequence[str]) -> NameIndex:
-    """The index of `names`. Raises ValueError for a duplicate name."""
+    """Return the index of `names`. Raises ValueError for a duplicate name."""
     folded = [name.casefold().encode() for name in names]
     ends = np.cumsum(np.fromiter(map(len, folded), np.int64, len(folded)), dtype=np.int64)
     hashes = np.fromiter(map(_hash, names), np.int64, len(names))
@@ -55,17 +55,17 @@ class ClassNames:
         return len(self.names)
 
     def id_of(self, wanted: str | int) -> int:
-        """The id of a class, given its exact name or the id itself: 3 or "#3".
+        """Return the id of a class, given its exact name or the id itself: 3 or "#3".
 
-        Raises ValueError, with the nearest names, for an unknown class. Also raises it for an
-        ambiguous "#3": one that is the name of a class other than class 3.
+        Raises ValueError for an unknown class, with the nearest names, and for an ambiguous "#3",
+        which is also the name of a class other than class 3.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)
             if named is not None and number is not None and number < len(self) and number != named:
                 raise ValueError(
                     f"{wanted!r} is the name of class {named} and the number of "
-                    f"{self.names[number]!r}: ask for '#{named}' or for that name"
+                    f"{self.names[number]!r}: use '#{named}' or that name"
                 )
             if named is not None:
                 return named
@@ -73,18 +73,19 @@ class ClassNames:
                 raise ValueError(self._unknown(wanted))
             wanted = number
         if not 0 <= wanted < len(self):
-            raise ValueError(f"class id {wanted} is not within 0 … {len(self) - 1}")
+            raise ValueError(f"class id {wanted} is out of range 0 … {len(self) - 1}")
         return wanted
 
     def id_of_name(self, name: str) -> int:
-        """The id of the class with exactly this name. Raises ValueError for an unknown name."""
+        """Return the id of the class with exactly this name. Raises ValueError for an unknown
+        name."""
         found = self._exactly(name)
         if found is None:
             raise ValueError(self._unknown(name))
         return found
 
     def nearest(self, name: str, count: int = 3) -> list[str]:
-        """The names most similar to `name`, best first. Empty if no name is similar.
+        """Return the names most similar to `name`, best first. Empty if no name is similar.
 
         A fast first pass selects the names that share the most byte pairs with it; only these are
         compared in full.
@@ -99,7 +100,8 @@ class ClassNames:
         return [close for score, _, close in sorted(scored)[:count] if score < -0.4]
 
     def search(self, text: str, *, limit: int, offset: int = 0) -> tuple[list[int], int]:
-        """The ids of names that contain `text`, ignoring case, and the total number of matches.
+        """Return the ids of names that contain `text`, ignoring case, and the total number of
+        matches.
 
         Names that start with `text` come first; otherwise the order is that of the class list.
         """
@@ -122,7 +124,7 @@ class ClassNames:
         return None
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of ids whose folded names are about `_CHUNK` bytes together."""
+        """Yield ranges of ids whose folded names are about `_CHUNK` bytes together."""
         first, total = 0, len(self)
         while first < total:
             limit = np.int64(self._start(first) + _CHUNK)
@@ -134,7 +136,7 @@ class ClassNames:
         return int(self._index.ends[class_id - 1]) if class_id else 0
 
     def _bytes_of(self, block: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The folded names of a block and the end of each within it."""
+        """Return the folded names of a block and the end of each within it."""
         start = self._start(block[0])
         ends = self._index.ends[block[0] : block[1]] - start
         return self._index.folded[start : start + int(ends[-1])], ends
@@ -142,8 +144,8 @@ class ClassNames:
     def _containing(
         self, text: bytes, block: tuple[int, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The ids, ascending, of a block's names that contain `text`, and whether each starts with
-        it."""
+        """Return the ids, ascending, of a block's names that contain `text`, and whether each
+        starts with it."""
         names, ends = self._bytes_of(block)
         found = np.flatnonzero(names[: max(0, len(names) - len(text) + 1)] == text[0])
         for position, byte in enumerate(text[1:], start=1):
@@ -157,7 +159,8 @@ class ClassNames:
         return ids + block[0], found == starts[ids]
 
     def _share_most_pairs(self, text: bytes) -> list[int]:
-        """The ids of the names with the largest share of byte pairs in common with `text`."""
+        """Return the ids of the names with the largest share of byte pairs in common with
+        `text`."""
         if not text:
             return []
         is_wanted = np.zeros(1 << 16, np.bool_)
@@ -188,18 +191,18 @@ class ClassNames:
     def _unknown(self, name: str) -> str:
         shown = name if len(name) <= 80 else name[:80] + "…"
         nearest = ", ".join(repr(close) for close in self.nearest(name))
-        hint = f"the nearest names are {nearest}" if nearest else "no name is like it"
+        hint = f"the nearest names are {nearest}" if nearest else "no name is similar"
         return f"there is no class {shown!r}; {hint}"
 
 
 def _hash(name: str) -> int:
-    """A 64-bit hash that is the same in every process."""
+    """Return a 64-bit hash that is the same in every process."""
     digest = hashlib.blake2b(_encoded(name), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _encoded(text: str) -> bytes:
-    """The text in UTF-8. A client may send lone surrogates, which occur in no name."""
+    """Return the text in UTF-8. A client may send lone surrogates, which occur in no name."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -212,16 +215,16 @@ def _check_distinct(
     names: Sequence[str], hashes: NDArray[np.int64], by_hash: NDArray[np.int32]
 ) -> None:
     same = hashes[1:] == hashes[:-1]
-    if same.any():  # almost always equal names, very rarely a collision
+    if same.any():  # usually a duplicate name, very rarely a hash collision
         seen: set[str] = set()
         for position in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
             if names[position] in seen:
-                raise ValueError(f"the class name {names[position]!r} stands twice")
+                raise ValueError(f"duplicate class name {names[position]!r}")
             seen.add(names[position])
 
 
 def _number_in(wanted: str) -> int | None:
-    """The number in a text like "#3"; None for other texts."""
+    """Return the number in a text like "#3"; None for other texts."""
     if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
         return None
     # int() takes quadratic time for long strings of digits and rejects thousands of them.

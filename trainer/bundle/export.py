@@ -26,7 +26,7 @@ from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
-_ROUNDING = 1e-5  # of the largest threshold
+_ROUNDING = 1e-5  # relative to the largest threshold
 
 
 def export_run(
@@ -50,7 +50,7 @@ def export_run(
     if the model was not evaluated at these recalls, and ValueError if `out` exists and `force` is
     false.
     """
-    assert world.size == 1, "a bundle is written by one process"
+    assert world.size == 1, "export runs in a single process"
     trained = open_trained(run, world, allow_imports=allow_imports)
     evaluation = _evaluation(run, trained, recalls, allow_imports)
     thresholds = _thresholds(evaluation, min_positives)
@@ -75,7 +75,8 @@ def export_run(
 def _evaluation(
     run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
 ) -> Evaluation:
-    """The saved evaluation with all recalls. It is not computed here, as it may need many ranks."""
+    """Return the saved evaluation with all recalls. It is not computed here, as it may need many
+    ranks."""
     own = trained.recipe.evaluation.recalls
     wanted = sorted({*own, *recalls})
     if set(wanted) == set(own):
@@ -91,7 +92,8 @@ def _evaluation(
         command = ["kway", "eval", str(run), "--checkpoint", str(trained.step), "--set", setting]
         command += allowed
         raise FileNotFoundError(
-            f"{run} was not evaluated at these recalls: run `{shlex.join(command)}`, then export"
+            f"{run} was not evaluated at these recalls: run `{shlex.join(command)}`, then "
+            "export again"
         ) from error
 
 
@@ -131,34 +133,36 @@ def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
 
 def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
     classes, pooled = evaluation.classes, evaluation.pooled
-    # A threshold equals the score of some sample. Another batch, engine or device may round that
+    # A threshold equals the score of a sample. Another batch, engine or device may round that
     # score down and miss the recall by the last bits, so lower thresholds by a small margin.
     largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
-    room = _ROUNDING * largest
+    margin = _ROUNDING * largest
     precisions = _pooled_precisions(evaluation).tolist()
     recalls = tuple(
         RecallSpec(
             recall=recall,
-            pooled=bar,
+            pooled=threshold,
             pooled_samples=evaluation.num_samples,
             pooled_precision=precision,
             min_positives=min_positives or least_positives(recall),
         )
-        for recall, bar, precision in zip(
-            classes.recalls, (pooled - room).tolist(), precisions, strict=True
+        for recall, threshold, precision in zip(
+            classes.recalls, (pooled - margin).tolist(), precisions, strict=True
         )
     )
     positives = classes.positives.numpy().astype(np.int32)
-    thresholds = (classes.threshold - room).numpy().astype(np.float32)
-    is_own_KR = takes_own(positives[:, None], thresholds, [one.min_positives for one in recalls])
+    thresholds = (classes.threshold - margin).numpy().astype(np.float32)
+    is_own_KR = takes_own(
+        positives[:, None], thresholds, [entry.min_positives for entry in recalls]
+    )
     reached = np.where(is_own_KR[..., None], classes.reached, evaluation.reached_pooled)
     return ClassThresholds(recalls, positives, thresholds, reached.astype(np.int32))
 
 
 def _pooled_precisions(evaluation: Evaluation) -> Tensor:
-    """The precision of the pooled thresholds [R]: the fraction of samples at or above the threshold
-    that belong to the class, averaged over classes with samples. Counts as 0 for a class if no
-    sample reaches the threshold."""
+    """Return the precision of the pooled thresholds [R]: the fraction of samples at or above the
+    threshold that belong to the class, averaged over classes with samples. The precision of a class
+    is 0 if no sample reaches the threshold."""
     of_class, of_any = evaluation.reached_pooled.double().unbind(2)
     return (of_class / of_any.clamp(min=1))[evaluation.classes.positives > 0].mean(0)
 
@@ -176,7 +180,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
 
 
 def _with_bias(block: ClassRows) -> Tensor:
-    """Rows as stored in a bundle: the bias of a class is appended to its row."""
+    """Return the rows as stored in a bundle: the bias of a class is appended to its row."""
     if block.bias is None:
         return block.rows
     return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)
@@ -189,9 +193,9 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
         "aligned with the Principle of Logit Separation: one logit alone is comparable over inputs"
         if head.loss.aligned
         else "NOT aligned with the Principle of Logit Separation: one logit alone may mislead; "
-        "prefer a model trained with `batch_ce` or `bce` for one-class questions"
+        "prefer a model trained with `batch_ce` or `bce` for single-class queries"
     )
-    asked = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
+    query = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
     pooled = "\n".join(
         f"| {entry.recall:g} | {entry.min_positives} | "
         f"{int((thresholds.positives < entry.min_positives).sum())} | "
@@ -217,19 +221,19 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 |---|---|
 {measures}
 
-The measures named auprc and precision are means over classes of how well a class's logit alone
-tells its samples from all others. The thresholds were chosen on this same split: expect somewhat
-less on new data. A class with too few samples in it uses the pooled threshold. That threshold
-reaches the recall over the samples of all classes together, not in each class. Its expected
+The auprc and precision measures are means over classes of how well the logit of a class alone
+separates its samples from all others. The thresholds were chosen on this same split: expect
+slightly lower values on new data. A class with too few samples uses the pooled threshold, which
+reaches the recall over the samples of all classes together, not for each class. Its expected
 precision is the mean over the classes:
 
-| recall | samples needed | classes with fewer | expected precision of the pooled threshold |
+| recall | required samples | classes with fewer | expected precision of the pooled threshold |
 |---|---|---|---|
 {pooled}
 
 ## Use
 
-    kway query BUNDLE --class "{trained.manifest.classes[0].name}" {asked}
+    kway query BUNDLE --class "{trained.manifest.classes[0].name}" {query}
     kway serve BUNDLE
 """
 
@@ -240,7 +244,7 @@ def _head_of(head: HeadConfig) -> str:
 
 def _reads(data: DataConfig) -> str:
     if data.text is not None:
-        return f"texts, cut at {data.text.max_length} tokens of `tokenizer/`"
+        return f"texts, truncated to {data.text.max_length} tokens of `tokenizer/`"
     image = data.image
     crops = f", the mean of {image.crops} crops" if image.crops > 1 else ""
     return f"images, {image.size} x {image.size} x {image.channels}{crops}"

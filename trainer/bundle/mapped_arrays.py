@@ -1,7 +1,7 @@
 """Arrays of a safetensors file as read-only memory maps, which open immediately and load pages on
 access.
 
-Use this for tables with few accesses. Replicas on one machine share the pages. Class weights are
+Use this for tables that are read rarely. Replicas on one machine share the pages. Class weights are
 read differently (`trainer/bundle/row_file.py`).
 """
 
@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
 def mapped_arrays(
     path: Path, expected: Shapes, *, optional: Shapes | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the file `path`: all that are `expected` and any that are `optional`.
+    """Return the arrays of the file `path`: all that are `expected` and any that are `optional`.
 
     Raises ValueError if the file has other arrays or is damaged.
     """
@@ -32,19 +32,19 @@ def mapped_arrays(
     found = {name: (array.dtype.type, array.shape) for name, array in arrays.items()}
     known = {**expected, **(optional or {})}
     if not expected.keys() <= found.keys() <= known.keys() or not all(
-        kind is known[name][0] and _fits(shape, known[name][1])
+        kind is known[name][0] and _matches(shape, known[name][1])
         for name, (kind, shape) in found.items()
     ):
         shapes = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in sorted(found.items()))
         raise ValueError(
-            f"{path} does not fit bundle.json: it holds {shapes}; copy the bundle again"
+            f"{path} does not match bundle.json: it contains {shapes}; copy the bundle again"
         )
     for array in arrays.values():
         array.setflags(write=False)
     return arrays
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        size is None or size == has for has, size in zip(shape, wanted, strict=True)
+def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        size is None or size == actual for actual, size in zip(shape, expected, strict=True)
     )

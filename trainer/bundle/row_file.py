@@ -24,7 +24,7 @@ _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
 _MAX_HEADER_BYTES = 100_000_000
 # Approximate overhead of a cached row in Python.
 _EXTRA_BYTES = 250
-# A request for more than 1 / this share of the cache bypasses it: it would evict everything else.
+# A read of more than 1 / 8 of the cache bypasses it, because it would evict everything else.
 _LARGE_SHARE = 8
 
 
@@ -42,25 +42,25 @@ def write_rows(
         for block in blocks:
             if block.ndim != 2 or block.shape[1] != width:
                 raise ValueError(
-                    f"{path.name}: a block of shape {list(block.shape)} is no rows of {width}"
+                    f"{path.name}: a block has shape {list(block.shape)} instead of [rows, {width}]"
                 )
             rows = block.detach().to("cpu", torch.float32).contiguous()
             if not bool(torch.isfinite(rows).all()):
                 bad = int((~torch.isfinite(rows).all(1)).nonzero()[0]) + written
                 raise ValueError(
-                    f"{path.name}: row {bad} holds NaN or infinity; the run has diverged, "
+                    f"{path.name}: row {bad} contains NaN or infinity: the run has diverged, "
                     "export an earlier checkpoint"
                 )
             file.write(rows.numpy().astype("<f4", copy=False).data)
             written += len(rows)
         if written != num_rows:
-            raise ValueError(f"{path.name}: {written} rows came for {num_rows} classes")
+            raise ValueError(f"{path.name}: got {written} rows for {num_rows} classes")
         file.flush()
         os.fsync(file.fileno())
 
 
 def header_of(name: str, num_rows: int, width: int) -> bytes:
-    """The file's header, which precedes the rows."""
+    """Return the file's header, which precedes the rows."""
     size = num_rows * width * _ITEM_BYTES
     entry = {"dtype": "F32", "shape": [num_rows, width], "data_offsets": [0, size]}
     header = json.dumps({name: entry}, separators=(",", ":")).encode()
@@ -93,11 +93,12 @@ class RowFile:
         self._close()
 
     def read(self, rows: Sequence[int]) -> Tensor:
-        """The rows as a tensor [len(rows), width]. Raises ValueError if a row is out of range."""
+        """Return the rows as a tensor [len(rows), width]. Raises ValueError if a row is out of
+        range."""
         assert self._close.alive, "the file is closed"
         outside = [row for row in rows if not 0 <= row < self.num_rows]
         if outside:
-            raise ValueError(f"class id {outside[0]} is not within 0 … {self.num_rows - 1}")
+            raise ValueError(f"class id {outside[0]} is out of range 0 … {self.num_rows - 1}")
         out = np.empty((len(rows), self.width), dtype="<f4")
         missing = self._cache.take(rows, out)
         for run in self._runs(rows, missing):
@@ -133,7 +134,9 @@ class RowFile:
         size = os.fstat(self._descriptor).st_size
         length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise ValueError(f"{self.path} is not a safetensors file, or is cut short")
+            raise ValueError(
+                f"{self.path} is not a safetensors file or is truncated: copy the bundle again"
+            )
         entry = _parse_header(os.pread(self._descriptor, length, 8)).get(name)
         expected = {
             "dtype": "F32",
@@ -142,10 +145,11 @@ class RowFile:
         }
         if entry != expected:
             raise ValueError(
-                f"{self.path} should hold {name!r}, float32 {expected['shape']}; it says {entry}"
+                f"{self.path}: the header of {name!r} is {entry}, expected float32 "
+                f"{expected['shape']}: copy the bundle again"
             )
         if size != 8 + length + self.num_rows * self.width * _ITEM_BYTES:
-            raise ValueError(f"{self.path} is cut short or damaged: copy the bundle again")
+            raise ValueError(f"{self.path} is truncated or damaged: copy the bundle again")
         return 8 + length
 
 
@@ -162,7 +166,7 @@ class RowCache:
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._held: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
     def take(self, rows: Sequence[int], out: np.ndarray) -> list[int]:
@@ -172,27 +176,27 @@ class RowCache:
         missing = []
         with self._lock:
             for position, row in enumerate(rows):
-                held = self._held.get(row)
-                if held is None:
+                cached = self._rows.get(row)
+                if cached is None:
                     missing.append(position)
                     continue
-                out[position] = held
-                self._held.move_to_end(row)
+                out[position] = cached
+                self._rows.move_to_end(row)
         return missing
 
     def keep(self, rows: Sequence[int], positions: Sequence[int], out: np.ndarray) -> None:
         """Cache the rows of `out` [n, width] at `positions`."""
         if self._is_large(rows, out):
             return
-        most = self._max_bytes // _bytes_of(out)
+        max_rows = self._max_bytes // _bytes_of(out)
         with self._lock:
             for position in positions:
-                self._held[rows[position]] = out[position].copy()
-            while len(self._held) > most:
-                self._held.popitem(last=False)
+                self._rows[rows[position]] = out[position].copy()
+            while len(self._rows) > max_rows:
+                self._rows.popitem(last=False)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._rows)
 
     def _is_large(self, rows: Sequence[int], out: np.ndarray) -> bool:
         return len(rows) * _bytes_of(out) * _LARGE_SHARE > self._max_bytes

@@ -17,8 +17,8 @@ from heads.losses import ScoreKind
 
 Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-# Format 2 does not contain the validation counts of thresholds, which are then unknown. Formats 2
-# and 3 do not contain the logit map, which is then `dot`.
+# Format 2 does not contain validation counts of thresholds. Formats 2 and 3 do not contain the
+# logit map, which is `dot`.
 FORMAT_VERSION, _OLDEST_VERSION = 4, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
@@ -45,20 +45,20 @@ class ClassEntry(Spec):
 
 
 class LossSpec(Spec):
-    """The loss of the training. `aligned`: it satisfies the Principle of Logit Separation."""
+    """The training loss. `aligned`: it satisfies the Principle of Logit Separation."""
 
     kind: str
     aligned: bool
-    score: ScoreKind = Field("logit", description="what thresholds are compared with")
-    eps: float = Field(0.0, description="of the score `spherical`")
+    score: ScoreKind = Field("logit", description="score that thresholds are compared with")
+    eps: float = Field(0.0, description="epsilon of the `spherical` score")
 
 
 class RecallSpec(Spec):
-    """A recall with thresholds: accepting scores at or above them had this recall in
-    validation."""
+    """A recall and its pooled threshold. Accepting scores at or above a threshold reached this
+    recall in validation."""
 
     recall: float = Field(gt=0, le=1)
-    pooled: Finite | None = Field(None, description="over the positives of all classes")
+    pooled: Finite | None = Field(None, description="threshold over the positives of all classes")
     pooled_samples: int | None = Field(
         None, gt=0, description="validation samples that the pooled threshold was computed from"
     )
@@ -66,18 +66,18 @@ class RecallSpec(Spec):
         None,
         ge=0,
         le=1,
-        description="share of the samples at or above it that are of the class: the mean over the "
-        "classes with samples, where a class that no sample reaches counts as 0",
+        description="fraction of the samples at or above the pooled threshold that belong to the "
+        "class, averaged over the classes with samples; 0 for a class that no sample reaches",
     )
     min_positives: int = Field(
-        gt=0, description="a class with fewer in validation takes the pooled threshold"
+        gt=0, description="a class with fewer validation samples uses the pooled threshold"
     )
 
 
 class TextSpec(Spec):
     """How texts are tokenized. The tokenizer itself is in a separate folder of the bundle."""
 
-    max_length: int = Field(gt=0, description="tokens a text keeps, the special ones among them")
+    max_length: int = Field(gt=0, description="maximum tokens per text, including special tokens")
 
 
 class BackboneSpec(Spec):
@@ -94,23 +94,25 @@ class BundleSpec(Spec):
 
     pooling: Literal["auto", "cls", "mean"] = "auto"
     backbone: BackboneSpec | None = Field(
-        None, description="of an imported one; others are described in encoder/config.json"
+        None, description="imported backbone; others are described in encoder/config.json"
     )
-    image: ImageConfig | None = Field(None, description="of a model of images")
-    text: TextSpec | None = Field(None, description="of a model of texts")
+    image: ImageConfig | None = Field(None, description="input of an image model")
+    text: TextSpec | None = Field(None, description="input of a text model")
     num_classes: int = Field(gt=0)
     loss: LossSpec
     logits: LogitMapConfig = Field(
-        Dot(), description="how features and rows become logits; formats before 4 have none"
+        Dot(), description="map from features and rows to logits; added in format 4"
     )
     bias: bool
     dim: int = Field(gt=0)
-    recalls: tuple[RecallSpec, ...] = Field((), description="there are thresholds for these")
+    recalls: tuple[RecallSpec, ...] = Field((), description="recalls that have thresholds")
 
     @model_validator(mode="after")
     def _reads_one_thing(self) -> "BundleSpec":
         if (self.image is None) == (self.text is None):
-            raise ValueError("a model reads images or texts: give exactly one of image, text")
+            raise ValueError(
+                "a model reads either images or texts: set exactly one of image and text"
+            )
         return self
 
     @property
@@ -153,7 +155,7 @@ class BundleManifest(Spec):
         needed = (*_REQUIRED, *of_encoder, *of_texts, *of_recalls)
         missing = [name for name in needed if name not in self.files]
         if missing:
-            raise ValueError(f"files does not name {missing[0]}")
+            raise ValueError(f"files has no entry for {missing[0]}")
         return self
 
 
@@ -165,21 +167,23 @@ def read_manifest(path: Path) -> BundleManifest:
     """
     file = path / SPEC
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is no bundle: it has no {SPEC}; make one by kway export")
+        raise FileNotFoundError(
+            f"{path} is not a bundle: {SPEC} is missing. Create a bundle with `kway export`"
+        )
     text = file.read_bytes()
     try:
         version = json.loads(text).get("format_version")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}): export or copy the bundle again") from error
     if isinstance(version, int) and not _OLDEST_VERSION <= version <= FORMAT_VERSION:
-        remedy = "update kway" if version > FORMAT_VERSION else "export the run again"
+        fix = "update kway" if version > FORMAT_VERSION else "export the run again"
         raise ValueError(
-            f"{path} is a bundle of format {version} and this kway reads {_OLDEST_VERSION} to "
-            f"{FORMAT_VERSION}: {remedy}"
+            f"{path} has bundle format {version}, and this version of kway reads "
+            f"{_OLDEST_VERSION} to {FORMAT_VERSION}: {fix}"
         )
     try:
         return BundleManifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ValueError(f"{file}: {where}: {first['msg']}") from error

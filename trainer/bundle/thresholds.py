@@ -1,7 +1,13 @@
 """The thresholds of a bundle's classes, and which threshold a query uses.
 
+The threshold of a class at recall r is the score that a fraction r of its validation samples
+reaches: with 10 samples and a recall of 0.9, the 9th highest score. With few samples this estimate
+is too noisy to reach the recall on new data (`least_positives`). Such a class uses the pooled
+threshold, which is computed in the same way from the samples of all classes, each scored for its
+own class.
+
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
-                         `thresholds` float32 [K, recalls]: NaN where a class has no positives;
+                         `thresholds` float32 [K, recalls]: NaN for a class without positives;
                          `reached` int32 [K, recalls, 2]: validation samples at or above the
                          threshold used for the class, of that class and of any class (absent in
                          bundles of format 2)
@@ -24,14 +30,14 @@ ThresholdSource = Literal["class", "pooled"]
 
 
 def least_positives(recall: float) -> int:
-    """The minimum number of positives for which a class's own threshold can reach `recall`.
+    """Return the minimum number of positives for which a class's own threshold can reach `recall`.
 
     On average, only n / (n + 1) of new positives score at or above the lowest of n scores. A
     recall of 0.9 therefore needs 9 positives, and 0.99 needs 99. For a recall of 1 no number
     suffices; it is treated as 0.999.
     """
     recall = min(recall, 0.999)
-    return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / 0.1 comes out above 9
+    return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / (1 - 0.9) is above 9
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Threshold:
     """The threshold of a class at a recall, with its validation counts. None means unknown.
 
     It was computed from `samples` validation samples: those of the class or, for a pooled
-    threshold, those of all classes. `class_reached` of the class's `class_samples` reach the
+    threshold, those of all classes. `class_reached` of the `class_samples` of the class reach the
     threshold, and so do `all_reached` samples of any class. `expected_precision` is the fraction
     of these that belong to the class or, for a pooled threshold, the mean of that fraction over
     the classes with samples.
@@ -84,20 +90,21 @@ class ClassThresholds:
         shape = (num_classes, len(self.recalls))
         if self.positives.shape != shape[:1] or self.thresholds.shape != shape:
             raise ValueError(
-                f"thresholds of shape {list(self.thresholds.shape)} and positives of "
-                f"{list(self.positives.shape)}: {num_classes} classes and {len(self.recalls)} "
-                "recalls need others"
+                f"thresholds have shape {list(self.thresholds.shape)} and positives "
+                f"{list(self.positives.shape)}, which does not match {num_classes} classes and "
+                f"{len(self.recalls)} recalls"
             )
         arrays = {"positives": self.positives, "thresholds": self.thresholds}
         if self.reached is not None:
             assert self.reached.shape == (*shape, 2)
             arrays["reached"] = self.reached
         save_file(
-            {name: np.ascontiguousarray(one) for name, one in arrays.items()}, folder / THRESHOLDS
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+            folder / THRESHOLDS,
         )
 
     def of(self, class_id: int, recall: float) -> Threshold:
-        """The threshold of a class at `recall`.
+        """Return the threshold of a class at `recall`.
 
         A class with too few positives uses the pooled threshold. Without a pooled threshold, score
         and source are None. Raises ValueError for a recall without thresholds.
@@ -127,11 +134,11 @@ class ClassThresholds:
                 return column
         known = ", ".join(f"{entry.recall:g}" for entry in self.recalls) or "none"
         raise ValueError(
-            f"no thresholds for recall {recall:g}; this bundle holds: {known}. Give one of these, "
-            "or a threshold; kway export --recall adds others"
+            f"this bundle contains no thresholds for recall {recall:g}, only for: {known}. Pass "
+            "one of these or a threshold, or add recalls with `kway export --recall`"
         )
 
 
 def takes_own(positives: ArrayLike, thresholds: ArrayLike, min_positives: ArrayLike) -> Any:
-    """Whether a class uses its own threshold instead of the pooled one. Accepts arrays."""
+    """Return whether a class uses its own threshold instead of the pooled one. Accepts arrays."""
     return np.greater_equal(positives, min_positives) & np.isfinite(thresholds)

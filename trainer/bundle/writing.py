@@ -48,17 +48,17 @@ def write_bundle(
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
     time. Text models need a `tokenizer`. `write_onnx` writes the backbone to the file that it is
-    called with. Raises ValueError if `path` exists and `force` is false, or if shapes do not
+    passed. Raises ValueError if `path` exists and `force` is false, or if shapes do not
     match.
     """
-    assert (tokenizer is None) == (spec.text is None), "a model of texts, and no other, has one"
+    assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
     if path.exists() and not force:
         raise ValueError(
-            f"{path} exists already: remove it, name another, or replace it with --force"
+            f"{path} already exists: remove it, choose another path, or replace it with --force"
         )
     if backbone.dim != spec.dim:
-        raise ValueError(f"the backbone gives {backbone.dim} features, the bundle says {spec.dim}")
+        raise ValueError(f"the backbone has {backbone.dim} features, but the bundle has {spec.dim}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:
@@ -95,13 +95,13 @@ def _write_classes(
 ) -> None:
     written = write_classes(folder, classes)
     if written != spec.num_classes:
-        raise ValueError(f"{written} classes came for {spec.num_classes}")
+        raise ValueError(f"got {written} classes, expected {spec.num_classes}")
     if thresholds is not None:
         thresholds.write(folder, written)
 
 
 def _json_of(manifest: BundleManifest) -> str:
-    """Leave out `backbone` if it is None: older versions reject the key."""
+    """Omit `backbone` if it is None, because older versions reject the key."""
     unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
     return manifest.model_dump_json(indent=1, exclude=unused)
 

@@ -23,7 +23,8 @@ _EMA = "ema."
 
 
 def model_entries(task: Task) -> dict[str, Tensor]:
-    """Weights and buffers, not copied: whole tensors or `Shard(0)` DTensors (collective)."""
+    """Return the weights and buffers, not copied: whole tensors or `Shard(0)` DTensors
+    (collective)."""
     backbone = task.strategy.weights() | persistent_buffers(task.backbone)
     entries = {f"backbone.{name}": tensor.detach() for name, tensor in backbone.items()}
     for name, tensor in task.head.state_dict().items():
@@ -32,8 +33,8 @@ def model_entries(task: Task) -> dict[str, Tensor]:
 
 
 def averaged_entries(task: Task) -> dict[str, Tensor]:
-    """The model's entries under the names of their moving averages. A run with `train.ema` is
-    evaluated with these."""
+    """Return the model's entries under the names of their moving averages. A run with `train.ema`
+    is evaluated with these."""
     averaged = task.live()
     return {
         f"{_EMA}{name}" if name in averaged else name: tensor
@@ -42,8 +43,8 @@ def averaged_entries(task: Task) -> dict[str, Tensor]:
 
 
 def training_entries(task: Task) -> dict[str, Tensor]:
-    """All tensors that a run resumes from: weights, buffers, optimizer moments and moving averages
-    (collective)."""
+    """Return all tensors that a run resumes from: weights, buffers, optimizer moments and moving
+    averages (collective)."""
     entries = model_entries(task)
     for name, moments in task.strategy.moments().items():
         for key, value in moments.items():
@@ -60,7 +61,7 @@ def training_entries(task: Task) -> dict[str, Tensor]:
 
 
 def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
-    """Copy to `task` what was loaded into its `training_entries` (collective)."""
+    """Copy loaded `training_entries` to `task` (collective)."""
     weights: dict[str, Tensor] = {}
     moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for entry, tensor in entries.items():
@@ -77,18 +78,18 @@ def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
 
 
 def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
-    """Fill `entries` in place from a checkpoint of any world size (collective).
+    """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
     Converts a checkpoint of an earlier version, which stores the bias of the head as the last
-    column of its weight. Raises what `load_tensors` raises.
+    column of its weight. Raises the errors of `load_tensors`.
     """
     columns = _bias_columns(entries, stored_shapes(checkpoint))
-    wanted = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
+    targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
     for weight in columns:
-        wanted[weight] = _widened(entries[weight])
-    load_tensors(checkpoint, wanted, world)
+        targets[weight] = _widened(entries[weight])
+    load_tensors(checkpoint, targets, world)
     for weight, bias in columns.items():
-        stored, rows, column = local(wanted[weight]), local(entries[weight]), local(entries[bias])
+        stored, rows, column = local(targets[weight]), local(entries[weight]), local(entries[bias])
         rows.copy_(stored[:, :-1] if rows.ndim else stored)
         column.copy_(stored[:, -1] if rows.ndim else stored)
 
@@ -115,7 +116,7 @@ def _widened_shape(tensor: Tensor) -> torch.Size:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """An uninitialized tensor with one more column, laid out like `tensor`."""
+    """Return an uninitialized tensor with one more column, laid out like `tensor`."""
     if not tensor.ndim:
         return torch.empty_like(tensor)
     mine = local(tensor)
@@ -137,14 +138,14 @@ def _weight_names(task: Task) -> set[str]:
 
 
 def _canonical(task: Task, name: str, piece: Tensor, weights: set[str]) -> Tensor:
-    room, _, own = name.partition(".")
-    if room == "head":
+    component, _, own = name.partition(".")
+    if component == "head":
         return task.head.sharded(piece)
     return task.strategy.canonical(own, piece) if own in weights else piece
 
 
 def _piece(task: Task, name: str, entry: Tensor, weights: set[str]) -> Tensor:
-    room, _, own = name.partition(".")
-    if room == "head":
+    component, _, own = name.partition(".")
+    if component == "head":
         return local(entry)
     return task.strategy.piece(own, entry) if own in weights else entry

@@ -1,4 +1,4 @@
-"""Messages between ranks about a checkpoint, as JSON and never pickled, and messages for disk
+"""Messages between ranks about a checkpoint, as JSON and never pickled, and error messages for disk
 errors with the reason, the free space and the fix."""
 
 import errno
@@ -16,8 +16,8 @@ from heads.collectives import all_gather_equal, all_gather_rows
 
 
 def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
-    """Every rank's message, in rank order (collective). Uses CPU tensors, so `group` may be a gloo
-    group."""
+    """Return every rank's message, in rank order (collective). Uses CPU tensors, so `group` may be
+    a gloo group."""
     body = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
     sizes = [int(size) for size in all_gather_equal(torch.tensor([len(body)]), group)]
     joined = all_gather_rows(body, sizes, group)
@@ -25,29 +25,29 @@ def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
 
 
 def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
-    """A one-line message for an error while writing under `root`."""
+    """Return a one-line message for an error while writing under `root`."""
     if isinstance(error, MemoryError):
-        return "out of memory: give the machine more, or lower data.workers"
+        return "out of memory: add memory to the machine or lower data.workers"
     attempts = ""
     if isinstance(error, RetriesExhaustedError) and isinstance(error.__cause__, OSError):
         error, attempts = error.__cause__, f" in {ATTEMPTS} attempts"
     reason = (os.strerror(error.errno) if error.errno else str(error)) + attempts
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            remedy = "make room there or lower checkpoint.keep_last"
+            fix = "free disk space or lower checkpoint.keep_last"
         case errno.EFBIG:
-            remedy = "raise the limit on a file's size (ulimit -f)"
+            fix = "raise the file size limit (ulimit -f)"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            remedy = "make the folder writable or choose another run folder"
+            fix = "make the folder writable or choose another run folder"
         case _:
-            remedy = "check the disk, then start again"
+            fix = "check the disk, then start again"
     where = f" ({error.filename})" if error.filename else ""
-    return f"{reason}{where}; {_free(root)}: {remedy}"
+    return f"{reason}{where}; {_free(root)}: {fix}"
 
 
 def disk_failure(line: str, *, transient: bool) -> OSError:
-    """The exception that every rank raises for a disk error on any rank. Its type determines the
-    exit code, which is then the same on all ranks."""
+    """Return the exception that every rank raises for a disk error on any rank. Its type determines
+    the exit code, which is then the same on all ranks."""
     return RetriesExhaustedError(line) if transient else OSError(line)
 
 

@@ -38,41 +38,41 @@ class Checkpoint:
 
 
 def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
-    """The newest valid checkpoint under `root` and the reasons why newer ones were rejected, the
-    same on every rank (collective).
+    """Return the newest valid checkpoint under `root` and the reasons why newer ones were rejected,
+    the same on every rank (collective).
 
     Only rank 0 verifies the files against the manifest. Raises OSError on every rank if `root`
     cannot be read, and RetriesExhaustedError if a transient error persists: the newest checkpoint
     may be valid, and resuming from an older one would lose steps.
     """
-    found, mine = _find(root) if world.is_main else (None, {})
-    answer = exchange(mine, world.group)[0]
-    if answer["error"] is not None:
-        raise disk_failure(answer["error"], transient=answer["transient"])
-    if answer["name"] is not None and not world.is_main:
-        folder = root / answer["name"]
+    found, result = _find(root) if world.is_main else (None, {})
+    result = exchange(result, world.group)[0]
+    if result["error"] is not None:
+        raise disk_failure(result["error"], transient=result["transient"])
+    if result["name"] is not None and not world.is_main:
+        folder = root / result["name"]
         state = retried(str(folder), lambda: _read_state(folder, read_manifest(folder)))
         found = Checkpoint(folder, state)
-    return found, answer["refused"]
+    return found, result["rejected"]
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint and verify every file.
 
-    Raises FileNotFoundError, which lists the existing steps, if there is no such folder;
-    ValueError, which names the folder and the file, if a file is missing, added or altered; and
+    Raises FileNotFoundError with the existing steps if the folder does not exist;
+    ValueError with the folder and the file if a file is missing, added or altered; and
     RetriesExhaustedError if a transient error persists.
     """
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:
-        raise FileNotFoundError(_not_there(folder))
+        raise FileNotFoundError(_missing(folder))
     try:
         return retried(what, lambda: _verified(folder))
     except OSError as error:
         if is_transient(error):
             raise
         raise ValueError(
-            f"checkpoint {folder} is unreadable: {error}; fix that, or delete the folder"
+            f"checkpoint {folder} is unreadable: {error}; fix the error or delete the folder"
         ) from None
 
 
@@ -86,30 +86,30 @@ def _verified(folder: Path) -> Checkpoint:
     return Checkpoint(folder, _read_state(folder, manifest))
 
 
-def _not_there(folder: Path) -> str:
+def _missing(folder: Path) -> str:
     steps = ", ".join(str(step_of(path)) for path in committed_folders(folder.parent))
-    there = f"there are {steps}" if steps else "it has none: train it first"
-    return f"run {folder.parent.parent} has no checkpoint of step {step_of(folder)}: {there}"
+    existing = f"existing steps: {steps}" if steps else "the run has no checkpoints; train it first"
+    return f"run {folder.parent.parent} has no checkpoint of step {step_of(folder)}: {existing}"
 
 
 def inspect_checkpoint(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, after a check of the names and sizes of its files. Contents are
-    not read.
+    """Return the manifest of a checkpoint, after a check of the names and sizes of its files.
+    Contents are not read.
 
     Raises ValueError if a name or size differs.
     """
     if not stat.S_ISDIR(mode_of(folder) or 0):
-        raise ValueError(f"checkpoint {folder} is no folder: move it away to go on without it")
+        raise ValueError(f"checkpoint {folder} is not a folder: move it elsewhere to ignore it")
     manifest = read_manifest(folder)
     if manifest.step != step_of(folder):
         raise ValueError(
-            f"checkpoint {folder} is of step {manifest.step}, another than its name says: "
-            "give it its own name, or delete it"
+            f"checkpoint {folder} contains step {manifest.step}, which differs from its name: "
+            "rename or delete the folder"
         )
     present = {path.name for path in folder.iterdir()} - {MANIFEST_FILE}
     for name in sorted(manifest.files.keys() ^ present):
-        what = "is missing" if name in manifest.files else "does not belong there"
-        raise ValueError(f"checkpoint {folder}: {name} {what}; delete the folder to go on without")
+        what = "is missing" if name in manifest.files else "is not in the manifest"
+        raise ValueError(f"checkpoint {folder}: {name} {what}; delete the folder to ignore it")
     for name, expected in manifest.files.items():
         _check_kind_and_size(folder, name, expected)
     if STATE_FILE not in manifest.files:
@@ -118,29 +118,29 @@ def inspect_checkpoint(folder: Path) -> Manifest:
 
 
 def _find(root: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
-    refused: list[str] = []
-    answer = {"name": None, "refused": refused, "error": None}
+    rejected: list[str] = []
+    result = {"name": None, "rejected": rejected, "error": None}
     try:
         for folder in reversed(candidate_folders(root)):
             try:
                 found = open_checkpoint(folder)
             except ValueError as error:
-                refused.append(str(error))
+                rejected.append(str(error))
             else:
-                return found, {**answer, "name": folder.name}
+                return found, {**result, "name": folder.name}
     except OSError as error:
         transient = is_transient(error)
-        remedy = ", or delete that folder to resume from an older one" if transient else ""
-        line = f"the checkpoints in {root} are unreadable: {error}{remedy}"
-        return None, {**answer, "error": line, "transient": transient}
-    return None, answer
+        fix = ", or delete that folder to resume from an older checkpoint" if transient else ""
+        line = f"the checkpoints in {root} are unreadable: {error}{fix}"
+        return None, {**result, "error": line, "transient": transient}
+    return None, result
 
 
 def _check_kind_and_size(folder: Path, name: str, expected: FileDigest) -> None:
     # A link could point outside the folder, and opening a pipe would block forever.
     status = (folder / name).lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise _altered(folder, name, "no plain file")
+        raise _altered(folder, name, "not a regular file")
     if status.st_size != expected.bytes:
         raise _altered(folder, name, f"{status.st_size} bytes instead of {expected.bytes}")
 
@@ -154,7 +154,7 @@ def _read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"checkpoint {folder}: {STATE_FILE} is unreadable: {error}") from None
     if not isinstance(state, dict) or state.get("step") != manifest.step:
-        raise ValueError(f"checkpoint {folder}: {STATE_FILE} is not of step {manifest.step}")
+        raise ValueError(f"checkpoint {folder}: {STATE_FILE} does not contain step {manifest.step}")
     return state
 
 
@@ -166,6 +166,6 @@ def _digest_of(path: Path) -> str:
 
 def _altered(folder: Path, name: str, how: str) -> ValueError:
     return ValueError(
-        f"checkpoint {folder}: {name} is not what was written ({how}); delete the folder to go on "
-        "without it"
+        f"checkpoint {folder}: {name} was altered after it was written ({how}); delete the folder "
+        "to ignore it"
     )

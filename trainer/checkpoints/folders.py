@@ -20,7 +20,8 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int | None:
-    """The step in the name of a committed folder or of its replaced copy; None for other names."""
+    """Return the step in the name of a committed folder or of its replaced copy; None for other
+    names."""
     match = re.fullmatch(r"step-(\d{8,})", path.name.removesuffix(REPLACED), re.ASCII)
     step = int(match[1]) if match else None
     if step is None or path.name.removesuffix(REPLACED) != step_folder(path.parent, step).name:
@@ -29,7 +30,7 @@ def step_of(path: Path) -> int | None:
 
 
 def committed_folders(root: Path) -> list[Path]:
-    """The folders of committed checkpoints under `root`, oldest first."""
+    """Return the folders of committed checkpoints under `root`, oldest first."""
     return [path for path in candidate_folders(root) if path.suffix != REPLACED]
 
 
@@ -62,16 +63,16 @@ def publish(temporary: Path, folder: Path) -> None:
     a rename that succeeded.
     """
     older = folder.with_name(folder.name + REPLACED)
-    if _is_there(temporary) or not _is_there(folder):
+    if _exists(temporary) or not _exists(folder):
         sync(temporary)
-        if _is_there(older):  # left by a killed run; may be the only valid copy
-            if _is_there(folder):
+        if _exists(older):  # from a killed run; may be the only valid copy
+            if _exists(folder):
                 discard(folder)
-        elif _is_there(folder):
+        elif _exists(folder):
             folder.rename(older)
         temporary.rename(folder)
     sync(folder.parent)
-    if _is_there(older):
+    if _exists(older):
         discard(older)
 
 
@@ -79,7 +80,7 @@ def settle_replaced(older: Path) -> None:
     """Finish the replacement that a killed run started: delete the old copy, or rename it back if
     the new folder does not exist."""
     folder = older.with_name(older.name.removesuffix(REPLACED))
-    if _is_there(folder):
+    if _exists(folder):
         discard(older)
     else:
         older.rename(folder)
@@ -87,18 +88,18 @@ def settle_replaced(older: Path) -> None:
 
 def discard(path: Path) -> None:
     """Rename a folder, then delete it: a partly deleted folder must not look committed."""
-    doomed = path.with_name(path.name + DISCARDED)
-    _delete(doomed)
-    path.rename(doomed)
-    _delete(doomed)
+    discarded = path.with_name(path.name + DISCARDED)
+    _delete(discarded)
+    path.rename(discarded)
+    _delete(discarded)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return mode_of(path) is not None
 
 
 def mode_of(path: Path) -> int | None:
-    """The `st_mode` of a path without following links; None if the path does not exist.
+    """Return the `st_mode` of a path without following links; None if the path does not exist.
 
     Raises OSError for disk errors. `os.path.lexists`, and `Path.is_dir` and `Path.is_file` since
     Python 3.14, return False for them.

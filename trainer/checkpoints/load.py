@@ -1,7 +1,7 @@
 """Loads the tensors of a verified checkpoint, and the random state of each rank, at any world size.
 
-The random state is that of torch's generators on the CPU and on the rank's device. There is no
-other: the data loader derives its random numbers from (seed, sample).
+The random state consists of torch's generators on the CPU and on the rank's device. The data loader
+is stateless: it derives its random numbers from (seed, sample).
 """
 
 import base64
@@ -27,7 +27,7 @@ from trainer.world import World
 
 
 def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
-    """The shapes of a checkpoint's tensors by name."""
+    """Return the shapes of a checkpoint's tensors by name."""
     stored = _metadata(checkpoint).state_dict_metadata
     return {
         name: entry.size
@@ -37,15 +37,15 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
 
 
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
-    """Fill `entries` in place from a checkpoint of any world size (collective).
+    """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
-    Raises ValueError, which names the tensor, if the checkpoint does not contain it or has it in
+    Raises ValueError with the tensor's name if the checkpoint does not contain it or has it in
     another shape or dtype, and OSError if a rank cannot read the checkpoint.
     """
     stored = _metadata(checkpoint)
     for name, tensor in entries.items():
-        _check_fits(checkpoint, name, tensor, stored.state_dict_metadata.get(name))
-    with _single_process_is_meant():
+        _check_matches(checkpoint, name, tensor, stored.state_dict_metadata.get(name))
+    with _single_process_warning_ignored():
         try:
             dcp.load(
                 entries,
@@ -75,30 +75,31 @@ def _open(path: Path) -> None:
     path.open("rb").close()
 
 
-def _check_fits(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: object) -> None:
+def _check_matches(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: object) -> None:
     known = stored if isinstance(stored, TensorStorageMetadata) else None
     if known is None or known.size != tensor.shape:
-        had = "no such tensor" if known is None else f"shape {list(known.size)}"
+        stored_as = "is missing" if known is None else f"has shape {list(known.size)}"
         raise ValueError(
             f"checkpoint {checkpoint.folder}: {name} has shape {list(tensor.shape)} in this "
-            f"run and {had} there: the recipe or the classes changed; start another run folder"
+            f"run and {stored_as} in the checkpoint: the recipe or the classes changed; use a "
+            "new run folder"
         )
     if known.properties.dtype != tensor.dtype:  # a copy would round silently
         raise ValueError(
             f"checkpoint {checkpoint.folder}: {name} is {tensor.dtype} in this run and "
-            f"{known.properties.dtype} there: the recipe changed; start another run folder"
+            f"{known.properties.dtype} in the checkpoint: the recipe changed; use a new run folder"
         )
 
 
 @contextmanager
-def _single_process_is_meant() -> Iterator[None]:
+def _single_process_warning_ignored() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or")
         yield
 
 
 def packed_random_state(world: World) -> str:
-    """This rank's random state, base64-encoded."""
+    """Return this rank's random state, base64-encoded."""
     state = torch.get_rng_state()
     if world.device.type == "cuda":
         state = torch.cat([state, torch.cuda.get_rng_state(world.device)])
@@ -117,8 +118,8 @@ def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> 
 
 
 def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
-    """The states that this rank can restore, by device type. Empty if the world size differs;
-    without CUDA if the checkpoint was written on CPUs."""
+    """Return the states that this rank can restore, by device type. Empty if the world size
+    differs; without CUDA if the checkpoint was written on CPUs."""
     if checkpoint.state["world_size"] != world.size:
         return {}
     packed = base64.b64decode(checkpoint.state["random_states"][world.rank])

@@ -50,8 +50,8 @@ class Manifest(_Strict):
     files: dict[_FileName, FileDigest]
 
     def render(self) -> bytes:
-        """The manifest file: the content and its SHA-256, in canonical form (the same content
-        always gives the same bytes)."""
+        """Return the manifest file: the content and its SHA-256, in canonical form (the same
+        content always gives the same bytes)."""
         content = self.model_dump()
         digest = hashlib.sha256(_compact(content)).hexdigest()
         return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
@@ -71,7 +71,7 @@ def read_manifest(folder: Path) -> Manifest:
     name = f"checkpoint {folder}: {MANIFEST_FILE}"
     path = folder / MANIFEST_FILE
     if not stat.S_ISREG(mode_of(path) or 0):
-        raise ValueError(f"{name} is missing; delete the folder to go on without it")
+        raise ValueError(f"{name} is missing; delete the folder to ignore it")
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError(f"{name} is unreadable: larger than {_MAX_BYTES} bytes")
     raw = path.read_bytes()
@@ -85,18 +85,21 @@ def read_manifest(folder: Path) -> Manifest:
     # Compare the canonical bytes, which also rejects duplicate keys and a wrong digest.
     if manifest.render() != raw:
         raise ValueError(
-            f"{name} is not what was written (SHA-256 differs); delete the folder to go on without"
+            f"{name} was altered after it was written (SHA-256 differs); delete the folder to "
+            "ignore it"
         )
     return manifest
 
 
 def _check_version(folder: Path, version: int) -> None:
     if version > FORMAT_VERSION:
-        raise ValueError(f"checkpoint {folder} has a newer format than this kway: update kway")
+        raise ValueError(
+            f"checkpoint {folder} has a newer format than this version of kway reads: update kway"
+        )
     if version < FORMAT_VERSION:
         raise ValueError(
-            f"checkpoint {folder} has format {version} and this kway reads {FORMAT_VERSION}: "
-            "start another run folder"
+            f"checkpoint {folder} has format {version}, and this version of kway reads "
+            f"{FORMAT_VERSION}: use a new run folder"
         )
 
 

@@ -28,14 +28,15 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-Description = list[str]  # key, name, elements of the whole, elements, bytes
+Description = list[str]  # key, name, elements of the tensor, elements of the piece, bytes
 
 
 def stored_name(name: str, dtype: torch.dtype) -> str:
-    """The safetensors name of the dtype of tensor `name`. Raises ValueError for other dtypes."""
+    """Return the safetensors name of the dtype of tensor `name`. Raises ValueError for other
+    dtypes."""
     if dtype not in _DTYPES:
         raise ValueError(
-            f"tensor {name} is {dtype}, which a checkpoint does not hold: give it one of "
+            f"tensor {name} has dtype {dtype}, which checkpoints do not support: use one of "
             + ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
         )
     return _DTYPES[dtype]
@@ -70,7 +71,7 @@ class Ownership:
         self._mine: set[str] = set()
 
     def choose(self, entries: dict[str, Tensor]) -> list[Piece]:
-        """The pieces of `entries` that this rank writes (collective)."""
+        """Return the pieces of `entries` that this rank writes (collective)."""
         held = pieces_of(entries)
         described = [piece.description() for piece in held]
         fingerprint = hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -81,15 +82,15 @@ class Ownership:
 
 
 def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
-    """The pieces of the entries on this rank. A shard without rows has no piece.
+    """Return the pieces of the entries on this rank. Empty shards are skipped.
 
-    Raises ValueError, which names the tensor, for a dtype that checkpoints do not support.
+    Raises ValueError with the tensor's name for a dtype that checkpoints do not support.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(entries)
     pieces = []
     for item in planner.create_local_plan().items:
-        assert item.tensor_data is not None, f"{item.index.fqn} is no tensor"
+        assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
         # Check dtypes here, where all ranks see the same ones and all of them raise. An error in
         # the writer thread of some ranks would leave the others waiting.
         stored_name(item.index.fqn, item.tensor_data.properties.dtype)
@@ -103,19 +104,20 @@ def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
-    """The bytes of a contiguous CPU tensor, not copied. As bytes because numpy lacks bfloat16."""
+    """Return the bytes of a contiguous CPU tensor, not copied. As bytes, because numpy has no
+    bfloat16."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
-    """The keys that each rank writes, from the pieces that each rank holds. Every key is written
-    once and the bytes are balanced."""
+    """Return the keys that each rank writes, from the pieces that each rank holds. Every key is
+    written once and the bytes are balanced."""
     sizes = {key: int(num_bytes) for rank in held for key, *_, num_bytes in rank}
     holders: dict[str, list[int]] = {}
     for rank, descriptions in enumerate(held):
         for key, *_ in descriptions:
             holders.setdefault(key, []).append(rank)
-    _check_whole(held)
+    _check_complete(held)
     owned: list[set[str]] = [set() for _ in held]
     load = [0] * len(held)
     # Pieces with a single holder first, as they have no alternative; then the largest ones first,
@@ -127,13 +129,13 @@ def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
     return owned
 
 
-def _check_whole(held: Sequence[Sequence[Description]]) -> None:
-    """Check that the pieces cover every tensor: a strategy's mistake must not create a checkpoint
+def _check_complete(held: Sequence[Sequence[Description]]) -> None:
+    """Check that the pieces cover every tensor: a bug in a strategy must not create a checkpoint
     with missing elements."""
-    whole: dict[str, int] = {}
+    expected: dict[str, int] = {}
     found: dict[str, int] = {}
     for _, name, elements, here, _ in {row[0]: row for rank in held for row in rank}.values():
-        whole[name] = int(elements)
+        expected[name] = int(elements)
         found[name] = found.get(name, 0) + int(here)
-    for name, expected in whole.items():
-        assert found[name] == expected, f"the ranks hold {found[name]} of {expected} of {name}"
+    for name, count in expected.items():
+        assert found[name] == count, f"the ranks have {found[name]} of {count} elements of {name}"

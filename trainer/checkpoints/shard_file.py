@@ -22,7 +22,7 @@ _BLOCK_BYTES = 8 * 2**20
 
 def write_shard(path: Path, pieces: Sequence[Piece]) -> FileDigest:
     """Write this rank's pieces and return the digest of the file. Raises OSError."""
-    # Widest elements first: the reader creates views into the file, which need aligned offsets.
+    # Widest elements first: the reader creates views of the file, which need aligned offsets.
     wide_first = sorted(pieces, key=lambda piece: (-piece.tensor.element_size(), piece.key))
     return write_file(path, _blocks(wide_first))
 
@@ -39,8 +39,8 @@ def _blocks(pieces: Sequence[Piece]) -> Iterator[memoryview]:
 
 def _header(pieces: Sequence[Piece]) -> bytes:
     offsets = {piece.name: {"saved_offsets": piece.offsets} for piece in pieces}
-    assert len(offsets) == len(pieces), "a rank writes one box of a tensor"
-    # DCP's reader takes the offsets of each piece in its tensor from here.
+    assert len(offsets) == len(pieces), "a rank writes at most one box of a tensor"
+    # DCP's reader gets the offsets of each piece in its tensor from here.
     header: dict[str, object] = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps(offsets)}}
     begin = 0
     for piece in pieces:
@@ -71,5 +71,5 @@ def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
         os.fsync(file.fileno())
         size = os.fstat(file.fileno()).st_size
     if size != written:
-        raise OSError(f"{path.name} has {size} bytes after {written} were written")
+        raise OSError(f"{path.name} has {size} bytes, but {written} were written")
     return FileDigest(bytes=written, sha256=digest.hexdigest())

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainer.checkpoints.commit import WRITERS_KEYS, Commit, Retention, Save
+from trainer.checkpoints.commit import RESERVED_KEYS, Commit, Retention, Save
 from trainer.checkpoints.load import packed_random_state
 from trainer.checkpoints.manifest import Best
 from trainer.checkpoints.pieces import Ownership, Piece, bytes_of
@@ -34,7 +34,7 @@ _REPORTED_WAIT_SECONDS = 0.01
 
 
 class Staging:
-    """A host buffer that holds all pieces that this rank writes, reused by every save.
+    """A host buffer for all pieces that this rank writes, reused by every save.
 
     It is pinned if the pieces are on CUDA. torch rounds pinned memory up to a power of two.
     """
@@ -87,8 +87,8 @@ def _copy_tensor(source: Tensor, into: Tensor) -> None:
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """An error of a save. `is_lost`: the checkpoint was not written; otherwise it was, but older
-    checkpoints could not be deleted after it."""
+    """A failed save. `is_lost`: the checkpoint was not written; otherwise it was, but older
+    checkpoints could not be deleted."""
 
     step: int
     reason: str
@@ -98,10 +98,10 @@ class SaveFailure:
 class CheckpointWriter:
     """Writes checkpoints `root/step-…`. Creating, using and closing a writer is collective.
 
-    In the background it needs host memory for one copy of what this rank writes (its shards and
-    its part of the replicated tensors), which is kept between saves. In the foreground it copies
-    one tensor at a time if they are on a device, and nothing otherwise. At most one save is in
-    progress; the next one waits and logs how long it waited.
+    In the background, it needs host memory for one copy of what this rank writes (its shards and
+    its part of the replicated tensors), which is reused by later saves. In the foreground, it
+    copies one tensor at a time if the tensors are on a device, and none otherwise. At most one save
+    is in progress; the next one waits and logs how long it waited.
 
     If a save fails, `finish` raises OSError on all ranks. So does the next `save`, if it fails
     too. `failures` reports the failure earlier, without a collective.
@@ -148,7 +148,7 @@ class CheckpointWriter:
             if error is None:
                 self.finish()
             elif self._pending is not None:
-                # Wait with a limit: other ranks may be gone, and the save then never completes.
+                # Wait with a timeout: if other ranks have exited, the save never completes.
                 wait([self._pending], _GRACE_SECONDS)
         finally:
             if self._thread is not None:
@@ -174,10 +174,10 @@ class CheckpointWriter:
         If the previous save failed, this one is written in the foreground. Raises OSError on all
         ranks if a save in the foreground fails.
         """
-        assert not WRITERS_KEYS & state.keys(), f"{sorted(WRITERS_KEYS)} are the writer's own keys"
+        assert not RESERVED_KEYS & state.keys(), f"{sorted(RESERVED_KEYS)} are reserved"
         waited, failed = 0.0, False
         try:
-            waited = self._wait_for_the_one_before(int(state["step"]))
+            waited = self._wait_for_previous_save(int(state["step"]))
         except OSError:  # raised on all ranks, and already in `failures`
             failed = True
         save = Save(
@@ -197,11 +197,11 @@ class CheckpointWriter:
         return waited
 
     def committed(self) -> list[Path]:
-        """The folders committed since the last call. Not collective."""
+        """Return the folders committed since the last call. Not collective."""
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
     def failures(self) -> list[SaveFailure]:
-        """The failures since the last call. Not collective."""
+        """Return the failures since the last call. Not collective."""
         return [self._failures.popleft() for _ in range(len(self._failures))]
 
     def finish(self) -> None:
@@ -210,7 +210,7 @@ class CheckpointWriter:
         if pending is not None:
             pending.result()
 
-    def _wait_for_the_one_before(self, step: int) -> float:
+    def _wait_for_previous_save(self, step: int) -> float:
         if self._pending is None:
             return 0.0
         was_done, started = self._pending.done(), time.perf_counter()
@@ -218,8 +218,8 @@ class CheckpointWriter:
         waited = 0.0 if was_done else time.perf_counter() - started
         if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
             self._print_line(
-                f"checkpoint of step {step} waited {waited:.2f} s for that of step "
-                f"{self._pending_step}: save less often, or to a faster disk"
+                f"the checkpoint of step {step} waited {waited:.2f} s for the checkpoint of step "
+                f"{self._pending_step}: save less often or to a faster disk"
             )
         return waited
 

@@ -20,7 +20,7 @@ from trainer.world import leave, open_world
 def main(arguments: list[str] | None = None) -> int:
     """Evaluate the run given on the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    wanted = EvaluationRequest(
+    request = EvaluationRequest(
         options.run,
         options.checkpoint,
         options.split,
@@ -29,9 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     recipe = world = None
     try:
-        recipe = wanted.recipe()
+        recipe = request.recipe()
         with open_world(recipe.train.device, timeout_seconds=recipe.train.timeout_seconds) as world:
-            step = evaluate_run(wanted, world)
+            step = evaluate_run(request, world)
             if world.is_main and options.step_to is not None:
                 options.step_to.write_text(str(step), encoding="utf-8")
     except EXPLAINED as error:

@@ -23,7 +23,7 @@ from trainer.world import World
 # R thresholds.
 
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorts after any class with the same score
-_COPIES = 3  # of a block's scores in memory at the same time
+_COPIES = 3  # copies of a block's scores in memory at the same time
 
 
 class Ranking:
@@ -42,16 +42,16 @@ class Ranking:
         rows = (highest_N >= self._scores[:, -1]).nonzero().squeeze(1)
         if len(rows) == 0:
             return
-        some = scores_NC if len(rows) == len(scores_NC) else scores_NC[rows]
-        best = largest_columns(some, class_ids_C, self._k)
+        improved = scores_NC if len(rows) == len(scores_NC) else scores_NC[rows]
+        best = largest_columns(improved, class_ids_C, self._k)
         self._scores[rows], self._class_ids[rows] = sort_largest(
-            torch.cat([self._scores[rows], some.gather(1, best)], dim=1),
+            torch.cat([self._scores[rows], improved.gather(1, best)], dim=1),
             torch.cat([self._class_ids[rows], class_ids_C[best]], dim=1),
             self._k,
         )
 
     def over_ranks(self, group: ProcessGroup | None) -> Tensor:
-        """Class ids [N, k] over the classes of all ranks, best first (collective)."""
+        """Return the class ids [N, k] over the classes of all ranks, best first (collective)."""
         scores = torch.cat(all_gather_equal(self._scores, group), dim=1)
         class_ids = torch.cat(all_gather_equal(self._class_ids, group), dim=1)
         return sort_largest(scores, class_ids, self._k)[1]
@@ -88,13 +88,13 @@ def score_classes(
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
     at_once = classes_at_once(head, len(labels))
     stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
-    broken = torch.tensor(-1, device=labels.device)
+    nan_class = torch.tensor(-1, device=labels.device)
     for block in head.score_blocks(features, at_once):
         stop_checks.check()
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
-        if highest.isnan().any():  # raised by all ranks after the loop, as others wait for this one
-            broken = class_ids[scores.isnan().any(0)].max()
+        if highest.isnan().any():  # raised after the loop, because other ranks wait for this one
+            nan_class = class_ids[scores.isnan().any(0)].max()
             scores = scores.nan_to_num()
         ranking.add(scores, class_ids, highest)
         at = places_of_labels(labels, class_ids)
@@ -108,7 +108,7 @@ def score_classes(
                 block_measures(own, labels, class_ids[present], recalls, group=data_group)
             )
     stop_checks.check_remaining()
-    _check_numbers(broken, world)
+    _check_numbers(nan_class, world)
     return ClassScores(
         ranking.over_ranks(class_group),
         all_reduce_sum(true_scores, class_group),
@@ -117,30 +117,31 @@ def score_classes(
 
 
 def classes_at_once(head: ClassHead, num_rows: int) -> int:
-    """The number of classes per block: the scores of a group's rows fit the head's memory budget.
-    It is the same in all groups along `data`, which measure each block together (collective)."""
+    """Return the number of classes per block, such that the scores fit the memory budget of the
+    head. It is the same in all groups along `data`, which measure each block together
+    (collective)."""
     device = head.weight.device
     most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
     return max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, most)))
 
 
 def num_blocks(head: ClassHead, at_once: int) -> int:
-    """The number of blocks, of at most `at_once` nodes, with this rank's classes."""
+    """Return the number of blocks, of at most `at_once` nodes, with this rank's classes."""
     weights = head.engine.weights
     return -(-(weights.stop - weights.start) // at_once)
 
 
-def _check_numbers(broken: Tensor, world: World) -> None:
-    class_id = int(all_reduce_max(broken, world.group))
+def _check_numbers(nan_class: Tensor, world: World) -> None:
+    class_id = int(all_reduce_max(nan_class, world.group))
     if class_id >= 0:
         raise ValueError(
-            f"a score of class {class_id} is NaN: nothing to rank by; look at the weights and at "
-            "the inputs"
+            f"a score of class {class_id} is NaN: check the weights and the inputs for non-finite "
+            "values"
         )
 
 
 def _over_ranks(measures: list[ClassMeasures], group: ProcessGroup | None) -> ClassMeasures:
-    """The measures of all ranks' classes in ascending order, on the CPU (collective)."""
+    """Return the measures of all ranks' classes in ascending order, on the CPU (collective)."""
     mine = ClassMeasures.concatenate(measures)
     tensors = {
         field.name: all_rows(getattr(mine, field.name), group).cpu()
@@ -165,16 +166,17 @@ def count_samples_above(
     after the first pass.
     """
     features, labels = rows.features.mean(1), rows.labels
-    bars = thresholds.tolist()
+    cutoffs = thresholds.tolist()
     at_once = classes_at_once(head, len(labels))
     stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
     ids = [labels[:0]]
-    counts = [labels.new_zeros(0, len(bars), 2)]
+    counts = [labels.new_zeros(0, len(cutoffs), 2)]
     for block in head.score_blocks(features, at_once):
         stop_checks.check()
         ids.append(block.class_ids)
         counted = [
-            torch.stack(_counts(block.scores, labels, block.class_ids, bar), 1) for bar in bars
+            torch.stack(_counts(block.scores, labels, block.class_ids, cutoff), 1)
+            for cutoff in cutoffs
         ]
         counts.append(torch.stack(counted, 1))
     stop_checks.check_remaining()
@@ -185,10 +187,12 @@ def count_samples_above(
     return in_order
 
 
-def _counts(scores: Tensor, labels: Tensor, class_ids: Tensor, bar: float) -> tuple[Tensor, Tensor]:
-    """For each class of a block, the number of its samples and of all samples at or above `bar`,
-    [C] each."""
-    reaches_nC = scores >= bar
+def _counts(
+    scores: Tensor, labels: Tensor, class_ids: Tensor, threshold: float
+) -> tuple[Tensor, Tensor]:
+    """For each class of a block, the number of its samples and of all samples at or above
+    `threshold`, [C] each."""
+    reaches_nC = scores >= threshold
     rows, columns = places_of_labels(labels, class_ids)
     of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))
     # On a CPU, summing bytes is twice as fast as summing booleans.

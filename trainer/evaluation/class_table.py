@@ -14,14 +14,14 @@ Order = Literal["index", "positives", "accuracy", "average_precision"]
 
 
 class ClassTable:
-    """The classes of an evaluation: columns [K], and class ids in a requested order."""
+    """The per-class results of an evaluation: columns [K] and sorted class ids."""
 
     def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
-        """`names` [K] are in class-list order. Raises ValueError if their number differs."""
+        """`names` [K] are in class-list order. Raises ValueError if their number is wrong."""
         classes = evaluation.classes
         if len(names) != len(classes.positives):
             raise ValueError(
-                f"the evaluation has {len(classes.positives)} classes and the shards have "
+                f"the evaluation has {len(classes.positives)} classes, but the shards have "
                 f"{len(names)}: run `kway eval` again"
             )
         self.names = names
@@ -35,7 +35,8 @@ class ClassTable:
         self.threshold = classes.threshold.numpy()
 
     def order(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Class ids sorted by `by`. Ties are in order of id; classes without samples come last."""
+        """Return the class ids sorted by `by`. Ties are in order of id; classes without samples
+        come last."""
         if by == "index":
             ids = np.arange(len(self.names))
             return ids[::-1] if descending else ids
@@ -49,7 +50,7 @@ class ClassTable:
         return ids[self.positives[ids] > 0]
 
     def header(self) -> list[str]:
-        """The column names of `rows`."""
+        """Return the column names of `rows`."""
         at = [f"precision_at_recall_{recall:g}" for recall in self.recalls]
         thresholds = [f"threshold_at_recall_{recall:g}" for recall in self.recalls]
         return ["class", "name", "positives", "accuracy", "average_precision", *at, *thresholds]
@@ -76,5 +77,5 @@ def write_csv(table: ClassTable, path: Path, ids: np.ndarray) -> None:
 
 
 def _number(value: np.floating) -> str:
-    """The shortest text that parses to the same number in its dtype."""
+    """Return the shortest text that parses to the same number in its dtype."""
     return np.format_float_positional(value, trim="0") if np.isfinite(value) else str(value)

@@ -31,7 +31,7 @@ def gathered_rows(
     batches: Iterable[Batch],
     world: World,
     *,
-    views_apart: bool,
+    separate_views: bool,
     progress: Callable[[int], None],
     should_stop: ShouldStop,
 ) -> SplitRows:
@@ -43,8 +43,8 @@ def gathered_rows(
     features, labels = [], []
     for batch in batches:
         if should_stop():
-            raise EvaluationStopped("the evaluation was stopped before its end")
-        features.append(_views(task, batch.inputs, apart=views_apart))
+            raise EvaluationStopped("the evaluation was stopped before it finished")
+        features.append(_views(task, batch.inputs, separate=separate_views))
         labels.append(batch.labels.to(world.device))
         if len(batch.labels):
             progress(len(batch.labels))
@@ -55,17 +55,17 @@ def gathered_rows(
     return SplitRows(all_rows(mine, group), all_rows(torch.cat([nothing, *labels]), group))
 
 
-def _views(task: Task, inputs: dict[str, Tensor], *, apart: bool) -> Tensor:
-    """The features [b, V, d] of a batch."""
+def _views(task: Task, inputs: dict[str, Tensor], *, separate: bool) -> Tensor:
+    """Return the features [b, V, d] of a batch."""
     pixels = inputs.get("pixel_values")
-    if not apart or pixels is None or pixels.ndim < 5:
+    if not separate or pixels is None or pixels.ndim < 5:
         return task.features(inputs).unsqueeze(1)
     views = task.features({**inputs, "pixel_values": pixels.flatten(0, 1)})
     return views.unflatten(0, (pixels.shape[0], pixels.shape[1]))
 
 
 def _no_features(task: Task, features: list[Tensor], world: World) -> Tensor:
-    """An empty tensor [0, V, d], so that ranks without a batch have the right shape
+    """Return an empty tensor [0, V, d], so that ranks without a batch have the right shape
     (collective)."""
     num_views = torch.tensor(max([1, *(part.shape[1] for part in features)]), device=world.device)
     shape = 0, int(all_reduce_max(num_views, world.group)), task.head.dim

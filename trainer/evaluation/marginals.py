@@ -1,4 +1,4 @@
-"""Marginalised top-k prediction from several views (crops) of an image (003, 5.2 and appendix C).
+"""Marginalized top-k prediction from several views (crops) of an image (003, 5.2 and appendix C).
 
 In each view, the probability of a k-tuple of classes is proportional to exp(sum of their scores /
 t). The marginal probability that class i is in the tuple is p_i = e_i sigma_(k-1)(e without e_i) /
@@ -40,15 +40,15 @@ class MarginalTopK:
 
 
 def num_pieces(rows: SplitRows) -> int:
-    """The number of pieces in which `marginal_top` processes the rows."""
+    """Return the number of pieces in which `marginal_top` processes the rows."""
     return len(rows.features.split(_images_at_once(rows)))
 
 
 def marginal_top(
     head: ClassHead, rows: SplitRows, k: int, temperature: float, before_piece: Callable[[], None]
 ) -> Tensor:
-    """The k classes [n, k] with the highest mean marginals, best first. k must be less than the
-    number of classes. Collective over the class group, whose ranks have the same rows.
+    """Return the k classes [n, k] with the highest mean marginals, best first. k must be less than
+    the number of classes. Collective over the class group, whose ranks have the same rows.
 
     Scores are computed twice, first for the polynomials of each view over all classes, then for
     the marginals, which depend on these polynomials. Scores of shape n x K are never in memory.
@@ -93,16 +93,16 @@ def _of_other_ranks(mine: SymmetricPolynomials, head: ClassHead) -> list[Symmetr
     group = head.engine.class_group
     largest = all_gather_equal(mine.largest, group)
     ratios = all_gather_equal(mine.log_ratios, group)
-    everyone = [SymmetricPolynomials(*part) for part in zip(largest, ratios, strict=True)]
+    all_ranks = [SymmetricPolynomials(*part) for part in zip(largest, ratios, strict=True)]
     own = group_rank(group)
-    return everyone[:own] + everyone[own + 1 :]
+    return all_ranks[:own] + all_ranks[own + 1 :]
 
 
 def _gradients(
     parts: list[SymmetricPolynomials], others: list[SymmetricPolynomials], scale: float
 ) -> tuple[Tensor, ...]:
-    """The gradient of log sigma_k over all classes with respect to the log ratios of each part,
-    [B, k + 1] each."""
+    """Return the gradient of log sigma_k over all classes with respect to the log ratios of each
+    part, [B, k + 1] each."""
     leaves = [part.log_ratios.detach().requires_grad_() for part in parts]
     mine = [
         SymmetricPolynomials(part.largest, leaf) for part, leaf in zip(parts, leaves, strict=True)

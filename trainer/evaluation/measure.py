@@ -30,7 +30,7 @@ from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
 from trainer.task import Task
 from trainer.world import World
 
-MOST_CONFUSIONS = 1000  # pairs that an evaluation keeps
+MOST_CONFUSIONS = 1000  # maximum number of pairs in an evaluation
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def evaluate(
     """Evaluate the `batches` of all ranks (collective).
 
     Every rank must have the same number of batches. `label_vectors` [K, D] adds the similarity
-    accuracy SA, `marginal` the marginalised top-k accuracy over the views of each image.
+    accuracy SA, and `marginal` the marginalized top-k accuracy over the views of each image.
     `progress` is called with the number of samples of each batch of this rank. `should_stop` is
     called the same number of times on every rank and must return the same value on all of them; if
     it returns true, all raise EvaluationStopped.
@@ -80,7 +80,7 @@ def evaluate(
             task,
             batches,
             world,
-            views_apart=marginal is not None,
+            separate_views=marginal is not None,
             progress=progress,
             should_stop=should_stop,
         )
@@ -156,7 +156,7 @@ def measure(
     positives = _class_counts(labels, num_classes, data_group)
     num_samples = int(positives.sum())
     if num_samples == 0:
-        raise ValueError("the split has no sample: there is nothing to evaluate")
+        raise ValueError("the split is empty: choose an evaluation split with samples")
     scores = score_classes(
         head,
         rows,
@@ -166,8 +166,10 @@ def measure(
         world=world,
         should_stop=should_stop,
     )
-    right = scores.predicted == labels.unsqueeze(1)
-    metrics = {f"top{k}": _share(right[:, :k].any(1), num_samples, data_group) for k in config.topk}
+    correct = scores.predicted == labels.unsqueeze(1)
+    metrics = {
+        f"top{k}": _share(correct[:, :k].any(1), num_samples, data_group) for k in config.topk
+    }
     if marginal is not None:
         for k in marginal.ks:
             stop_checks = StopChecks(num_pieces(rows), should_stop, world)
@@ -187,26 +189,26 @@ def measure(
         pooled,
         count_samples_above(head, rows, pooled, world=world, should_stop=should_stop),
         num_samples,
-        _class_counts(labels[right[:, 0]], num_classes, data_group).cpu(),
+        _class_counts(labels[correct[:, 0]], num_classes, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),
     )
 
 
 def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) -> Tensor:
-    """The number of samples of each class [K] over all ranks of `group` (collective). Raises
+    """Return the number of samples of each class [K] over all ranks of `group` (collective). Raises
     ValueError on all of them if a label is out of range."""
     outside = (labels < 0) | (labels >= num_classes)
     num_outside = int(all_reduce_sum(outside.sum(), group))
     if num_outside:
         raise ValueError(
-            f"{num_outside} labels of the split are outside 0..{num_classes - 1}: the shards and "
-            "the model disagree on the classes"
+            f"{num_outside} labels of the split are out of range 0 … {num_classes - 1}: the shards "
+            "do not match the classes of the model"
         )
     return all_reduce_sum(torch.bincount(labels, minlength=num_classes), group)
 
 
 def _share(hits: Tensor, num_samples: int, group: ProcessGroup | None) -> float:
-    """The fraction of all ranks' samples that are hits (collective)."""
+    """Return the fraction of all ranks' samples that are hits (collective)."""
     return int(all_reduce_sum(hits.sum(), group)) / num_samples
 
 
@@ -214,29 +216,29 @@ def _marginal_best(
     head: ClassHead,
     rows: SplitRows,
     k: int,
-    by: MarginalTopK,
+    marginal: MarginalTopK,
     predicted: Tensor,
     stop_checks: StopChecks,
 ) -> Tensor:
-    """The k classes [n, k] with the highest mean marginals over the views."""
-    # With one view these are the top k by score. The same holds trivially if k covers all classes.
+    """Return the k classes [n, k] with the highest mean marginals over the views."""
+    # With one view, or if k covers all classes, these are the top k by score.
     if rows.features.shape[1] == 1 or k >= head.num_classes or not len(predicted):
         return predicted[:, :k]
-    return marginal_top(head, rows, k, by.temperature, stop_checks.check)
+    return marginal_top(head, rows, k, marginal.temperature, stop_checks.check)
 
 
 def most_confused(
     labels: Tensor, predicted: Tensor, num_classes: int, group: ProcessGroup | None
 ) -> Tensor:
-    """The `MOST_CONFUSIONS` most frequent wrong predictions, int64 [M, 3]: true class, predicted
-    class, samples.
+    """Return the `MOST_CONFUSIONS` most frequent wrong predictions, int64 [M, 3]: true class,
+    predicted class, samples.
 
     `labels` [n] and `predicted` [n] are those of this rank's rows; counts are over all ranks of
     `group` (collective). Ties are in order of class id.
     """
     wrong = labels != predicted
     pairs, counts = (labels[wrong] * num_classes + predicted[wrong]).unique(return_counts=True)
-    # Each rank sends a pair once with its count, so never more pairs than samples.
+    # Each rank sends every pair once with its count, so never more pairs than samples.
     pairs, counts = all_rows(pairs, group), all_rows(counts, group)
     pairs, positions = pairs.unique(return_inverse=True)
     totals = torch.zeros_like(pairs).index_add_(0, positions, counts)

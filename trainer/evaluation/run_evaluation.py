@@ -34,13 +34,13 @@ class EvaluationRequest:
     allow_imports: tuple[str, ...] = ()
 
     def recipe(self) -> Recipe:
-        """The run's recipe with `settings` applied. Raises ValueError for a setting that does not
-        concern evaluation."""
+        """Return the run's recipe with `settings` applied. Raises ValueError for a setting that
+        does not apply to an evaluation."""
         for setting in self.settings:
             key = setting.partition("=")[0]
             if not key.startswith("evaluation.") and key not in _SETTINGS:
                 raise ValueError(
-                    f"--set {setting} does not concern an evaluation: give evaluation.… or "
+                    f"--set {setting} does not apply to an evaluation: use evaluation.* or "
                     f"{', '.join(_SETTINGS)}"
                 )
         split = [] if self.split is None else [f"data.eval_split={self.split}"]
@@ -49,8 +49,8 @@ class EvaluationRequest:
         )
 
     def folder(self) -> Path:
-        """The folder for the results. Another split or other settings have their own folder, so
-        that they do not replace the results that `kway export` uses."""
+        """Return the folder for the results. A different split or different settings have their own
+        folder, so that they do not replace the results that `kway export` uses."""
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
         others = _changed_settings(own, recipe)
@@ -59,33 +59,33 @@ class EvaluationRequest:
         return run_folder.evaluations / ",".join([recipe.data.eval_split, *others])
 
 
-def _changed_settings(own: Recipe, wanted: Recipe) -> list[str]:
+def _changed_settings(own: Recipe, requested: Recipe) -> list[str]:
     """`key=value` of each setting that differs from the recipe's own and affects the result."""
     before = settings_of(own)
     return [
         f"{key}={json.dumps(value, separators=(',', ':'))}"
-        for key, value in sorted(settings_of(wanted).items())
+        for key, value in sorted(settings_of(requested).items())
         if key not in _IRRELEVANT and (key not in before or before[key] != value)
     ]
 
 
 def open_evaluation_split(recipe: Recipe) -> Split:
-    """The split on which a recipe is evaluated."""
+    """Return the split on which a recipe is evaluated."""
     data = recipe.data
     return open_split(data.shards, data.eval_split, cache=data.cache)
 
 
 def evaluate_run(
-    wanted: EvaluationRequest,
+    request: EvaluationRequest,
     world: World,
     *,
     progress: Callable[[int], None] = lambda samples: None,
 ) -> int:
-    """Evaluate, save the result to `wanted.folder()` and return the checkpoint's step
+    """Evaluate, save the result to `request.folder()` and return the checkpoint's step
     (collective)."""
-    recipe = wanted.recipe()
-    step = {} if wanted.checkpoint is None else {"step": wanted.checkpoint}
-    trained = open_trained(wanted.run, world, allow_imports=wanted.allow_imports, **step)
+    recipe = request.recipe()
+    step = {} if request.checkpoint is None else {"step": request.checkpoint}
+    trained = open_trained(request.run, world, allow_imports=request.allow_imports, **step)
     result = evaluate_split(
         trained.task,
         recipe,
@@ -95,6 +95,6 @@ def evaluate_run(
         progress=progress,
     )
     if world.is_main:
-        save_evaluation(wanted.folder(), result, step=trained.step)
+        save_evaluation(request.folder(), result, step=trained.step)
     world.barrier()
     return trained.step

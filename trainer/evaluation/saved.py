@@ -30,7 +30,7 @@ def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
 
 
 def load_evaluation(folder: Path, *, step: int) -> Evaluation:
-    """Load what `save_evaluation` wrote. Raises FileNotFoundError if it does not exist, and
+    """Load a saved evaluation. Raises FileNotFoundError if it does not exist, and
     ValueError if it is damaged or from an older version."""
     path = folder / f"step-{step:08d}.safetensors"
     if not path.is_file():
@@ -48,7 +48,7 @@ def load_evaluation(folder: Path, *, step: int) -> Evaluation:
         return Evaluation(metrics, classes, num_samples=summary["samples"], **others)
     except KeyError as error:
         raise ValueError(
-            f"{path} lacks {error}: an older kway wrote it; run `kway eval` again"
+            f"{path} has no {error}: an older version of kway wrote it; run `kway eval` again"
         ) from error
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): run `kway eval` again") from error

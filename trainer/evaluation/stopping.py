@@ -1,4 +1,4 @@
-"""Lets all ranks stop an evaluation together.
+"""Stops an evaluation on all ranks at the same point.
 
 Ranks have different numbers of work pieces, but the check is collective. Every rank therefore makes
 the same number of checks.
@@ -14,12 +14,12 @@ from trainer.world import World
 ShouldStop = Callable[[], bool]
 
 
-class EvaluationStopped(Exception):  # noqa: N818  nothing went wrong
-    """All ranks agreed to stop during an evaluation, which has no result."""
+class EvaluationStopped(Exception):  # noqa: N818  not an error
+    """All ranks agreed to stop an evaluation before it had a result."""
 
 
 def never_stop() -> bool:
-    """The `should_stop` of evaluations that cannot be stopped."""
+    """Return the `should_stop` of evaluations that cannot be stopped."""
     return False
 
 
@@ -39,12 +39,12 @@ class StopChecks:
 
     def check(self) -> None:
         """Check before a piece of work."""
-        assert self._num_left, "more pieces than were announced"
+        assert self._num_left, "more pieces than `num_pieces`"
         self._num_left -= 1
         if self._should_stop():
-            raise EvaluationStopped("the evaluation was stopped before its end")
+            raise EvaluationStopped("the evaluation was stopped before it finished")
 
     def check_remaining(self) -> None:
-        """Make the checks that ranks with more pieces still make."""
+        """Make the remaining checks, which ranks with more pieces also make."""
         while self._num_left:
             self.check()

@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d as c10d
 # The recorder of gloo and other CPU backends, and that of NCCL, which exists in CUDA builds only.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _POLLS_PER_READING = 10
-_WHOLE_WORLD = "default_pg"
+_WORLD_GROUP = "default_pg"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Collective:
     group: str
 
     def __str__(self) -> str:
-        of_group = "" if self.group == _WHOLE_WORLD else f" of {self.group}"
+        of_group = "" if self.group == _WORLD_GROUP else f" of {self.group}"
         return f"{self.name} #{self.number}{of_group}"
 
 
@@ -46,9 +46,9 @@ class RecordedCollectives:
 
 
 class FlightRecorder:
-    """Reads the recorder, in full only if there may be something new.
+    """Reads the recorder, and reads it in full only if there may be new entries.
 
-    A full read takes milliseconds and holds the GIL. In a large world some rank would be reading
+    A full read takes milliseconds and holds the GIL. In a large world, some rank would be reading
     in every step and would slow down all ranks. While collectives complete, nothing hangs and a
     full read is not needed.
     """
@@ -60,22 +60,23 @@ class FlightRecorder:
         self._num_polls = 0
 
     def poll(self) -> RecordedCollectives:
-        """The newest and the pending collective of this process. While collectives complete, the
-        result may be that of an earlier full read."""
+        """Return the newest and the pending collective of this process. While collectives complete,
+        the result may be that of an earlier full read."""
         counts = [dump(False)["pg_status"] for dump in _dumps()]
-        stands = counts == self._counts
-        self._has_read = self._has_read and stands
+        unchanged = counts == self._counts
+        self._has_read = self._has_read and unchanged
         self._counts = counts
         self._num_polls += 1
-        # With several groups, one may hang while others make progress: read in full now and then.
+        # With several groups, one may hang while others make progress: read in full regularly.
         is_due = self._recorded.pending is not None or self._num_polls % _POLLS_PER_READING == 0
-        if is_due or (stands and not self._has_read):
+        if is_due or (unchanged and not self._has_read):
             self._recorded = self.read()
             self._has_read = True
         return self._recorded
 
     def read(self) -> RecordedCollectives:
-        """The newest and the pending collective of this process, over all groups and backends."""
+        """Return the newest and the pending collective of this process, over all groups and
+        backends."""
         entries = sorted(_entries(), key=lambda entry: entry["time_created_ns"])
         newest = _collective(entries[-1]) if entries else None
         pending = next((entry for entry in entries if entry["pending"]), None)
@@ -86,7 +87,8 @@ class FlightRecorder:
 
 
 def _dumps() -> list[Callable[[bool], dict[str, Any]]]:
-    """Functions that return each backend's recorder as a dict, with or without its entries."""
+    """Return functions that return each backend's recorder as a dict, with or without its
+    entries."""
 
     def reading(name: str) -> Callable[[bool], dict[str, Any]]:
         return lambda entries: json.loads(getattr(c10d, name)(entries, False))
@@ -103,7 +105,8 @@ def _entries() -> Iterator[dict[str, Any]]:
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
-    """Whether a collective in the recorder has not completed, given the `status` of all groups.
+    """Return whether a collective in the recorder has not completed, given the `status` of all
+    groups.
 
     The fields `state` and `retired` are not sufficient. On gloo `state` is always "scheduled". On
     NCCL the parts of a coalesced collective, which share its sequence number, are never retired.

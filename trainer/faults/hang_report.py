@@ -47,15 +47,15 @@ def _collective(fields: dict[str, Any] | None) -> Collective | None:
 
 
 def main_thread_location() -> str:
-    """The innermost line of the main thread outside the libraries and this package, as
+    """Return the innermost line of the main thread outside the libraries and this package, as
     `module:line`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_back is not None and _is_of_a_library(frame):
+    while frame is not None and frame.f_back is not None and _is_library(frame):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno}"
 
 
-def _is_of_a_library(frame: FrameType) -> bool:
+def _is_library(frame: FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
     return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
 
@@ -63,31 +63,31 @@ def _is_of_a_library(frame: FrameType) -> bool:
 def describe_hang(
     before: Mapping[int, RankState], after: Mapping[int, RankState], *, size: int
 ) -> str:
-    """The description of a hang, from the states of all ranks at two points in time.
+    """Return the description of a hang, from the states of all ranks at two points in time.
 
-    A rank does not answer if it has no state or if its beat did not increase in between. `size` is
-    the world size.
+    A rank does not respond if its state is missing or if its beat did not increase in between.
+    `size` is the world size.
     """
     silent = [rank for rank in range(size) if not _is_alive(before.get(rank), after.get(rank))]
-    answering = {rank: state for rank, state in after.items() if rank not in silent}
-    waiting = {rank: state for rank, state in answering.items() if state.pending}
-    elsewhere = {rank: state for rank, state in answering.items() if not state.pending}
+    responding = {rank: state for rank, state in after.items() if rank not in silent}
+    waiting = {rank: state for rank, state in responding.items() if state.pending}
+    elsewhere = {rank: state for rank, state in responding.items() if not state.pending}
     last_seen = {rank: _last_seen(after.get(rank)) for rank in silent}
     parts = [
-        *_group_ranks(last_seen, "does not answer", "do not answer"),
+        *_group_ranks(last_seen, "does not respond", "do not respond"),
         *_group_ranks(
             {rank: _describe_state(state) for rank, state in elsewhere.items()}, "is", "are"
         ),
         *_describe_waits(waiting),
     ]
-    return f"{'; '.join(parts)}: {_remedy(silent, elsewhere, waiting)}"
+    return f"{'; '.join(parts)}: {_suggestion(silent, elsewhere, waiting)}"
 
 
 def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
-    """The description by a rank that cannot read the states of the others."""
+    """Return the description by a rank that cannot read the states of the others."""
     return (
-        f"{host}, which keeps what the ranks tell each other, does not answer (stopped, ended or "
-        f"cut off); {_describe_waits({rank: own})[0]}: look at that machine and its network"
+        f"{host}, which hosts the store of the process group, does not respond (stopped, exited or "
+        f"unreachable); {_describe_waits({rank: own})[0]}: check that machine and its network"
     )
 
 
@@ -113,17 +113,17 @@ def _is_alive(before: RankState | None, after: RankState | None) -> bool:
 
 def _last_seen(state: RankState | None) -> str:
     if state is None:
-        return "(stopped, ended or cut off)"
-    return f"(stopped, ended or cut off; last seen {_describe_state(state)})"
+        return "(stopped, exited or unreachable)"
+    return f"(stopped, exited or unreachable; last seen {_describe_state(state)})"
 
 
 def _describe_state(state: RankState) -> str:
     phase = f" in {state.phase}" if state.phase else ""
     location = f" ({state.location})" if state.location else ""
-    what = "after" if state.pending is None else "waiting in"
+    relation = "after" if state.pending is None else "waiting in"
     collective = state.pending or state.newest
     return f"at step {state.step}{phase}{location}" + (
-        f", {what} {collective}" if collective else ""
+        f", {relation} {collective}" if collective else ""
     )
 
 
@@ -146,7 +146,7 @@ def _describe_wait(state: RankState) -> str:
     return f"in {state.pending}{phase} at step {state.step}{location}"
 
 
-def _group_ranks(texts: Mapping[int, str], one: str, several: str) -> list[str]:
+def _group_ranks(texts: Mapping[int, str], singular: str, plural: str) -> list[str]:
     """`ranks 0, 2 wait in …`: one item for all ranks with the same text."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
@@ -154,20 +154,20 @@ def _group_ranks(texts: Mapping[int, str], one: str, several: str) -> list[str]:
     groups = list(by_text.items())
     if len(groups) > _MAX_GROUPS:
         rest = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
-        groups = [*groups[: _MAX_GROUPS - 1], ("too, each elsewhere", rest)]
+        groups = [*groups[: _MAX_GROUPS - 1], ("at other locations", rest)]
     return [
-        f"{format_ranks(ranks)} {one if len(ranks) == 1 else several} {text}"
+        f"{format_ranks(ranks)} {singular if len(ranks) == 1 else plural} {text}"
         for text, ranks in groups
     ]
 
 
-def _remedy(
+def _suggestion(
     silent: Sequence[int], elsewhere: Mapping[int, RankState], waiting: Mapping[int, RankState]
 ) -> str:
     if silent:
-        return "look at the machine and the network of what does not answer"
+        return "check the machine and the network of the ranks that do not respond"
     if elsewhere:
-        return "if that is slow work and no fault, raise train.timeout_seconds"
+        return "if this work is slow but correct, raise train.timeout_seconds"
     if len({state.pending for state in waiting.values()}) > 1:
-        return "a rank skipped a collective, or a group's ranks wait for another group's"
-    return "all ranks are in it and it does not end: look at the network between them"
+        return "a rank skipped a collective, or two groups of ranks wait for each other"
+    return "all ranks have entered the collective: check the network between them"

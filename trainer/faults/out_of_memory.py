@@ -1,7 +1,7 @@
 """Detects out-of-memory errors and suggests changes to the recipe.
 
 The phase is determined from the traceback. Suggestions are ordered by their cost in that phase,
-cheapest first, and leave out what the recipe already does.
+cheapest first, and exclude settings that the recipe already has.
 """
 
 import errno
@@ -15,7 +15,7 @@ import torch
 from trainer.config import Recipe
 from trainer.world import World
 
-_WORDS = (
+_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "out of memory",  # CUDA, and errors that NCCL and cuDNN pass on
@@ -45,19 +45,21 @@ _ORDER = {
     "checkpoint": ("background", "strategy", "groups"),
     "data": ("workers", "background"),
 }
-_MOST_REMEDIES = 4
-_LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
-_LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more memory"
+_MAX_SUGGESTIONS = 4
+_NO_SUGGESTION = (
+    "no remaining setting of the recipe saves memory: use more ranks or a smaller backbone"
+)
+_NO_SUGGESTION_FOR_EVALUATION = "the batches cannot be smaller: use a machine with more memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of CUDA, torch, numpy, Python or Linux means that the device or the host is
-    out of memory."""
+    """Return whether an error of CUDA, torch, numpy, Python or Linux means that the device or the
+    host is out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bool = False) -> str:
@@ -67,16 +69,16 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
     """
     phase = _phase(error)
     on_device = world.device.type != "cpu" and _is_of_device(error)
-    of = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
+    owner = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
     during = f" in {phase}" if phase else ""
     if evaluating:
-        remedies = list(_of_evaluation(error, recipe, world, on_device=on_device))
-        last = _LAST_OF_EVALUATION
+        suggestions = list(_evaluation_suggestions(error, recipe, world, on_device=on_device))
+        last = _NO_SUGGESTION_FOR_EVALUATION
     else:
-        remedies = list(_remedies(error, recipe, world, phase, on_device=on_device))
-        last = _LAST_REMEDY
-    change = f"try {', then '.join(remedies[:_MOST_REMEDIES])}" if remedies else last
-    return f"the memory of {of} ran out{during}: {_requested(error)}; {change}"
+        suggestions = list(_suggestions(error, recipe, world, phase, on_device=on_device))
+        last = _NO_SUGGESTION
+    change = f"try {', then '.join(suggestions[:_MAX_SUGGESTIONS])}" if suggestions else last
+    return f"{owner} ran out of memory{during}: {_requested(error)}; {change}"
 
 
 def _is_of_device(error: BaseException) -> bool:
@@ -111,14 +113,14 @@ def _module(frame: FrameType) -> str:
 
 
 def _requested(error: BaseException) -> str:
-    """How much memory was requested, if the error states it."""
+    """Return how much memory was requested, if the error states it."""
     text = str(error)
     if found := re.search(r"tried to allocate (\d+) bytes", text):
-        return f"{_readable_size(int(found[1]))} more were asked for"
+        return f"{_readable_size(int(found[1]))} more were requested"
     if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
         total = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
         left = f", {total[2]} of {total[1]} were free" if total else ""
-        return f"{found[1]} more were asked for{left}"
+        return f"{found[1]} more were requested{left}"
     return text.splitlines()[0] if text else type(error).__name__
 
 
@@ -128,14 +130,14 @@ def _readable_size(size: int) -> str:
     return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[power]}"
 
 
-def _remedies(
+def _suggestions(
     error: BaseException, recipe: Recipe, world: World, phase: str | None, *, on_device: bool
 ) -> Iterator[str]:
     if on_device and (settings := _fragmented(error)):
         yield settings
     keys = list(_ORDER[phase or "forward"])
     if not on_device:
-        # Data loader workers use host memory. On CPUs the model does too, and its remedies come
+        # Data loader workers use host memory. On CPUs the model does too, and its suggestions come
         # first; with a device, the workers are the likelier cause.
         keys = (
             [*keys, "workers", "background"] if world.device.type == "cpu" else ["workers", *keys]
@@ -146,10 +148,10 @@ def _remedies(
             yield available[key]
 
 
-def _of_evaluation(
+def _evaluation_suggestions(
     error: BaseException, recipe: Recipe, world: World, *, on_device: bool
 ) -> Iterator[str]:
-    """Options of `kway eval` that need less memory."""
+    """Yield options of `kway eval` that need less memory."""
     if on_device and (settings := _fragmented(error)):
         yield settings
     available = _available(recipe, world)
@@ -165,7 +167,7 @@ def _of_evaluation(
 
 
 def _available(recipe: Recipe, world: World) -> dict[str, str]:
-    """The changes that this recipe does not have yet, as `key=value`."""
+    """Return the changes that this recipe does not have yet, as `key=value`."""
     train = recipe.train
     rows = train.global_batch // world.size
     found = {
@@ -192,7 +194,7 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
 
 
 def _sharding(recipe: Recipe) -> str | None:
-    """The change to the next strategy that needs less memory per rank."""
+    """Return the change to the next strategy that needs less memory per rank."""
     strategy = recipe.train.strategy
     smaller = strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
     return None if smaller is None else strategy.change_to(smaller)
@@ -206,10 +208,11 @@ def _larger_groups(recipe: Recipe, world: World) -> str | None:
 
 
 def _fragmented(error: BaseException) -> str | None:
-    """The remedy if torch has reserved enough memory, but in fragments that are too small."""
+    """Return the setting to change if torch has reserved enough memory, but in fragments too
+    small."""
     found = re.search(r"([\d.]+) (\w+) is reserved by PyTorch but unallocated", str(error))
-    asked = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
-    if not found or not asked or _bytes(found) < _bytes(asked):
+    requested = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
+    if not found or not requested or _bytes(found) < _bytes(requested):
         return None
     return "the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True"
 

@@ -1,7 +1,7 @@
 """The states of all ranks in the process group's store. Each rank writes its own and reads all.
 
 A call to a store whose host is suspended never returns, regardless of its timeout. A separate
-thread therefore makes all calls, and callers wait for the answer with their own limit.
+thread therefore makes all calls, and callers wait for the result with their own timeout.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _OVER = "over"
 
 
@@ -23,7 +23,7 @@ class RankStore:
     """One rank's access to the shared states.
 
     `topic` must be the same on all ranks and different in every start, because the store may still
-    contain the states of an earlier one. Within `interval` seconds after any rank has claimed the
+    contain the states of an earlier start. Within `interval` seconds after any rank has claimed the
     end of the run, `over` becomes true.
     """
 
@@ -38,7 +38,7 @@ class RankStore:
         self._closed = False
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A daemon thread: if it is stuck in the store, the process can still exit.
-        self._thread = threading.Thread(target=self._serve, name="watchdog board", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="watchdog store", daemon=True)
         self._thread.start()
 
     def publish(self, text: str) -> None:
@@ -46,17 +46,19 @@ class RankStore:
         self._text = text
 
     def read(self, *, limit_seconds: float) -> dict[int, str] | None:
-        """The texts of all ranks that wrote one; None if the store does not answer in time."""
-        return self._ask(self._texts, limit_seconds)
+        """Return the texts of all ranks that wrote one; None if the store does not respond in
+        time."""
+        return self._request(self._texts, limit_seconds)
 
     def claim(self, *, limit_seconds: float) -> bool | None:
         """Declare the run over. Returns whether this rank was the first to do so; None if the
-        store does not answer in time."""
-        return self._ask(self._claim, limit_seconds)
+        store does not respond in time."""
+        return self._request(self._claim, limit_seconds)
 
     def is_over(self, *, limit_seconds: float) -> bool | None:
-        """Whether any rank has declared the run over; None if the store does not answer in time."""
-        return self._ask(lambda: self._store.check([_OVER]), limit_seconds)
+        """Return whether any rank has declared the run over; None if the store does not respond in
+        time."""
+        return self._request(lambda: self._store.check([_OVER]), limit_seconds)
 
     def close(self) -> None:
         """Stop the thread and close the connection. Call this before the process group is
@@ -71,13 +73,13 @@ class RankStore:
                 self._beat()
                 self._next_request()
         except dist.DistError:
-            # The store's host is gone. Requests are no longer served, so `read` returns None.
+            # The process that hosts the store has exited. `read` returns None from now on.
             self._closed = True
         finally:
             del self._store
 
     def _beat(self) -> None:
-        # Stop writing once the run is over: the store may disappear at any moment, and torch then
+        # Stop writing once the run is over: the store may be closed at any moment, and torch then
         # prints errors.
         if self._text and not self.over:
             self._store.set(str(self._rank), self._text)
@@ -90,15 +92,15 @@ class RankStore:
             return
         request()
 
-    def _ask(self, question: Callable[[], Answer], limit_seconds: float) -> Answer | None:
-        answer: Future[Answer] = Future()
+    def _request(self, operation: Callable[[], Result], limit_seconds: float) -> Result | None:
+        result: Future[Result] = Future()
 
         def request() -> None:
-            answer.set_result(question())
+            result.set_result(operation())
 
         self._requests.put(request)
         try:
-            return answer.result(limit_seconds)
+            return result.result(limit_seconds)
         except TimeoutError:
             return None
 
@@ -112,7 +114,7 @@ class RankStore:
 
 
 def _host() -> str:
-    """The process that hosts the store, as text."""
+    """Return the process that hosts the store, as text."""
     address = os.environ.get("MASTER_ADDR", "this machine")
     # The same rule as in torch: the launcher hosts the store, or rank 0 does.
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,7 +1,7 @@
 """Detects slow ranks, for which all other ranks wait in every step.
 
 Ranks are compared by their busy seconds, the time of a step without the time spent waiting in
-collectives. By wall clock, all ranks of a synchronous step take equally long.
+collectives. Wall-clock times of a synchronous step are the same on all ranks.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 # Minimum difference in seconds per step. In short steps a large factor alone is not significant.
-_FELT_SECONDS = 0.01
+_MIN_DIFFERENCE_SECONDS = 0.01
 
 
 class Stragglers:
@@ -35,12 +35,12 @@ class Stragglers:
         self._steps.append(tuple(busy_seconds))
 
     def busy_seconds(self) -> list[float]:
-        """Each rank's median over the window; empty before the first step."""
+        """Return each rank's median over the window; empty before the first step."""
         return [statistics.median(seconds) for seconds in zip(*self._steps, strict=True)]
 
     def slow_ranks(self) -> dict[int, float]:
-        """The slow ranks, each with the ratio of its median to that of the others. Empty until the
-        window is full."""
+        """Return the slow ranks, each with the ratio of its median to that of the others. Empty
+        until the window is full."""
         if len(self._steps) < (self._steps.maxlen or 0) or self._size == 1:
             return {}
         busy = self.busy_seconds()
@@ -49,12 +49,12 @@ class Stragglers:
         return {
             rank: mine / other if other else float("inf")
             for rank, (mine, other) in enumerate(zip(busy, others, strict=True))
-            if mine > self._factor * other and mine - other > _FELT_SECONDS
+            if mine > self._factor * other and mine - other > _MIN_DIFFERENCE_SECONDS
         }
 
     def notice(self, now: float | None = None) -> str | None:
-        """A message about the slowest rank, if a rank is slow and the last message is long enough
-        ago.
+        """Return a message about the slowest rank, if a rank is slow and the last message is long
+        enough ago.
 
         `now` is in seconds of any monotonic clock.
         """
@@ -66,16 +66,16 @@ class Stragglers:
             return None
         self._reported_at = now
         rank = max(slow, key=lambda rank: slow[rank])
-        more = f" (and {len(slow) - 1} more are slow)" if len(slow) > 1 else ""
+        more = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
         return (
-            f"rank {rank} is slow{more}: {self.busy_seconds()[rank]:.3g} s of work a step, "
-            f"{slow[rank]:.2g} times the other ranks', over {len(self._steps)} steps: look at its "
-            "machine's clocks, temperature, disk and other processes"
+            f"rank {rank} is slow{more}: {self.busy_seconds()[rank]:.3g} s of work per step, "
+            f"{slow[rank]:.2g} times that of the other ranks, over {len(self._steps)} steps: check "
+            "the clock rates, temperature, disk and other processes of its machine"
         )
 
 
 def _median_without(order: Sequence[float], value: float) -> float:
-    """The median of the sorted list `order`, of at least 2 values, without `value`."""
+    """Return the median of the sorted list `order`, of at least 2 values, without `value`."""
     index = bisect_left(order, value)
     # Removing `value` shifts the elements from this index on down by one.
     low, high = (

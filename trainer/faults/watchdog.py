@@ -1,8 +1,8 @@
-"""Ends a rank that hangs in a collective and reports which ranks and which operation hang.
+"""Terminates a rank that hangs in a collective and reports which ranks and operation hang.
 
 Only time inside a collective counts: reading data, compiling, evaluating and writing may take any
-time. The timeouts of the process groups are not enough: gloo's error does not name a rank, and
-NCCL's ends the process without a message.
+amount of time. The timeouts of the process groups are not enough: gloo's error does not name a
+rank, and NCCL's ends the process without a message.
 
 A thread in every rank publishes the rank's state (step, phase, line of code, pending collective)
 several times per second. When a collective has waited for almost `timeout_seconds`, the thread
@@ -33,23 +33,23 @@ from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
 
-# Time between the two reads of all states, in which a rank that is alive writes several times.
+# Time between the two reads of all states. A rank that is alive writes several times in between.
 _GAP_SECONDS = 4.0
-_LOOKS_A_GAP = 8
-_ANSWER_SECONDS = 2.0
+_POLLS_PER_GAP = 8
+_STORE_TIMEOUT_SECONDS = 2.0
 
 _States = dict[int, RankState]
 
 
 class LostRankError(RuntimeError):
-    """Training cannot continue because another rank is lost; the message names it.
+    """Training cannot continue because another rank is lost. The message names the rank.
 
     `is_reported`: another rank has printed the reason, so this message need not be printed.
     """
 
     def __init__(self, line: str | None) -> None:
         self.is_reported = line is None
-        super().__init__(line or "another rank has said why this run ends")
+        super().__init__(line or "another rank has reported the reason")
 
 
 class Watchdog:
@@ -64,7 +64,7 @@ class Watchdog:
     def __init__(self, world: World, *, timeout_seconds: float, phases: Phases) -> None:
         self._world, self._timeout, self._phases = world, timeout_seconds, phases
         self._gap = min(_GAP_SECONDS, timeout_seconds / 2)
-        self._interval = self._gap / _LOOKS_A_GAP
+        self._interval = self._gap / _POLLS_PER_GAP
         self._recorder = FlightRecorder()
         self._step = 0
         self._beat = 0
@@ -72,7 +72,7 @@ class Watchdog:
         self._since = 0.0
         self._failed: Collective | None = None
         self._before: _States | None = None
-        self._has_looked = False
+        self._has_read_states = False
         self._closed = threading.Event()
         # Held while a thread prepares a report. A wait can fail with an error in the main thread
         # while the watchdog thread is investigating it; only one of them may report.
@@ -84,13 +84,13 @@ class Watchdog:
         topic = _new_topic()
         if self._recorder.read().newest is None:
             raise RuntimeError(
-                "torch's flight recorder is off, without which no hang can be named: set "
-                "TORCH_FR_BUFFER_SIZE to 256 or leave it out"
+                "torch's flight recorder, which the watchdog needs, is off: set "
+                "TORCH_FR_BUFFER_SIZE to 256 or unset it"
             )
         self._store = RankStore(
             topic, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
-        # Publish now, so that there is a state even if this rank stops right after.
+        # Publish now, so that a state exists even if this rank stops right after this.
         self._store.publish(self._observe().to_json())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -101,20 +101,20 @@ class Watchdog:
         self._step = step
 
     def explain(self, error: BaseException) -> str | None:
-        """The message for an error about another rank; None if another rank has reported it.
+        """Return the message for an error about another rank; None if another rank has reported it.
 
         Takes some seconds if the error is a timeout.
         """
         if "Timed out waiting" not in str(error):
-            # The launcher reports which rank ended. This rank only needs to exit soon.
-            over = self._store.over or self._store.is_over(limit_seconds=_ANSWER_SECONDS)
-            return None if over else "another rank ended in the middle of a step"
+            # The launcher reports which rank exited. This rank only needs to exit soon.
+            over = self._store.over or self._store.is_over(limit_seconds=_STORE_TIMEOUT_SECONDS)
+            return None if over else "another rank exited during a step"
         with self._report_lock:
             recorded = self._recorder.read()
             self._failed = recorded.pending or self._pending or recorded.newest
             before = self._states()
             time.sleep(self._gap)
-            return self._find_out(before)
+            return self._investigate(before)
 
     def __exit__(
         self,
@@ -160,13 +160,13 @@ class Watchdog:
             if self._store.over:
                 self._end(None)
             if state.waited_seconds < self._timeout - self._gap:
-                self._has_looked = False
-            elif not self._has_looked:
-                self._before, self._has_looked = self._states(), True
+                self._has_read_states = False
+            elif not self._has_read_states:
+                self._before, self._has_read_states = self._states(), True
             elif state.waited_seconds >= self._timeout:
                 with self._report_lock:
                     if self._failed is None:
-                        self._end(self._find_out(self._before))
+                        self._end(self._investigate(self._before))
 
     def _observe(self) -> RankState:
         recorded = self._recorded()
@@ -188,32 +188,32 @@ class Watchdog:
         )
 
     def _recorded(self) -> RecordedCollectives:
-        """The recorder's collectives. A collective that raised is no longer pending in the
+        """Return the recorder's collectives. A collective that raised is no longer pending in the
         recorder, so report it as pending from here."""
         if self._failed is not None:
             return RecordedCollectives(newest=self._failed, pending=self._failed)
         return self._recorder.poll()
 
     def _states(self) -> _States | None:
-        texts = self._store.read(limit_seconds=_ANSWER_SECONDS)
+        texts = self._store.read(limit_seconds=_STORE_TIMEOUT_SECONDS)
         if texts is None:
             return None
         return {rank: RankState.from_json(text) for rank, text in texts.items()}
 
-    def _find_out(self, before: _States | None) -> str | None:
-        """The message, or None if another rank reports the hang."""
+    def _investigate(self, before: _States | None) -> str | None:
+        """Return the message, or None if another rank reports the hang."""
         after = self._states()
         if before is None or after is None:
             return describe_lost_store(
                 self._observe(), rank=self._world.rank, host=self._store.host
             )
-        first = self._store.claim(limit_seconds=_ANSWER_SECONDS)
-        return None if first is False else describe_hang(before, after, size=self._world.size)
+        is_first = self._store.claim(limit_seconds=_STORE_TIMEOUT_SECONDS)
+        return None if is_first is False else describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
         if line is not None:
-            seconds = f"train.timeout_seconds ({self._timeout:g}) is over"
-            print(f"error: rank {self._world.rank}: {seconds}: {line}", file=sys.stderr, flush=True)
+            expired = f"train.timeout_seconds ({self._timeout:g}) exceeded"
+            print(f"error: rank {self._world.rank}: {expired}: {line}", file=sys.stderr, flush=True)
         self._wait_for_readers()
         leave(FAILED)
 
@@ -227,7 +227,7 @@ class Watchdog:
 
 
 def _new_topic() -> str:
-    """A random name that no earlier start has used, the same on all ranks (collective)."""
+    """Return a random name that no earlier start has used, the same on all ranks (collective)."""
     number = torch.tensor([secrets.randbits(62)])
     dist.broadcast(number, src=0)
     return f"watchdog-{number.item():x}"

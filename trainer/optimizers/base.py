@@ -21,18 +21,18 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class HeadOptions(FrozenConfig):
-    """Options for the head, if they differ from the backbone's; None means the same."""
+    """Options for the head; None means the same as for the backbone."""
 
-    lr: float | None = Field(None, gt=0, description="peak rate; the schedule is the same")
+    lr: float | None = Field(None, gt=0, description="peak learning rate; the schedule is the same")
     weight_decay: float | None = Field(None, ge=0)
 
 
 class OptimizerKind(FrozenConfig, ABC):
     """Options of an optimizer. A subclass adds `kind: Literal[...]`, its own options and bounds."""
 
-    # A step depends on norms of the whole tensor, so strategies must not flatten it.
+    # A step depends on the norm of the full tensor, so strategies must not flatten it.
     needs_whole_tensors: ClassVar[bool] = False
-    # Whether it works with the factored head, which updates itself with plain SGD.
+    # Whether it supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
 
     kind: str
@@ -53,8 +53,9 @@ class OptimizerKind(FrozenConfig, ABC):
 
     @abstractmethod
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        """Bytes that a step allocates for weights of `together` bytes, of which the largest tensor
-        has `largest`. torch updates tensors one by one on CPUs and all at once on CUDA."""
+        """Return the bytes that a step allocates for weights of `together` bytes, of which the
+        largest tensor has `largest`. torch updates tensors one by one on CPUs and all at once on
+        CUDA."""
 
     @abstractmethod
     def build(
@@ -73,7 +74,7 @@ class OptimizerKind(FrozenConfig, ABC):
         return self.weight_decay if self.head.weight_decay is None else self.head.weight_decay
 
     def options(self) -> dict[str, Any]:
-        """The arguments of the torch optimizer: all options except those of the head."""
+        """Return the arguments of the torch optimizer: all options except those of the head."""
         return self.model_dump(exclude={"kind", "head"})
 
 
@@ -106,7 +107,7 @@ def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | 
 
 
 def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The state tensors that an optimizer keeps for a parameter."""
+    """Return the state tensors of a parameter in an optimizer."""
     state = optimizer.state.get(parameter, {})
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 

@@ -53,7 +53,7 @@ class LambOptimizer(Optimizer):
     ||w|| / ||step||.
 
     A parameter is a plain tensor, a `DTensor` with one mesh axis, or this rank's rows of a tensor
-    that is sharded over the parameter group's `norm_group`. Norms are always those of the whole
+    that is sharded over the parameter group's `norm_group`. Norms are always those of the full
     tensor (collective). Steps of a parameter group that is not `adapted` are not scaled.
     """
 
@@ -129,9 +129,9 @@ class LambOptimizer(Optimizer):
                 torch.stack([s.square().sum() for s in steps]),
             ]
         )
-        sharing = group["norm_group"]
+        sharded_over = group["norm_group"]
         if isinstance(parameters[0], DTensor):
-            sharing = parameters[0].device_mesh.get_group()
-        weight_norms, step_norms = all_reduce_sum(squares, sharing).sqrt()
-        whole = (weight_norms > 0) & (step_norms > 0)
-        return torch.where(whole, weight_norms / step_norms, 1.0)
+            sharded_over = parameters[0].device_mesh.get_group()
+        weight_norms, step_norms = all_reduce_sum(squares, sharded_over).sqrt()
+        has_ratio = (weight_norms > 0) & (step_norms > 0)
+        return torch.where(has_ratio, weight_norms / step_norms, 1.0)

@@ -22,9 +22,9 @@ class SGD(OptimizerKind):
     weight_decay: float = Field(5e-4, ge=0)
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> "SGD":
+    def _check_nesterov(self) -> "SGD":
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs a momentum above 0")
+            raise ValueError("nesterov requires a momentum above 0")
         return self
 
     @property

@@ -20,7 +20,7 @@ EXPLAINED = (
     MemoryError,
     ModuleNotFoundError,
 )
-_FIRST_WORD_SECONDS = 2
+_RANK_0_HEAD_START_SECONDS = 2
 
 
 def report_error(
@@ -28,7 +28,7 @@ def report_error(
 ) -> int | None:
     """Print the error in one line; returns the exit code, or None for an unexpected error.
 
-    `evaluating`: the advice names options of `kway eval`.
+    `evaluating`: suggest options of `kway eval` instead of recipe changes.
     """
     if isinstance(error, ModuleNotFoundError):
         missing = missing_extra(error)
@@ -40,7 +40,7 @@ def report_error(
     if isinstance(error, RuntimeError) and is_lost_worker(error):
         return print_error(LOST_WORKER, FAILED)
     if is_lost_rank(error):
-        return print_error("another rank ended in the middle of a step", FAILED)
+        return print_error("another rank exited during a step", FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):
         return print_error(advice(error, recipe, world, evaluating=evaluating), FAILED)
     if isinstance(error, FloatingPointError):
@@ -51,12 +51,12 @@ def report_error(
 
 
 def print_error(line: str, code: int) -> int:
-    """Print one line, with the rank if there are several; returns `code`."""
+    """Print one line, with the rank if there are several ranks; return `code`."""
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
-    who = f"rank {rank}: " if size != "1" else ""
+    prefix = f"rank {rank}: " if size != "1" else ""
     if rank != "0":
-        # If rank 0 has the same error, print it once: when rank 0 exits, the launcher ends this
+        # If rank 0 has the same error, print it once: when rank 0 exits, the launcher stops this
         # rank before it prints.
-        time.sleep(_FIRST_WORD_SECONDS)
-    print(f"error: {who}{line}", file=sys.stderr, flush=True)
+        time.sleep(_RANK_0_HEAD_START_SECONDS)
+    print(f"error: {prefix}{line}", file=sys.stderr, flush=True)
     return code

@@ -8,7 +8,7 @@ from data.retry import is_transient
 DONE = 0
 FAILED = 1
 BAD_INPUT = 2
-PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: start the same command again
+PREEMPTED = 75  # EX_TEMPFAIL in sysexits.h: run the same command again
 INTERRUPTED = 130
 KILLED = 128
 

@@ -22,7 +22,7 @@ def check_packages(*names: str) -> None:
         found = Path(spec.origin or next(iter(spec.submodule_search_locations or [name])))
         if not found.resolve().is_relative_to(_ROOT / name):
             print(
-                f"error: {found} hides kway's package {name}: rename it, or start Python with "
+                f"error: {found} shadows kway's package {name}: rename it or start Python with "
                 "PYTHONSAFEPATH=1",
                 file=sys.stderr,
             )

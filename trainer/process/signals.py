@@ -1,4 +1,4 @@
-"""The signals that ask a run to save and stop. All ranks agree on a signal before they act on it.
+"""Signals that make a run save and stop. All ranks agree on a signal before they act on it.
 
 The handler only sets a flag, because it may run in the middle of a collective or a file write.
 """
@@ -9,17 +9,18 @@ from typing import Any
 
 from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
 
-# Schedulers send SIGUSR1 some time before they end a job, a closed terminal sends SIGHUP, and
+# Schedulers send SIGUSR1 some time before they stop a job, a closed terminal sends SIGHUP, and
 # Ctrl-C is SIGINT.
-ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - not an error
-    """The run was saved and ends because of a signal. The same command resumes it."""
+    """The run was saved and stops because of a signal. The same command resumes it."""
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(
-            f"stopped by {signal_name}; the same command goes on from the last checkpoint"
+            f"stopped by {signal_name}; run the same command again to resume from the last "
+            "checkpoint"
         )
         self.signal_name = signal_name
 
@@ -29,7 +30,7 @@ class Preempted(Exception):  # noqa: N818 - not an error
 
 
 class StopSignals:
-    """Records signals of ASKS_TO_STOP in `received` inside the context.
+    """Records signals of STOP_SIGNALS in `received` inside the context.
 
     A second Ctrl-C raises KeyboardInterrupt. Use it in the main thread, as Python requires for
     signal handlers.
@@ -37,20 +38,20 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        for number in ASKS_TO_STOP:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup or shell &
-                self._before[number] = signal.signal(number, self._note)
+                self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _record(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":
             raise KeyboardInterrupt
         if self.received is None:
             self.received = signal.Signals(number).name
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)

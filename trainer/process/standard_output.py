@@ -16,15 +16,15 @@ _CLOSED_ERRNOS = (errno.EPIPE, errno.EIO)
 class _TolerantFile(io.FileIO):
     """A file that discards output once its reader is gone."""
 
-    def write(self, words: Any, /) -> int:
-        left = memoryview(words).cast("B")
+    def write(self, data: Any, /) -> int:
+        left = memoryview(data).cast("B")
         try:
             while left:
                 left = left[super().write(left) :]
         except OSError as error:
             if error.errno not in _CLOSED_ERRNOS:
                 raise
-        return len(words)
+        return len(data)
 
 
 def hide_native_warnings() -> None:
@@ -38,15 +38,16 @@ def hide_native_warnings() -> None:
 
 
 def tolerate_closed_output() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by such streams. Closed ones go to /dev/null."""
+    """Replace `sys.stdout` and `sys.stderr` by such streams. A closed stream writes to
+    /dev/null."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        before = getattr(sys, name)
-        if before is None:
+        original = getattr(sys, name)
+        if original is None:
             _open_devnull_as(number)
         # Unbuffered, as with `python -u`: the last output of a killed rank is not lost.
         stream = io.TextIOWrapper(
             _TolerantFile(number, "w", closefd=False),
-            encoding="utf-8" if before is None else before.encoding,
+            encoding="utf-8" if original is None else original.encoding,
             errors="backslashreplace",
             write_through=True,
         )
@@ -56,7 +57,7 @@ def tolerate_closed_output() -> None:
 def _open_devnull_as(number: int) -> None:
     """Open /dev/null as file descriptor `number`. Otherwise the next opened file would get this
     number, and output of C++ code would be written to it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != number:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    if devnull != number:
+        os.dup2(devnull, number)
+        os.close(devnull)

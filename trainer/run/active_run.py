@@ -29,7 +29,7 @@ class ActiveRun:
 
     `origin` is the provenance, which every checkpoint stores too. An epoch has `num_samples`.
     `saved_step` is the step of the newest checkpoint. `best` is the result of the evaluation at
-    the state's step, if there was one and `checkpoint.keep_best` is set. `manifest` is kept so
+    the state's step, if there was one and `checkpoint.keep_best` is set. `manifest` is stored so
     that evaluations need not parse it again, which would create a second class list in memory.
     """
 
@@ -54,17 +54,17 @@ class ActiveRun:
     manifest: Manifest | None = None
 
     def steps(self, duration: Duration) -> int:
-        """A duration in steps."""
+        """Convert a duration to steps."""
         batch = self.recipe.train.global_batch
         return duration.in_steps(num_samples=self.num_samples, global_batch=batch)
 
     def is_due(self, interval: Duration | None) -> bool:
-        """Whether an interval ends with the state's step."""
+        """Return whether an interval ends with the state's step."""
         step = self.state.step
         return interval is not None and step > 0 and step % self.steps(interval) == 0
 
     def is_evaluation_due(self, num_steps: int) -> bool:
-        """Whether the current step needs an evaluation that has not been done. The last step
+        """Return whether the current step needs an evaluation that has not been done. The last step
         always does."""
         due = self.is_due(self.recipe.evaluation.every) or self.state.step == num_steps
         return due and self.state.evaluated < self.state.step
@@ -74,7 +74,7 @@ class ActiveRun:
         self.state, self.best = state, None
 
     def save(self) -> None:
-        """Save a checkpoint of the current state, unless there is one (collective)."""
+        """Save a checkpoint of the current state unless it exists already (collective)."""
         if self.saved_step == self.state.step or self.state.step == 0:
             return
         with self.task.phases("checkpoint"):
@@ -123,7 +123,7 @@ class ActiveRun:
                 )
         except EvaluationStopped:
             self.stop_if_requested(self._stop_signal())
-            raise  # no rank received a signal: something else stopped it
+            raise  # no rank received a signal
         if self.world.is_main:
             save_evaluation(self.folder.evaluations, result, step=step)
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
@@ -133,7 +133,7 @@ class ActiveRun:
         if best is not None:
             if best.measure not in result.metrics:
                 raise ValueError(
-                    f"checkpoint.keep_best.measure is {best.measure} and this run measures "
+                    f"checkpoint.keep_best.measure is {best.measure}, but this run measures "
                     f"{', '.join(result.metrics)}: choose one of these"
                 )
             self.best = result.metrics[best.measure]

@@ -74,8 +74,8 @@ class RunFolder:
             yield
         except OSError as error:
             raise OSError(
-                f"run is {self.path}, which cannot be created or written ({error.strerror}): name "
-                "another folder by run=FOLDER"
+                f"run is {self.path}, which cannot be created or written ({error.strerror}): "
+                "choose another folder with run=FOLDER"
             ) from error
 
     def _claim(self, lock: IO[str], mode: int) -> None:
@@ -83,21 +83,21 @@ class RunFolder:
             fcntl.flock(lock, mode | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"run {self.path} is being trained by another process: wait for it, stop it, "
-                "or choose another run folder"
+                f"run {self.path} is being trained by another process: wait for that process, stop "
+                "it, or choose another run folder"
             ) from None
 
     def load_recipe(
         self, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
     ) -> Recipe:
-        """The resolved recipe of a run. Only import paths in `allow_imports` are imported.
+        """Return the resolved recipe of a run. Only import paths in `allow_imports` are imported.
 
         Raises FileNotFoundError if the folder is not a run.
         """
         if not self.recipe.is_file():
             raise FileNotFoundError(
-                f"{self.path} is not a run (no {self.recipe.name} in it): give the folder that "
-                "a recipe's `run` names"
+                f"{self.path} is not a run: {self.recipe.name} is missing. Pass the folder in the "
+                "`run` key of the recipe"
             )
         return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
 
@@ -110,25 +110,25 @@ class RunFolder:
         if committed_folders(self.checkpoints):
             if recipe.resume == "never":
                 raise ValueError(
-                    f"run {self.path} has checkpoints and resume is never: choose another run "
-                    "folder, or resume=auto to go on"
+                    f"run {self.path} has checkpoints, but resume is never: choose another run "
+                    "folder, or set resume=auto to continue the run"
                 )
             changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
                 raise ValueError(
-                    f"run {self.path} was started with another {', '.join(changed)}: undo that, "
-                    "or choose another run folder"
+                    f"run {self.path} was started with a different {', '.join(changed)}: undo the "
+                    "change or choose another run folder"
                 )
 
     def _stored_settings(self, recipe: Recipe) -> dict[str, Any]:
-        """The settings of the stored recipe. An imported component that `recipe` does not name is
-        represented by its kind alone, because validating its options would import it."""
-        tree, named = read_recipe(self.recipe), import_paths(recipe)
+        """Return the settings of the stored recipe. An imported component that `recipe` does not
+        use is represented by its kind alone, because validating its options would import it."""
+        tree, trusted = read_recipe(self.recipe), import_paths(recipe)
         stored_paths = import_paths(tree).items()
-        others = {setting_of(key): path for key, path in stored_paths if named.get(key) != path}
+        others = {setting_of(key): path for key, path in stored_paths if trusted.get(key) != path}
         for key in others:
             tree = with_component(tree, key, at_key(recipe, key))
-        stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=named.values())
+        stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=trusted.values())
         known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}
 
@@ -155,7 +155,7 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Every setting of a recipe by its dotted key."""
+    """Return every setting of a recipe by its dotted key."""
     return flat_settings(recipe.model_dump(mode="json"))
 
 
@@ -164,7 +164,7 @@ def _under(key: str, prefixes: Iterable[str]) -> bool:
 
 
 def flat_settings(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by their dotted keys; a list is a leaf."""
+    """Return the leaves of nested mappings by their dotted keys; a list is a leaf."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     items = ((f"{prefix}.{key}" if prefix else key, value) for key, value in tree.items())

@@ -41,14 +41,14 @@ class Change:
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
-    """The keys `recipe` and `versions` of a checkpoint's JSON state."""
+    """Return the keys `recipe` and `versions` of a checkpoint's JSON state."""
     paths = import_paths(recipe).values()
     sources = {path: source_version(path) for path in paths}
     return {"recipe": recipe.model_dump(mode="json"), "versions": _versions() | sources}
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
-    """The differences between the `current` provenance and the one `stored` in a checkpoint.
+    """Return the differences between the `current` provenance and that `stored` in a checkpoint.
 
     Empty for checkpoints of earlier versions, which do not store it.
     """
@@ -76,7 +76,7 @@ def _shown(values: dict[str, Any], key: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of Python, torch, its CUDA and cuDNN, and the installed ones of `_LIBRARIES`."""
+    """Return the versions of Python, torch, its CUDA and cuDNN, and the installed `_LIBRARIES`."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda is not None:
         found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}

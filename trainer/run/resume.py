@@ -41,18 +41,20 @@ class TrainState:
         return {**vars(self), "cursor": self.cursor.to_json()}
 
     def resumed(self, checkpoint: Checkpoint) -> "TrainState":
-        """The state in a checkpoint. Raises ValueError if its tree, shards or tokenizer differ."""
+        """Return the state in a checkpoint. Raises ValueError if its tree, shards or tokenizer
+        differ."""
         saved = checkpoint.state
         if saved["data"] != self.data:
             raise ValueError(
-                f"checkpoint {checkpoint.folder} was trained on other shards: point data.shards at "
-                "those, or start another run folder"
+                f"checkpoint {checkpoint.folder} was trained on other shards: set data.shards to "
+                "those shards or use a new run folder"
             )
         check_tokenizer(checkpoint, self.tokenizer)
         if saved["tree"] != self.tree:
             raise ValueError(
-                f"checkpoint {checkpoint.folder} has another label tree: its shards had other "
-                "classes or label vectors; point data.shards at those, or start another run folder"
+                f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
+                "had other classes or label vectors: set data.shards to those shards or use a new "
+                "run folder"
             )
         own = {name: saved[name] for name in vars(self) if name in saved}
         return TrainState(**{**own, "cursor": Cursor.from_json(saved["cursor"])})
@@ -69,7 +71,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The `state` from which a run starts, and a notice for each rejected checkpoint and each
+    """The `state` that a run starts from, and a notice for each rejected checkpoint and each
     changed setting or version."""
 
     state: TrainState
@@ -90,22 +92,22 @@ def resume(
     `start` is the state of a run without checkpoints, `origin` is this run's provenance. Raises
     ValueError if the checkpoint does not belong to this run or is after step `num_steps`.
     """
-    checkpoint, refused = find_checkpoint(folder.checkpoints, world)
-    state, notices = start, [_refused(line) for line in refused]
+    checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
+    state, notices = start, [_rejected(line) for line in rejected]
     if checkpoint is not None:
         state = start.resumed(checkpoint)
         notices += [_changed(change) for change in changes_since(checkpoint.state, origin)]
         _load_checkpoint(checkpoint, task, state, world)
     if state.step > num_steps:
         raise ValueError(
-            f"run {folder.path} is at step {state.step} and train.duration is {num_steps} steps: "
-            "lengthen it, or choose another run folder"
+            f"run {folder.path} is at step {state.step}, but train.duration is {num_steps} steps: "
+            "increase train.duration or choose another run folder"
         )
     return Resumed(state, notices)
 
 
-def _refused(line: str) -> Notice:
-    return Notice("refused", f"refused {line}", {"checkpoint": line})
+def _rejected(line: str) -> Notice:
+    return Notice("refused", f"rejected {line}", {"checkpoint": line})
 
 
 def _changed(change: Change) -> Notice:
@@ -113,6 +115,10 @@ def _changed(change: Change) -> Notice:
 
 
 def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
+    # The order matters. Optimizers create their moments on the first step, so the moments must be
+    # created before `training_entries` can list them as targets. DCP copies into the entries;
+    # some strategies then copy them into their own layout (`restore_training`). The random state
+    # comes last, because creating moments and loading may draw random numbers.
     stored = stored_shapes(checkpoint)
     _check_average(checkpoint, task, stored)
     # There are no moments before the first update, or with SGD without momentum.
@@ -129,6 +135,6 @@ def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, worl
 def _check_average(checkpoint: Checkpoint, task: Task, stored: Iterable[str]) -> None:
     if task.average is not None and not any(name.startswith("ema.") for name in stored):
         raise ValueError(
-            f"checkpoint {checkpoint.folder} was trained without train.ema: leave it out, or start "
-            "another run folder"
+            f"checkpoint {checkpoint.folder} was trained without train.ema: remove train.ema or "
+            "use a new run folder"
         )

@@ -38,7 +38,7 @@ def open_trained(
     step: int | None = None,
     allow_imports: Collection[str] = (),
 ) -> TrainedRun:
-    """Load the newest valid checkpoint of the run in `path`, or the one of `step`, at any world
+    """Load the newest valid checkpoint of the run in `path`, or that of `step`, at any world
     size (collective). For a run with `train.ema` this loads the averaged weights. Only import
     paths in `allow_imports` are imported.
 
@@ -67,20 +67,20 @@ def open_trained(
     )
     if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(
-            f"checkpoint {checkpoint.folder} has another label tree than {data.shards} "
-            "gives now: bring back the shards it was trained on"
+            f"checkpoint {checkpoint.folder} has a different label tree than {data.shards}: "
+            "restore the shards that the run was trained on"
         )
     check_tokenizer(checkpoint, tokenizer_digest(recipe))
-    wanted = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
-    load_entries(checkpoint, wanted, world)
+    entries = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
+    load_entries(checkpoint, entries, world)
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
 
 
 def _checkpoint(folder: RunFolder, world: World, step: int | None) -> Checkpoint:
     if step is not None:
         return open_checkpoint(step_folder(folder.checkpoints, step))
-    checkpoint, refused = find_checkpoint(folder.checkpoints, world)
+    checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
     if checkpoint is None:
-        reason = f": {refused[0]}" if refused else ": train it first"
+        reason = f": {rejected[0]}" if rejected else ": train it first"
         raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
     return checkpoint

@@ -33,7 +33,7 @@ def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
 def open_loader(
     training: Split | Stream, recipe: Recipe, world: World, cursor: Cursor
 ) -> TrainLoader | StreamLoader:
-    """A loader for this rank's share of each global batch, starting at `cursor`."""
+    """Return a loader for this rank's share of each global batch, starting at `cursor`."""
     options: dict[str, Any] = {
         "global_batch": recipe.train.global_batch,
         "rank": world.rank,
@@ -47,12 +47,13 @@ def open_loader(
 
 
 def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
-    """The names above each class in the shards' hierarchy; None if the recipe does not need it."""
+    """Return the names above each class in the shards' hierarchy; None if the recipe does not need
+    it."""
     return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
-    """The shards' label vectors; None if their source does not provide any."""
+    """Return the label vectors of the shards; None if their source does not provide any."""
     if manifest.label_vectors is None:
         return None
     return load_label_vectors(recipe.data.shards, manifest, recipe.data.cache)

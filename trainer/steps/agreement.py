@@ -9,10 +9,10 @@ import torch
 
 from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows
-from trainer.process.signals import ASKS_TO_STOP
+from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
-_NAMES = (None, *(number.name for number in ASKS_TO_STOP))
+_NAMES = (None, *(number.name for number in STOP_SIGNALS))
 CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 
@@ -57,7 +57,7 @@ class BusyTimer:
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surround the collective `name`: a hook for `heads.collectives.listening`."""
         begin = time.perf_counter()
         try:
             with self._outer(name):
@@ -66,7 +66,7 @@ class BusyTimer:
             self._waited += time.perf_counter() - begin
 
     def take(self) -> float:
-        """Busy seconds since the last call."""
+        """Return the busy seconds since the last call."""
         now = time.perf_counter()
         busy = now - self._start - self._waited
         self._start, self._waited = now, 0.0

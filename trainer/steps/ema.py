@@ -12,7 +12,7 @@ from trainer.config import EmaConfig
 class MovingAverage:
     """Exponential moving averages of this rank's pieces of the weights, by name.
 
-    `live` contains the pieces that the optimizers update in place. They may be whole or sharded:
+    `live` contains the tensors that the optimizers update in place. They may be full or sharded:
     averaging is elementwise, so each rank averages its own pieces without communication.
     """
 
@@ -23,14 +23,14 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, live: Mapping[str, Tensor], *, step: int) -> None:
         """Update the averages with the weights after `step` (counted from 1)."""
-        share = 1 - self.decay_at(step)
+        weight = 1 - self.decay_at(step)
         averages = list(self.averages.values())
         if averages:
-            torch._foreach_lerp_(averages, [live[name] for name in self.averages], share)
+            torch._foreach_lerp_(averages, [live[name] for name in self.averages], weight)
 
     def decay_at(self, step: int) -> float:
-        """The decay at `step`. Warmup lowers it in early steps, so that the initial weights lose
-        their influence quickly."""
+        """Return the decay at `step`. Warmup lowers it in early steps, so that the initial weights
+        lose their influence quickly."""
         if not self.config.warmup:
             return self.config.decay
         return min(self.config.decay, (1 + step) / (10 + step))
@@ -47,6 +47,6 @@ class MovingAverage:
     @torch.no_grad()
     def _swap(self, live: Mapping[str, Tensor]) -> None:
         for name, average in self.averages.items():
-            kept = live[name].clone()
+            weight = live[name].clone()
             live[name].copy_(average)
-            average.copy_(kept)
+            average.copy_(weight)

@@ -4,8 +4,8 @@ is skipped."""
 from dataclasses import dataclass
 from typing import Any
 
-_FIRST, _LOWEST, _HIGHEST = 2.0**16, 2.0**-14, 2.0**24
-_GROWS_AFTER = 2000
+_INITIAL, _LOWEST, _HIGHEST = 2.0**16, 2.0**-14, 2.0**24
+_GROWTH_INTERVAL = 2000
 
 
 @dataclass
@@ -22,7 +22,7 @@ class LossScale:
     @classmethod
     def for_precision(cls, precision: str) -> "LossScale":
         dynamic = precision == "fp16"
-        return cls(dynamic, _FIRST if dynamic else 1.0)
+        return cls(dynamic, _INITIAL if dynamic else 1.0)
 
     def overflowed(self) -> bool:
         """Halve the scale after non-finite gradients. Returns False if that cannot help (the scale
@@ -32,17 +32,17 @@ class LossScale:
         self.value, self.good_steps = self.value / 2, 0
         return True
 
-    def fitted(self) -> None:
+    def succeeded(self) -> None:
         """Count a step without overflow; double the scale after many of them in a row."""
         if not self.dynamic:
             return
         self.good_steps += 1
-        if self.good_steps >= _GROWS_AFTER:
+        if self.good_steps >= _GROWTH_INTERVAL:
             self.value, self.good_steps = min(self.value * 2, _HIGHEST), 0
 
     def to_json(self) -> dict[str, Any] | None:
-        """The state for a checkpoint, or None without dynamic scaling. A run that resumes such a
-        checkpoint in fp16 starts with the default scale."""
+        """Return the state for a checkpoint, or None without dynamic scaling. A run that resumes
+        such a checkpoint in fp16 starts with the default scale."""
         if not self.dynamic:
             return None
         return {"value": self.value, "good_steps": self.good_steps}

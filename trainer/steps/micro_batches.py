@@ -17,11 +17,11 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-    """The labels of `parts` and their weights; the weights are None if no rows are mixed.
+    """Return the labels of `parts` and their weights; the weights are None if no rows are mixed.
 
     With mixed rows, the labels [2 b] are the first classes of all rows followed by their second
     classes. The loss of a mixed row is then the weighted mean of the losses for its two classes.
-    That of `batch_ce` is larger by log 2, because its partition sum contains every row twice.
+    With `batch_ce` it is larger by log 2, because the partition sum contains every row twice.
     """
     labels = [part.labels for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
@@ -33,7 +33,7 @@ def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """The states of torch's random number generators on the CPU and on this device."""
+    """Return the states of torch's random number generators on the CPU and on this device."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

@@ -1,4 +1,4 @@
-"""Skips steps whose loss or gradients are not finite, and ends the run if there are too many.
+"""Skips steps whose loss or gradients are not finite, and stops the run if there are too many.
 
 All ranks see the same loss and the same global norm, so they make the same decision. The samples
 of a skipped step are logged with their keys, because a bad sample is often the cause.
@@ -11,8 +11,8 @@ from pathlib import Path
 from data.loading.batch import Batch
 from trainer.telemetry.jsonl import drop_lines_after
 
-_REMEDY = (
-    "lower optimizer.lr, lengthen schedule.warmup, set train.clip_norm, or look at the samples"
+_SUGGESTION = (
+    "lower optimizer.lr, increase schedule.warmup, set train.clip_norm, or inspect the samples"
 )
 
 
@@ -42,18 +42,18 @@ class NonFiniteSteps:
         for path in run.glob("nonfinite-rank*.jsonl"):
             drop_lines_after(path, step)
 
-    def leave_out(self, step: int, batch: Batch, reason: str) -> str:
-        """Log this rank's samples of the step and return a message about it.
+    def skip(self, step: int, batch: Batch, reason: str) -> str:
+        """Count a skipped step, log this rank's samples and return a message.
 
-        Raises FloatingPointError if more than `cap` updates have now been skipped.
+        Raises FloatingPointError if more than `cap` updates have been skipped.
         """
         self._write(step, batch)
         self.skipped += 1
         files = self.path.with_name("nonfinite-rank*.jsonl")
-        line = f"step {step}: {reason}; the update was not made, the samples are in {files}"
+        line = f"step {step}: {reason}; the update was skipped, the samples are listed in {files}"
         if self.skipped > self.cap:
             cap = f" (train.max_skipped_steps is {self.cap})"
-            raise FloatingPointError(f"{line}: {_REMEDY}{cap}")
+            raise FloatingPointError(f"{line}: {_SUGGESTION}{cap}")
         return f"{line} ({self.skipped} of at most {self.cap} skipped)"
 
     def _write(self, step: int, batch: Batch) -> None:

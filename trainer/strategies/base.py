@@ -1,4 +1,4 @@
-"""The interface of strategies. The base class `Strategy` is the one for a single process.
+"""The interface of strategies. The base class `Strategy` implements it for a single process.
 
 Gradients are summed over ranks, not averaged: the gradients that come from the head are already
 those of the mean over the global batch. The tensors of a strategy are those of this rank: whole
@@ -58,17 +58,17 @@ class StrategyKind(FrozenConfig, ABC):
 
     @abstractmethod
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
-        """The cost per rank of a step with `passes` forward passes, `parts` of which are followed
-        by a backward pass. `units` contains the shapes of the backbone's weights, one item per
-        block; the last item has the weights outside the blocks."""
+        """Return the cost per rank of a step with `passes` forward passes, `parts` of which are
+        followed by a backward pass. `units` contains the shapes of the backbone's weights, one item
+        per block; the last item has the weights outside the blocks."""
 
     @abstractmethod
     def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":
-        """The next strategy that needs less memory per rank, or None. `whole_tensors`: the
+        """Return the next strategy that needs less memory per rank, or None. `whole_tensors`: the
         optimizer does not accept pieces of a tensor."""
 
     def change_to(self, other: "StrategyKind") -> str:
-        """The recipe override that changes this strategy to `other`."""
+        """Return the recipe override that changes this strategy to `other`."""
         if other.kind != self.kind:
             return f"train.strategy.kind={other.kind}"
         mine, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
@@ -95,7 +95,7 @@ class Strategy:
         self.optimizer = optimizer
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
-        """Features [b, dim] of this rank's rows (collective)."""
+        """Return features [b, dim] of this rank's rows (collective)."""
         del last
         features: Tensor = self.backbone(inputs)
         return features
@@ -106,12 +106,12 @@ class Strategy:
         features.backward(gradient)
 
     def gradients(self) -> list[Tensor]:
-        """This rank's pieces of all gradients. The caller may change them in place."""
+        """Return this rank's pieces of all gradients. The caller may change them in place."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def squared_gradient_norm(self) -> Tensor:
-        """The squared norm of the whole backbone's gradients, a float64 scalar that is the same on
-        every rank (collective)."""
+        """Return the squared norm of the whole backbone's gradients, a float64 scalar that is the
+        same on every rank (collective)."""
         return squared_norm(self.gradients(), self.parameters[0].device)
 
     def step(self) -> None:
@@ -129,11 +129,12 @@ class Strategy:
         create_moments_of(self.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by name in their canonical form: whole, or as `Shard(0)` DTensors."""
+        """Return the weights by name in their canonical form: whole, or as `Shard(0)` DTensors."""
         return {name: p.detach() for name, p in self.backbone.named_parameters()}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's tensors, scalars included, by weight and by name, in canonical form."""
+        """Return the optimizer's tensors, scalars included, by weight and by name, in canonical
+        form."""
         return {
             name: tensors_of(self.optimizer, parameter)
             for name, parameter in self.backbone.named_parameters()
@@ -142,31 +143,35 @@ class Strategy:
     def restore(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Copy `weights` and `moments`, the tensors of the methods of these names after a
-        checkpoint was loaded into them, to where the strategy keeps them (collective). Here they
-        are the strategy's own tensors, so there is nothing to copy."""
+        """Copy loaded values to the strategy (collective).
+
+        `weights` and `moments` are the results of the methods of these names, after a checkpoint
+        was loaded into them. Here these are the strategy's own tensors, so nothing is copied.
+        """
 
     # ---- averaging ----
 
     def live(self) -> dict[str, Tensor]:
-        """This rank's pieces of the weights that `step` updates. The caller may change them."""
+        """Return this rank's pieces of the weights that `step` updates. The caller may change
+        them."""
         return self.weights()
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
-        """The canonical form of a tensor that is laid out like `live()[name]` (collective). Shares
-        memory if possible."""
+        """Return the canonical form of a tensor that is laid out like `live()[name]` (collective).
+        Shares memory if possible."""
         del name
         return piece
 
     def piece(self, name: str, canonical: Tensor) -> Tensor:
-        """The inverse of `canonical` (collective)."""
+        """Return the inverse of `canonical` (collective)."""
         del name
         return canonical
 
     def close(self) -> None:
-        """Release everything that holds a process group."""
+        """Release all objects that hold a process group."""
 
 
 def trainable_parameters(backbone: "Backbone") -> list[nn.Parameter]:
-    """The parameters that are trained. Walks all modules, so do not call this in every step."""
+    """Return the parameters that are trained. Walks all modules, so do not call this in every
+    step."""
     return [p for p in backbone.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""The cost of a strategy per rank: the bytes that it keeps and the collectives of one step.
+"""The cost of a strategy per rank: the bytes in memory and the collectives of one step.
 
 The planner (`launch/plan/`) sums these costs. `tests/launch/test_plan_measured.py` compares them
 with the collectives of real steps.
@@ -22,7 +22,7 @@ class Collective:
     """A collective that runs `calls` times per step with `bytes` each; each call sends `messages`
     messages.
 
-    `bytes` counts the whole tensor: the input of an all-reduce or reduce-scatter, the output of an
+    `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, the output of an
     all-gather. `hidden`: it overlaps with other work of its phase.
     """
 
@@ -43,7 +43,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Spread:
-    """Bytes on the rank that keeps the most, in float32, and the collectives of a step.
+    """Float32 bytes on the rank that needs the most memory, and the collectives of a step.
 
     `weights` and `gradients` persist. `updated` is the part of the weights that the rank's
     optimizer updates. `buckets` are the strategy's own buffers. `gathered` exists only during
@@ -59,18 +59,19 @@ class Spread:
 
     @classmethod
     def alone(cls, units: Sequence[Shapes]) -> "Spread":
-        """The cost for a single process, which has the whole backbone."""
+        """Return the cost for a single process, which has the whole backbone."""
         whole = sum(numel(unit) for unit in units) * FLOAT32
         return cls(whole, whole, whole, 0, 0, ())
 
 
 def numel(shapes: Shapes) -> int:
-    """Elements of all weights."""
+    """Return the number of elements of all weights."""
     return sum(_product(shape) for shape in shapes)
 
 
 def padded_numel(shapes: Shapes, ranks: int) -> int:
-    """Elements of all weights once their rows are padded to a multiple of `ranks`."""
+    """Return the number of elements once the rows of all weights are padded to a multiple of
+    `ranks`."""
     total = 0
     for rows, *rest in (shape or (1,) for shape in shapes):
         total += -(-rows // ranks) * ranks * _product(rest)
@@ -78,19 +79,19 @@ def padded_numel(shapes: Shapes, ranks: int) -> int:
 
 
 def summed(what: str, size: int, *, calls: int = 1, messages: int = 1) -> Collective:
-    """An all-reduce of gradients that overlaps with backward."""
+    """Return an all-reduce of gradients that overlaps with backward."""
     return Collective(
         what, "all_reduce", "world", size, "backward", calls, hidden=True, messages=messages
     )
 
 
 def gathered(what: str, size: int, phase: Phase, calls: int) -> Collective:
-    """An all-gather of weights."""
+    """Return an all-gather of weights."""
     return Collective(what, "all_gather", "world", size, phase, calls, hidden=phase != "optimizer")
 
 
 def scattered(what: str, size: int, calls: int) -> Collective:
-    """A reduce-scatter of gradients that overlaps with backward."""
+    """Return a reduce-scatter of gradients that overlaps with backward."""
     return Collective(what, "reduce_scatter", "world", size, "backward", calls, hidden=True)
 
 

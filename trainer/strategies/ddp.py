@@ -1,4 +1,4 @@
-"""DDP: every rank holds the whole backbone, and gradients are summed bucket by bucket."""
+"""DDP: every rank has a copy of the backbone, and gradients are summed bucket by bucket."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ _BUCKET = 25 << 20  # bytes; torch's default
 
 
 class DDP(StrategyKind):
-    """Every rank holds the whole backbone."""
+    """Every rank has a copy of the backbone."""
 
     keeps_memory_format: ClassVar[bool] = True
 
@@ -45,22 +45,22 @@ class DDPStrategy(Strategy):
     """torch's DistributedDataParallel with a hook that sums gradients instead of averaging them.
 
     DDP rebuilds its buckets after the first backward, and the rounding of the sums depends on the
-    position of a gradient in its bucket. Every process therefore runs a rehearsal pass before its
-    first step. Otherwise a resumed run would not be bitwise identical to an uninterrupted one.
+    position of a gradient in its bucket. Every process therefore runs a warmup pass before its
+    first step. Otherwise, a resumed run would not be bitwise identical to an uninterrupted one.
     """
 
     def __init__(self, backbone: "Backbone") -> None:
         super().__init__(backbone)
         self._wrapper = DistributedDataParallel(backbone, forward_sync_buffers=False)
         self._wrapper.register_comm_hook(None, sum_gradients)
-        self._rehearsed = False
+        self._has_warmed_up = False
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
         if not torch.is_grad_enabled():
             return super().forward(inputs)
-        if not self._rehearsed:
-            self._rehearsed = True
-            self._rehearse(inputs)
+        if not self._has_warmed_up:
+            self._has_warmed_up = True
+            self._warm_up(inputs)
         # no_sync must surround forward, not backward: DDP prepares its reducer in forward.
         context: AbstractContextManager[None] = nullcontext() if last else self._wrapper.no_sync()
         with context:
@@ -70,7 +70,7 @@ class DDPStrategy(Strategy):
     def close(self) -> None:
         del self._wrapper
 
-    def _rehearse(self, inputs: dict[str, Tensor]) -> None:
+    def _warm_up(self, inputs: dict[str, Tensor]) -> None:
         """Run a forward and a backward pass whose only lasting effect is the layout of the
         buckets: gradients, buffers and random state are reset."""
         device = self.parameters[0].device

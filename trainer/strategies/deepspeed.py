@@ -54,7 +54,7 @@ _MAX_LIVE = 1_000_000_000
 
 
 class DeepSpeed(StrategyKind):
-    """DeepSpeed ZeRO. By stage it shards nothing (0), the moments (1), also the gradients (2), also
+    """DeepSpeed ZeRO. Stages shard nothing (0), the moments (1), also the gradients (2), also
     the weights (3)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
@@ -155,8 +155,8 @@ class DeepSpeedStrategy(Strategy):
         self._engine.step()
 
     def zero_gradients(self) -> None:
-        """Clear the gradients. After a step there are none. To skip a step, make DeepSpeed see an
-        overflow: only its own way to skip a step resets all of its internal state."""
+        """Clear the gradients. After a step there are none. To skip a step, make DeepSpeed detect
+        an overflow: only DeepSpeed's own overflow handling resets all of its internal state."""
         if self.stage == 0:
             super().zero_gradients()
             return
@@ -175,7 +175,7 @@ class DeepSpeedStrategy(Strategy):
             super().create_moments()
             return
         groups = self.optimizer.param_groups
-        kept = [(group["lr"], group["params"]) for group in groups]
+        saved = [(group["lr"], group["params"]) for group in groups]
         for number, flat in flat_pieces(self._zero, self.stage):
             for group in groups:
                 group["params"], group["lr"] = [], 0.0
@@ -183,7 +183,7 @@ class DeepSpeedStrategy(Strategy):
             flat.grad = torch.zeros_like(flat)
             self.optimizer.step()
             flat.grad = None
-        for group, (rate, parameters) in zip(groups, kept, strict=True):
+        for group, (rate, parameters) in zip(groups, saved, strict=True):
             group["lr"], group["params"] = rate, parameters
 
     def weights(self) -> dict[str, Tensor]:
@@ -226,13 +226,13 @@ class DeepSpeedStrategy(Strategy):
     def _set(
         self, name: str, parameter: nn.Parameter, canonical: Tensor, moment: str | None
     ) -> None:
-        """Copy a weight, or a moment of it, to where DeepSpeed keeps it (collective)."""
+        """Copy a weight or one of its moments to where DeepSpeed stores it (collective)."""
         if self.stage < 3:
             set_weight_or_moment(parameter, whole(canonical), moment)
             return
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
-        # DeepSpeed's setters of whole tensors fail if the size is not divisible by the number of
+        # DeepSpeed's setters of full tensors fail if the size is not divisible by the number of
         # ranks.
         piece = self.piece(name, canonical)
         if moment is None:
@@ -312,8 +312,8 @@ def _import_quietly(world: "World") -> Any:
 
 
 def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
-    """The DeepSpeed configuration. The trainer itself handles batch sizes, precision, learning
-    rates and clipping."""
+    """Return the DeepSpeed configuration. The trainer itself handles batch sizes, precision,
+    learning rates and clipping."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": world.size,
@@ -323,9 +323,9 @@ def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": stage,
-            # DeepSpeed allocates the whole bucket even for a small network.
+            # DeepSpeed allocates the full bucket even for a small network.
             "reduce_bucket_size": min(_BUCKET, numel),
-            # Shard small weights too; by default they stay whole on every rank.
+            # Shard small weights too; by default they are replicated on every rank.
             "stage3_param_persistence_threshold": 0,
         },
     }

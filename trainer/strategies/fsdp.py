@@ -1,5 +1,5 @@
-"""FSDP2: every rank holds a shard of each weight's rows and gathers one block's weights at a time
-for forward and backward."""
+"""FSDP2: every rank has a shard of each weight's rows and gathers the weights of one block at a
+time for forward and backward."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +30,8 @@ class FSDP(StrategyKind):
 
     kind: Literal["fsdp"] = "fsdp"
     reshard_after_forward: bool = Field(
-        True, description="free a block's weights after forward and gather them again in backward"
+        True,
+        description="free the weights of a block after forward and gather them again in backward",
     )
 
     def start(self, backbone: "Backbone", world: "World") -> Strategy:
@@ -83,7 +84,7 @@ class FSDPStrategy(Strategy):
         return all_reduce_sum(super().squared_gradient_norm(), self._group)
 
     def weights(self) -> dict[str, Tensor]:
-        self._let_go()
+        self._free_gathered_weights()
         return super().weights()
 
     def live(self) -> dict[str, Tensor]:
@@ -97,7 +98,7 @@ class FSDPStrategy(Strategy):
     def piece(self, name: str, canonical: Tensor) -> Tensor:
         return local(canonical)
 
-    def _let_go(self) -> None:
+    def _free_gathered_weights(self) -> None:
         """Free weights that a forward pass gathered. They would be stale after a change of the
         shards."""
         for module in self._modules():

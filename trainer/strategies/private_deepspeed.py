@@ -5,7 +5,7 @@ a checkpoint that does not depend on the number of ranks, or to average weights.
 raises RuntimeError if the installed DeepSpeed does not have the name that it needs;
 `tests/trainer/test_private_names.py` checks all of them.
 
-Stages 1 and 2 keep one flat float32 tensor per parameter group, and each rank has a piece of it.
+Stages 1 and 2 use one flat float32 tensor per parameter group, and each rank has a piece of it.
 Stage 3 splits every weight into equal pieces, one per rank.
 """
 
@@ -18,7 +18,7 @@ def disable_shared_memory_collectives(deepspeed: Any) -> None:
     """Make DeepSpeed use gloo's collectives on CPUs.
 
     DeepSpeed's own shared-memory collectives are compiled on first use and wait without a timeout
-    for ranks that are gone.
+    for ranks that have exited.
     """
     operators = _required(_required(deepspeed, "ops"), "__compatible_ops__")
     if "deepspeed_shm_comm" not in operators:
@@ -27,13 +27,14 @@ def disable_shared_memory_collectives(deepspeed: Any) -> None:
 
 
 def reduced_gradients(zero: Any) -> list[Tensor]:
-    """This rank's pieces of the reduced gradients, stages 1 to 3."""
+    """Return this rank's pieces of the reduced gradients, stages 1 to 3."""
     pieces = _required(zero, "averaged_gradients").values()
     return [piece for group in pieces if group is not None for piece in group]
 
 
 def flat_pieces(zero: Any, stage: int) -> list[tuple[int, nn.Parameter]]:
-    """This rank's flat tensors that the optimizer updates, with their parameter group's index."""
+    """Return this rank's flat tensors that the optimizer updates, with their parameter group's
+    index."""
     if stage < 3:
         return list(enumerate(_required(zero, "single_partition_of_fp32_groups")))
     flats = _required(zero, "fp32_partitioned_groups_flat")
@@ -42,19 +43,19 @@ def flat_pieces(zero: Any, stage: int) -> list[tuple[int, nn.Parameter]]:
 
 
 def weight_piece(parameter: nn.Parameter) -> Tensor:
-    """This rank's piece of a weight under stage 3; the last one is padded."""
+    """Return this rank's piece of a weight under stage 3; the last one is padded."""
     piece: Tensor = _required(parameter, "ds_tensor")
     return piece
 
 
 def release_gathered_weights(zero: Any) -> None:
-    """Stage 3: free whole weights that a forward pass gathered and kept. They would be stale after
+    """Stage 3: free full weights that a forward pass gathered and cached. They would be stale after
     a change of the pieces."""
     _required(zero, "_partition_all_parameters")()
 
 
 def set_weight_or_moment(parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
-    """Stages 1 and 2: set a weight, or a moment of it, from the whole tensor (collective)."""
+    """Stages 1 and 2: set a weight or one of its moments from the full tensor (collective)."""
     _required(parameter, "set_full_hp_param")(value, moment)
 
 
@@ -69,7 +70,8 @@ def link_moments(parameter: nn.Parameter, flats: dict[int, nn.Parameter], state:
 
 
 def _required(owner: Any, name: str) -> Any:
-    """An attribute of a DeepSpeed object or module. Raises RuntimeError if it does not exist."""
+    """Return an attribute of a DeepSpeed object or module. Raises RuntimeError if it does not
+    exist."""
     if not hasattr(owner, name):
         raise _changed(f"{type(owner).__name__} has no {name}")
     return getattr(owner, name)
@@ -79,6 +81,6 @@ def _changed(what: str) -> RuntimeError:
     import deepspeed
 
     return RuntimeError(
-        f"DeepSpeed {deepspeed.__version__} is not a version that kway supports: {what}: install "
-        "the version in constraints.txt"
+        f"DeepSpeed {deepspeed.__version__} is not supported ({what}): install the version in "
+        "constraints.txt"
     )

@@ -1,1 +1,1 @@
-"""What a run reports during training: metrics, progress and time by phase."""
+"""The reports of a run during training: metrics, progress and time by phase."""

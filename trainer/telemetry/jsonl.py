@@ -1,4 +1,5 @@
-"""JSONL files with one record per line, each of a step. A resumed run rewrites later steps."""
+"""JSONL files with one record per line, each with a step. A resumed run rewrites records of later
+steps."""
 
 import json
 import math
@@ -10,14 +11,14 @@ from data.files import NO_SPACE, commit, explained
 from data.loading.batch import Batch
 from data.retry import is_transient
 
-_MAX_WAITING_BYTES = 4 * 2**20
+_MAX_BUFFERED_BYTES = 4 * 2**20
 
 
 class JsonLines:
     """A file to which records are appended without buffering.
 
-    While the disk is full or returns transient errors, up to 4 MiB of lines are kept in memory: a
-    run should not end because of its log, in particular while a checkpoint in progress fills the
+    While the disk is full or returns transient errors, up to 4 MiB of lines are buffered in memory:
+    a run should not fail because of its log, in particular while a checkpoint in progress fills the
     disk.
     """
 
@@ -27,7 +28,7 @@ class JsonLines:
         drop_lines_after(path, after_step, evaluated=evaluated)
         self.path = path
         self._file = path.open("ab", buffering=0)
-        self._waiting = b""
+        self._buffered = b""
 
     def write(self, record: dict[str, Any]) -> bool:
         """Append a record with the time in seconds since 1970. Non-finite numbers become null.
@@ -36,15 +37,15 @@ class JsonLines:
         error is not transient.
         """
         line = json.dumps(_finite({"time": round(time.time(), 3), **record}), allow_nan=False)
-        self._waiting += f"{line}\n".encode()
+        self._buffered += f"{line}\n".encode()
         try:
             self._flush()
         except OSError as error:
-            may_pass = error.errno in NO_SPACE or is_transient(error)
-            if not may_pass or len(self._waiting) > _MAX_WAITING_BYTES:
+            is_temporary = error.errno in NO_SPACE or is_transient(error)
+            if not is_temporary or len(self._buffered) > _MAX_BUFFERED_BYTES:
                 with explained(self.path):
                     raise
-        return not self._waiting
+        return not self._buffered
 
     def close(self) -> None:
         """Write the remaining lines and close the file. Raises OSError if that fails."""
@@ -52,8 +53,8 @@ class JsonLines:
             self._flush()
 
     def _flush(self) -> None:
-        while self._waiting:
-            self._waiting = self._waiting[self._file.write(self._waiting) :]
+        while self._buffered:
+            self._buffered = self._buffered[self._file.write(self._buffered) :]
 
 
 def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> None:
@@ -86,8 +87,8 @@ def _belongs(line: str, last_step: int, evaluated: int) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by None. JSON does not support them, and strict parsers reject
-    Python's notation."""
+    """Replace NaN and infinity with None. JSON does not support them, and strict parsers reject
+    the notation of Python."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -97,10 +98,10 @@ def _finite(value: Any) -> Any:
 
 class SampleLog:
     """Logs the ids of every step's samples, one file per rank, for audits. Does nothing unless
-    `wanted`."""
+    `enabled`."""
 
-    def __init__(self, run: Path, *, rank: int, wanted: bool) -> None:
-        self.path = run / f"samples-rank{rank}.jsonl" if wanted else None
+    def __init__(self, run: Path, *, rank: int, enabled: bool) -> None:
+        self.path = run / f"samples-rank{rank}.jsonl" if enabled else None
 
     @staticmethod
     def trim(run: Path, step: int) -> None:

@@ -37,7 +37,8 @@ class ModelFlops:
         self._counted: dict[tuple[int, ...], float] = {}
 
     def per_row(self, inputs: dict[str, Tensor]) -> float | None:
-        """Operations per row of `inputs`, [b, ...] each; None if the head has no formula.
+        """Return the operations per row of `inputs`, [b, ...] each; None if the head has no
+        formula.
 
         Raises RuntimeError if the encoder depends on the values of its inputs: fake tensors have
         none.
@@ -57,7 +58,8 @@ class ModelFlops:
 
 
 def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
-    """Operations of a forward pass for one row of `inputs`. `backbone` is on the meta device."""
+    """Return the operations of a forward pass for one row of `inputs`. `backbone` is on the meta
+    device."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.device("meta"), mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
         rows = {
@@ -69,8 +71,8 @@ def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
 
 
 def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
-    """Operations of training the head on one row, over all ranks: 6 d per class whose logit it
-    computes.
+    """Return the operations of training the head on one row, over all ranks: 6 d per class whose
+    logit it computes.
 
     None for heads that do not compute a row of logits (factored, hierarchical softmax).
     """
@@ -87,14 +89,14 @@ def _without_memory(config: BackboneOptions, image: ImageConfig | None) -> Backb
 
 
 def peak_flops(
-    device: torch.device, precision: Precision, given_tflops: float | None
+    device: torch.device, precision: Precision, override_tflops: float | None
 ) -> float | None:
-    """The peak rate of `device` in operations per second; None if it is not known.
+    """Return the peak rate of `device` in operations per second; None if it is unknown.
 
-    `given_tflops`, from the recipe, takes precedence over the table of devices.
+    `override_tflops`, from the recipe, takes precedence over the table of devices.
     """
-    if given_tflops is not None:
-        return given_tflops * 1e12
+    if override_tflops is not None:
+        return override_tflops * 1e12
     if device.type != "cuda":
         return None
     known = device_named(torch.cuda.get_device_name(device))
@@ -102,7 +104,7 @@ def peak_flops(
 
 
 class Utilization:
-    """Sums the operations of this rank's rows. Reports nothing if the peak rate is not known."""
+    """Sums the operations of this rank's rows. Reports nothing if the peak rate is unknown."""
 
     def __init__(
         self, flops: ModelFlops | None, peak: float | None, print_line: Callable[[str], None]
@@ -117,24 +119,24 @@ class Utilization:
         try:
             per_row = self._flops.per_row(inputs)
         except RuntimeError as error:
-            self._give_up(
+            self._disable(
                 f"the operations of the encoder cannot be counted ({one_line(error, 200)})"
             )
             return
         if per_row is None:
-            self._give_up("this head makes no row of logits")
+            self._disable("this head does not compute a row of logits")
             return
         self._operations += per_row * len(next(iter(inputs.values())))
 
     def take(self, seconds: float) -> float | None:
-        """The MFU of the operations since the last call, which took `seconds`; None if not
-        known."""
+        """Return the MFU of the operations since the last call, which took `seconds`; None if
+        unknown."""
         if self._flops is None or self._peak is None:
             return None
-        share = self._operations / seconds / self._peak
+        ratio = self._operations / seconds / self._peak
         self._operations = 0.0
-        return share
+        return ratio
 
-    def _give_up(self, reason: str) -> None:
+    def _disable(self, reason: str) -> None:
         self._peak = None
-        self._print_line(f"no MFU: {reason}")
+        self._print_line(f"MFU is not reported: {reason}")

@@ -1,6 +1,6 @@
 """The time of a step by phase, in seconds, measured on the device that runs the step.
 
-The time of a nested phase does not count for the outer one, so that no time is counted twice.
+The time of a nested phase is not added to the outer phase, so that no time is counted twice.
 Evaluations and checkpoints are exceptions: they include the phases inside them, because they are
 not part of a step. Use a `Phases` from one thread only; other threads may read `current`, `counted`
 and `operation`.
@@ -25,10 +25,10 @@ Phase = Literal[
     "evaluation",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-NOT_OF_A_STEP: tuple[Phase, ...] = ("checkpoint", "evaluation")
+OUTSIDE_STEPS: tuple[Phase, ...] = ("checkpoint", "evaluation")
 
 # Events of several steps. Beyond this, events that the stream has passed are summed and dropped.
-_MANY_EVENTS = 1000
+_MAX_UNREAD_EVENTS = 1000
 
 
 class Phases:
@@ -41,7 +41,7 @@ class Phases:
 
     def __init__(self, device: torch.device) -> None:
         self.current: Phase | None = None
-        self.operation: str | None = None  # the collective that this process is in
+        self.operation: str | None = None  # the collective that this process is running
         self.counted: Phase | None = None  # the phase to which the time is added
         self._timeline: _Timeline = (
             _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
@@ -51,7 +51,7 @@ class Phases:
     def __call__(self, name: Phase) -> Iterator[None]:
         assert name in PHASES, name
         outer, counted = self.current, self.counted
-        self._enter(name, counted if counted in NOT_OF_A_STEP else name)
+        self._enter(name, counted if counted in OUTSIDE_STEPS else name)
         try:
             yield
         finally:
@@ -59,7 +59,7 @@ class Phases:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surround the collective `name`: a hook for `heads.collectives.listening`."""
         with self("communication"):
             self.operation = name
             try:
@@ -68,9 +68,9 @@ class Phases:
                 self.operation = None
 
     def take(self) -> dict[Phase, float]:
-        """Seconds by phase since the last call. Phases that did not occur are left out.
+        """Return the seconds by phase since the last call, without phases that did not occur.
 
-        On CUDA, events that the stream has not reached yet are left for the next call.
+        On CUDA, events that the stream has not reached yet are included in the next call.
         """
         self._timeline.switch(self.counted)
         return self._timeline.take()
@@ -117,7 +117,7 @@ class _StreamTimeline:
         if self._name is not None:
             self._pieces.append((self._name, self._since, now))
         self._name, self._since = name, now
-        if len(self._pieces) > _MANY_EVENTS:
+        if len(self._pieces) > _MAX_UNREAD_EVENTS:
             self._sum_up()
 
     def take(self) -> dict[Phase, float]:

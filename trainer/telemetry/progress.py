@@ -29,39 +29,40 @@ class Pace:
         self._last_time, self._last_step = time.perf_counter(), start_step
         self._reports = deque([(self._last_time, start_step)], maxlen=_REPORTS)
 
-    def report(self, step: int, left_out_seconds: float) -> tuple[float, int]:
-        """The training time in seconds and the steps since the last report.
+    def report(self, step: int, excluded_seconds: float) -> tuple[float, int]:
+        """Return the training time in seconds and the steps since the last report.
 
-        `left_out_seconds` (evaluations and checkpoints) do not count as training time, but the
+        `excluded_seconds` (evaluations and checkpoints) do not count as training time, but the
         estimate of the remaining time includes them.
         """
         now = time.perf_counter()
-        elapsed = max(now - self._last_time - left_out_seconds, 1e-9)
+        elapsed = max(now - self._last_time - excluded_seconds, 1e-9)
         steps = max(step - self._last_step, 1)
         self._last_time, self._last_step = now, step
         self._reports.append((now, step))
         return elapsed, steps
 
     def remaining_seconds(self) -> float:
-        """The estimated remaining time at the speed of the last reports."""
+        """Return the estimated remaining time at the speed of the last reports."""
         (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]
         return (last_time - first_time) / max(last - first, 1) * (self._num_steps - last)
 
 
 def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
-    """Memory in bytes. `resident`: host memory of this process. On CUDA also the device memory
-    allocated by tensors, reserved by torch, and the peak allocated by tensors."""
-    held: dict[MemoryKind, int] = {"resident": psutil.Process().memory_info().rss}
+    """Return the memory in use, in bytes. `resident`: host memory of this process. On CUDA also the
+    device memory allocated by tensors, reserved by torch, and the peak allocated by tensors."""
+    used: dict[MemoryKind, int] = {"resident": psutil.Process().memory_info().rss}
     if device.type == "cuda":
-        held["device_allocated"] = torch.cuda.memory_allocated(device)
-        held["device_reserved"] = torch.cuda.memory_reserved(device)
-        held["device_peak"] = torch.cuda.max_memory_allocated(device)
-    return held
+        used["device_allocated"] = torch.cuda.memory_allocated(device)
+        used["device_reserved"] = torch.cuda.memory_reserved(device)
+        used["device_peak"] = torch.cuda.max_memory_allocated(device)
+    return used
 
 
-def limiting_memory(held: dict[MemoryKind, int]) -> int:
-    """The kind of memory that usually runs out first: the device's, or the host's without one."""
-    return held.get("device_reserved", held["resident"])
+def limiting_memory(used: dict[MemoryKind, int]) -> int:
+    """Return the kind of memory that usually runs out first: device memory, or host memory on
+    CPUs."""
+    return used.get("device_reserved", used["resident"])
 
 
 @dataclass(frozen=True)

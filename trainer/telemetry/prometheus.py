@@ -22,13 +22,13 @@ _STEP_GAUGES = {
     "loss": ("loss", "Loss of the last logged step"),
     "learning_rate": ("learning_rate", "Learning rate of the backbone"),
     "gradient_norm": ("gradient_norm", "Global gradient norm before clipping"),
-    "step_seconds": ("step_seconds", "Mean time of a step since the last logged one"),
-    "samples_per_second": ("samples_per_second", "Samples a second over all ranks"),
-    "data_wait_ratio": ("data_wait_ratio", "Share of the time spent waiting for data"),
-    "mfu": ("mfu_ratio", "Share of the device's peak that the model's operations take"),
-    "bad_samples": ("bad_samples", "Damaged samples that the run met and replaced"),
-    "skipped_steps": ("skipped_steps", "Updates that the run left out for numbers not finite"),
-    "restarts": ("restarts", "Times that the launcher has started the ranks anew"),
+    "step_seconds": ("step_seconds", "Mean step time since the last logged step"),
+    "samples_per_second": ("samples_per_second", "Training throughput over all ranks"),
+    "data_wait_ratio": ("data_wait_ratio", "Fraction of time spent waiting for data"),
+    "mfu": ("mfu_ratio", "Model operations as a fraction of the peak rate of the device"),
+    "bad_samples": ("bad_samples", "Damaged samples that were replaced"),
+    "skipped_steps": ("skipped_steps", "Updates skipped because of non-finite numbers"),
+    "restarts": ("restarts", "Number of times the launcher restarted the ranks"),
 }
 _LAST_PORT = 65_535
 
@@ -54,23 +54,21 @@ class Metrics:
         self._slow: set[int] = set()
         self._step, self._global_batch = start_step, global_batch
         self._steps = self._counter("steps", "Optimizer steps of this process")
-        self._samples = self._counter("samples", "Samples of those steps, over all ranks")
+        self._samples = self._counter("samples", "Samples of these steps over all ranks")
         self._checkpoints = self._counter("checkpoints", "Checkpoints of this process")
         self._lost = self._counter("lost_checkpoints", "Checkpoints that could not be written")
         self._phases = self._counter("phase_seconds", "Time of this rank by phase", "phase")
         for phase in PHASES:
             self._phases.labels(phase)
         self._show_phase(phases)
-        self._set("planned_steps", "Steps of the whole run", num_steps)
-        self._set(
-            "checkpoint_every_steps", "Steps from one checkpoint to the next", checkpoint_every
-        )
-        help_text = "Time when this process began to report"
+        self._set("planned_steps", "Planned steps of the run", num_steps)
+        self._set("checkpoint_every_steps", "Steps between two checkpoints", checkpoint_every)
+        help_text = "Time when this process started to report"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _STEP_GAUGES["restarts"][1], restarts)
         # Set this at the start: an alert on its increase does not see the first value.
         self._set("skipped_steps", _STEP_GAUGES["skipped_steps"][1], skipped_steps)
-        info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
+        info = Info("kway_train_rank", "Identity of this rank", registry=self.registry)
         info.info(
             {
                 "rank": str(world.rank),
@@ -82,12 +80,12 @@ class Metrics:
         self.beat(start_step)
 
     def beat(self, step: int) -> None:
-        """The heartbeat: `step` is done, or the run starts from it."""
+        """Record the heartbeat: `step` is done, or the run starts from it."""
         self._steps.inc(step - self._step)
         self._samples.inc((step - self._step) * self._global_batch)
         self._step = step
-        self._set("step", "Step that the run is at", step)
-        help_text = "Time of the last step; of the start before the first"
+        self._set("step", "Current step of the run", step)
+        help_text = "Time of the last step, or of the start before the first step"
         self._gauge("last_step_timestamp_seconds", help_text).set_to_current_time()
 
     def step(self, numbers: dict[str, Any]) -> None:
@@ -103,10 +101,12 @@ class Metrics:
         """Set the busy seconds of each rank, in rank order, and for slow ranks the ratio to the
         other ranks' time."""
         for rank, value in enumerate(seconds):
-            help_text = "Time a step that a rank does not wait for others, median of the last steps"
+            help_text = "Median time per step without waiting for other ranks"
             self._set("rank_busy_seconds", help_text, value, rank=str(rank))
         for rank, ratio in slow.items():
-            help_text = "How many times the others' time a slow rank takes; others have none"
+            help_text = (
+                "Step time of a slow rank relative to the other ranks; absent for other ranks"
+            )
             self._set("slow_rank_ratio", help_text, ratio, rank=str(rank))
         for rank in self._slow - slow.keys():
             self._gauges["slow_rank_ratio"].remove(str(rank))
@@ -128,7 +128,7 @@ class Metrics:
     def _show_phase(self, phases: Phases) -> None:
         """Export this rank's phase, read at each scrape, so that a long evaluation is not mistaken
         for a stalled step."""
-        gauge = self._gauge("phase", "1 for the phase that this rank is in", "phase")
+        gauge = self._gauge("phase", "1 for the current phase of this rank", "phase")
         for phase in PHASES:
             gauge.labels(phase).set_function(partial(_is_in, phase, phases))
 
@@ -163,20 +163,20 @@ class Endpoint:
         if port > _LAST_PORT:
             raise ValueError(
                 f"telemetry.port {config.port} + local rank {local_rank} is {port}, more than "
-                f"{_LAST_PORT}: choose a lower one"
+                f"{_LAST_PORT}: choose a lower port"
             )
-        whose = f" (of local rank {local_rank})" if local_rank else ""
+        of_rank = f" (local rank {local_rank})" if local_rank else ""
         try:
             self._server, self._thread = start_http_server(port, config.host, registry)
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise OSError(
-                    f"telemetry.host is {config.host}, no address of this machine "
-                    f"({error.strerror}): give one, such as 127.0.0.1, or 0.0.0.0 for all"
+                    f"telemetry.host is {config.host}, which is not an address of this machine "
+                    f"({error.strerror}): use 127.0.0.1, another address, or 0.0.0.0 for all"
                 ) from error
             raise OSError(
-                f"telemetry.port {port}{whose} on {config.host} cannot be used "
-                f"({error.strerror}): choose another, or 0 for any free one"
+                f"telemetry.port {port}{of_rank} on {config.host} cannot be used "
+                f"({error.strerror}): choose another port, or 0 for any free port"
             ) from error
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.port = self._server.server_port

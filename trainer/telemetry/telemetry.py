@@ -19,7 +19,7 @@ from trainer.config import TelemetryConfig
 from trainer.faults.stragglers import Stragglers
 from trainer.telemetry.jsonl import JsonLines
 from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
-from trainer.telemetry.phases import NOT_OF_A_STEP, Phases
+from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
 from trainer.telemetry.prometheus import Endpoint, Metrics
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
@@ -62,9 +62,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
-        self._newest: dict[
-            str, float
-        ] = {}  # newest numbers of steps and evaluations, for a TrainJob
+        # Newest numbers of steps and evaluations, for a TrainJob.
+        self._newest: dict[str, float] = {}
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
@@ -103,7 +102,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self.screen.print_line(line)
 
     def is_due(self, step: int) -> bool:
-        """Whether the numbers of `step` (counted from 1) are logged."""
+        """Return whether the numbers of `step` (counted from 1) are logged."""
         return step % self.config.log_every == 0 or step in (1, self.num_steps)
 
     def beat(
@@ -183,7 +182,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         is_written = self.file.write(record)
         if self._is_log_written and not is_written:
             self.print_line(
-                f"{self.file.path} cannot be written now: its lines are buffered until it can"
+                f"{self.file.path} cannot be written: lines are buffered until writing succeeds"
             )
         self._is_log_written = is_written
 
@@ -214,13 +213,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self.world.is_main:
             last = (self.config.port or 0) + self.world.local_size - 1
             shared = self.config.port and self.world.local_size > 1
-            others = f", those of this machine's other ranks at ports up to {last}"
+            others = f" (other ranks of this machine: ports up to {last})"
             self.print_line(f"metrics at {endpoint.url}{others if shared else ''}")
-        elif not self.config.port:  # a free port, which no other rank knows
+        elif not self.config.port:  # any free port, which rank 0 does not know
             print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
 
     def _busy_ranks(self) -> dict[str, Any]:
-        """The slowest rank and busy times. Prints a message if a rank delays the others."""
+        """Return the slowest rank and busy times. Prints a message if a rank delays the others."""
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
@@ -233,10 +232,11 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         return {"slowest_rank": slowest, "busy_seconds": busy}
 
     def _rates(self, step: int) -> dict[str, Any]:
-        """Rates over the time since the last report, excluding evaluations and checkpoints."""
+        """Return the rates over the time since the last report, excluding evaluations and
+        checkpoints."""
         phases = self._phases.take()
-        elsewhere = sum(phases.get(phase, 0.0) for phase in NOT_OF_A_STEP)
-        elapsed, steps = self._pace.report(step, elsewhere)
+        excluded = sum(phases.get(phase, 0.0) for phase in OUTSIDE_STEPS)
+        elapsed, steps = self._pace.report(step, excluded)
         rates = {
             "step_seconds": elapsed / steps,
             "samples_per_second": steps * self.global_batch / elapsed,

@@ -9,13 +9,13 @@ def check_tensorboard() -> None:
     """Raise ValueError if the optional package is not installed."""
     if find_spec("tensorboard") is None:
         raise ValueError(
-            "telemetry.tensorboard is true and the package tensorboard is not installed: "
+            "telemetry.tensorboard is true, but the package tensorboard is not installed: "
             "pip install 'kway[tensorboard]', or set it to false"
         )
 
 
 class TensorBoard:
-    """Writes scalars by step. TensorBoard hides what earlier processes wrote after
+    """Writes scalars by step. TensorBoard hides the data that earlier processes wrote after
     `start_step`."""
 
     def __init__(self, folder: Path, *, start_step: int) -> None:

@@ -21,10 +21,10 @@ _ADDRESS = "KUBEFLOW_TRAINER_SERVER_URL"
 _AUTHORITY = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 # Kubeflow requires this interval of its clients, as each report changes an object of the cluster.
-_REST_SECONDS = 5.0
+_INTERVAL_SECONDS = 5.0
 _TIMEOUT_SECONDS = 5.0
-_MOST_METRICS = 20  # an evaluation may have hundreds
-_LONGEST_REASON = 300
+_MAX_METRICS = 20  # an evaluation may have hundreds
+_MAX_REASON_CHARACTERS = 300
 
 
 class TrainJobStatus:
@@ -41,25 +41,27 @@ class TrainJobStatus:
         token: Path,
         print_line: Callable[[str], None],
         *,
-        rest_seconds: float = _REST_SECONDS,
+        interval_seconds: float = _INTERVAL_SECONDS,
     ) -> None:
         self._url, self._authority, self._token = url, authority, token
-        self._print_line, self._rest_seconds = print_line, rest_seconds
+        self._print_line, self._interval_seconds = print_line, interval_seconds
         self._newest: dict[str, Any] | None = None
         self._changed, self._closed = threading.Event(), threading.Event()
-        self._is_well = True
+        self._last_succeeded = True
         self._thread = threading.Thread(target=self._run, name="trainjob status", daemon=True)
         self._thread.start()
 
     @classmethod
     def of_environment(cls, print_line: Callable[[str], None]) -> "TrainJobStatus | None":
-        """The status of this TrainJob; None outside a TrainJob or if a variable is missing."""
+        """Return the status of this TrainJob; None outside a TrainJob or if a variable is
+        missing."""
         found = [os.environ.get(name) for name in (_ADDRESS, _AUTHORITY, _TOKEN)]
         if found[0] is None:
             return None
         if None in found:
             print_line(
-                f"no progress for the TrainJob: {_ADDRESS} is set, {_AUTHORITY} or {_TOKEN} is not"
+                f"TrainJob progress is not reported: {_ADDRESS} is set, but {_AUTHORITY} or "
+                f"{_TOKEN} is not"
             )
             return None
         url, authority, token = map(str, found)
@@ -73,13 +75,13 @@ class TrainJobStatus:
         remaining_seconds: float,
         metrics: Mapping[str, float],
     ) -> None:
-        """Report progress after `step` of `num_steps`. Non-finite numbers are left out."""
+        """Report progress after `step` of `num_steps`. Non-finite numbers are omitted."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         status: dict[str, Any] = {
             "progressPercentage": 100 * step // num_steps,
             "metrics": [
                 {"name": name, "value": f"{value:.6g}"}
-                for name, value in list(finite.items())[:_MOST_METRICS]
+                for name, value in list(finite.items())[:_MAX_METRICS]
             ],
             "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -104,29 +106,33 @@ class TrainJobStatus:
                 self._send(status)
             if self._closed.is_set() and self._newest is None:
                 return
-            self._closed.wait(self._rest_seconds)
+            self._closed.wait(self._interval_seconds)
 
     def _send(self, status: dict[str, Any]) -> None:
         start = time.monotonic()
         try:
             token = self._token.read_text(encoding="utf-8").strip()
             # Read the certificate and the token every time, because the controller rotates both.
-            trusted = ssl.create_default_context(cafile=self._authority)
-            answer = httpx.post(
+            context = ssl.create_default_context(cafile=self._authority)
+            response = httpx.post(
                 self._url,
                 json={"trainerStatus": status},
                 headers={"Authorization": f"Bearer {token}"},
-                verify=trusted,
+                verify=context,
                 timeout=_TIMEOUT_SECONDS,
                 trust_env=False,  # the server is in this cluster, not behind a proxy
             )
-            answer.raise_for_status()
+            response.raise_for_status()
         # ValueError: the token is not a valid header value, or the URL is not valid.
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-            if self._is_well:
+            if self._last_succeeded:
                 seconds = time.monotonic() - start
-                reason = str(error).replace("\n", " ")[:_LONGEST_REASON] or type(error).__name__
-                self._print_line(f"no progress for the TrainJob, after {seconds:.1f} s: {reason}")
-            self._is_well = False
+                reason = (
+                    str(error).replace("\n", " ")[:_MAX_REASON_CHARACTERS] or type(error).__name__
+                )
+                self._print_line(
+                    f"TrainJob progress could not be reported ({seconds:.1f} s): {reason}"
+                )
+            self._last_succeeded = False
         else:
-            self._is_well = True
+            self._last_succeeded = True

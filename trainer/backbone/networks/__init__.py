@@ -23,6 +23,6 @@ NETWORKS: dict[str, type[ImageNetwork]] = {
 def register_networks() -> None:
     """Register the networks with `AutoConfig` and `AutoModel`. May be called repeatedly."""
     for model_type, model in NETWORKS.items():
-        # exist_ok: ours takes precedence if a later transformers has a model of the same name.
+        # exist_ok: our model takes precedence if a later transformers has one of the same name.
         AutoConfig.register(model_type, model.config_class, exist_ok=True)
         AutoModel.register(model.config_class, model, exist_ok=True)

@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 
 class ImageNetwork(PreTrainedModel):
-    """Computes `last_hidden_state` [B, `config.hidden_size`, h, w] from normalised images
+    """Computes `last_hidden_state` [B, `config.hidden_size`, h, w] from normalized images
     [B, C, H, W].
 
     Initial weights follow He et al. (2015): normal with variance 2 / fan. For convolutions this is
@@ -40,7 +40,7 @@ class FullyConnected(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=False)
-        # 2d, on images of one pixel: `trainer/backbone/batch_norm.py` supports only BatchNorm2d.
+        # BatchNorm2d on images of one pixel, the only kind in `trainer/backbone/batch_norm.py`.
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class FullyConnected(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1) -> nn.Conv2d:
-    """A convolution of odd kernel `size` with padding that keeps the image size at stride 1. It has
-    no bias, because batch norm has one."""
+    """Return a convolution of odd kernel `size` with padding that keeps the image size at stride 1.
+    Without a bias, because batch norm has one."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
@@ -64,29 +64,29 @@ def check_positive(**fields: int | Sequence[int]) -> None:
     for name, value in fields.items():
         numbers = [value] if isinstance(value, int) else value
         if min(numbers, default=0) < 1:
-            raise ValueError(f"{name} is {value}: every number of it must be at least 1")
+            raise ValueError(f"{name} is {value}: all numbers must be at least 1")
 
 
 def check_dropout(dropout: float) -> None:
     """Raise ValueError if `dropout` is not a probability below 1."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}: give a probability below 1; 0 is none")
+        raise ValueError(f"dropout is {dropout}, but must be at least 0 and below 1; 0 disables it")
 
 
-def layers_a_stage(depth: int, *, step: int, outside: int) -> int:
-    """The n in `depth` = `step` n + `outside`. Raises ValueError if there is none."""
+def layers_per_stage(depth: int, *, step: int, outside: int) -> int:
+    """Return the n in `depth` = `step` n + `outside`. Raises ValueError if no such n exists."""
     n, rest = divmod(depth - outside, step)
     if rest or n < 1:
         lower = step * max(n, 1) + outside
         raise ValueError(
-            f"depth is {depth} and must be {step} n + {outside}: choose {lower} or {lower + step}"
+            f"depth is {depth} but must be {step} n + {outside}: use {lower} or {lower + step}"
         )
     return n
 
 
 @strict
 class FixedSizeConfig(PreTrainedConfig):
-    """The configuration of a network for images of one fixed size, because a layer has weights for
+    """The configuration of a network for images of a fixed size, because a layer has weights for
     each pixel."""
 
     image_size: int = 32
@@ -101,6 +101,6 @@ class FixedSizeConfig(PreTrainedConfig):
         if (height, width) != (self.image_size, self.image_size):
             raise ValueError(
                 f"backbone.config.image_size is {self.image_size}, images have {height} x "
-                f"{width} pixels and {self.model_type} takes one size alone: make it and "
-                "data.image.size equal, and leave out other sizes of data.augment"
+                f"{width} pixels, and {self.model_type} accepts only one size: set it to "
+                "data.image.size and remove other sizes from data.augment"
             )

@@ -12,7 +12,7 @@ from trainer.backbone.networks.base import (
     check_dropout,
     check_positive,
     convolution,
-    layers_a_stage,
+    layers_per_stage,
 )
 
 _BLOCKS = 3
@@ -24,10 +24,10 @@ class CifarDenseNetConfig(PreTrainedConfig):
     """`growth_rate` is the number of feature maps that a layer adds.
 
     `bottleneck` adds a 1 x 1 convolution to 4 `growth_rate` maps to each layer. `compression` is
-    the fraction of maps that a transition keeps. DenseNet-BC has a bottleneck and compression 0.5.
-    `depth` counts the layers with weights, including the classifier: 3 n + 4, or 6 n + 4 with
-    `bottleneck`. `dropout` follows each convolution except the first; the paper uses 0.2 without
-    augmentation.
+    the fraction of maps that remain after a transition. DenseNet-BC has a bottleneck and
+    compression 0.5. `depth` counts the layers with weights, including the classifier: 3 n + 4, or 6
+    n + 4 with `bottleneck`. `dropout` follows each convolution except the first; the paper uses 0.2
+    without augmentation.
     """
 
     model_type = "cifar_densenet"
@@ -44,20 +44,20 @@ class CifarDenseNetConfig(PreTrainedConfig):
         check_dropout(self.dropout)
         if not 1 <= self.compression * self.maps[0] <= self.maps[0]:
             raise ValueError(
-                f"compression is {self.compression}: give the share of the maps that a transition "
-                "keeps, 1 for all, large enough that some are left"
+                f"compression is {self.compression}: it is the fraction of the maps that remain "
+                "after a transition, at most 1 and large enough to leave at least one map"
             )
         super().__post_init__(**kwargs)
 
     @property
-    def layers_a_block(self) -> int:
-        return layers_a_stage(self.depth, step=6 if self.bottleneck else 3, outside=4)
+    def layers_per_block(self) -> int:
+        return layers_per_stage(self.depth, step=6 if self.bottleneck else 3, outside=4)
 
     @property
     def maps(self) -> tuple[int, ...]:
         """The number of maps before each dense block and after the last one."""
         before = [2 * self.growth_rate if self.bottleneck else 16]
-        grown = self.layers_a_block * self.growth_rate
+        grown = self.layers_per_block * self.growth_rate
         for _ in range(_BLOCKS - 1):
             before.append(int((before[-1] + grown) * self.compression))
         return (*before, before[-1] + grown)
@@ -75,9 +75,9 @@ class DenseLayer(nn.Module):
         parts: list[nn.Module] = []
         if config.bottleneck:
             middle = 4 * config.growth_rate
-            parts += _normalised_convolution(inputs, middle, 1, config.dropout)
+            parts += _normalized_convolution(inputs, middle, 1, config.dropout)
             inputs = middle
-        parts += _normalised_convolution(inputs, config.growth_rate, 3, config.dropout)
+        parts += _normalized_convolution(inputs, config.growth_rate, 3, config.dropout)
         self.new_maps = nn.Sequential(*parts)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,19 +118,19 @@ class CifarDenseNetModel(ImageNetwork):
         return BaseModelOutputWithNoAttention(last_hidden_state=F.relu(self.norm(hidden)))
 
 
-def _dense_block(inputs: int, kept: int | None, config: CifarDenseNetConfig) -> nn.Sequential:
-    """A dense block and its transition to `kept` maps; the last block (None) has no transition."""
+def _dense_block(inputs: int, remaining: int | None, config: CifarDenseNetConfig) -> nn.Sequential:
+    """Return a dense block and its transition to `remaining` maps; None: without a transition."""
     parts: list[nn.Module] = []
-    for _ in range(config.layers_a_block):
+    for _ in range(config.layers_per_block):
         parts.append(DenseLayer(inputs, config))
         inputs += config.growth_rate
-    if kept is not None:
-        parts += _normalised_convolution(inputs, kept, 1, config.dropout)
+    if remaining is not None:
+        parts += _normalized_convolution(inputs, remaining, 1, config.dropout)
         parts.append(nn.AvgPool2d(2))
     return nn.Sequential(*parts)
 
 
-def _normalised_convolution(
+def _normalized_convolution(
     inputs: int, outputs: int, size: int, dropout: float
 ) -> tuple[nn.Module, ...]:
     return (

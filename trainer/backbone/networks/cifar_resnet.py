@@ -6,7 +6,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from trainer.backbone.networks.base import ImageNetwork, check_positive, convolution, layers_a_stage
+from trainer.backbone.networks.base import (
+    ImageNetwork,
+    check_positive,
+    convolution,
+    layers_per_stage,
+)
 
 
 @strict
@@ -23,12 +28,12 @@ class CifarResNetConfig(PreTrainedConfig):
     num_channels: int = 3
 
     def __post_init__(self, **kwargs: object) -> None:
-        layers_a_stage(self.depth, step=6, outside=2)
+        layers_per_stage(self.depth, step=6, outside=2)
         check_positive(hidden_sizes=self.hidden_sizes, num_channels=self.num_channels)
         if len(self.hidden_sizes) != 3 or list(self.hidden_sizes) != sorted(self.hidden_sizes):
             raise ValueError(
-                f"hidden_sizes is {self.hidden_sizes}: give three numbers, none below the one "
-                "before it, for shortcuts only add maps"
+                f"hidden_sizes is {self.hidden_sizes}: use three numbers in ascending order, "
+                "because a shortcut can only add maps"
             )
         super().__post_init__(**kwargs)
 
@@ -53,9 +58,9 @@ class BasicBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(hidden)) + self._shortcut(x))
 
     def _shortcut(self, x: Tensor) -> Tensor:
-        """The input subsampled by the stride and padded with maps of zeros."""
-        kept = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(kept, (0, 0, 0, 0, 0, self.added))
+        """Return the input subsampled by the stride and padded with maps of zeros."""
+        subsampled = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(subsampled, (0, 0, 0, 0, 0, self.added))
 
 
 class CifarResNetModel(ImageNetwork):
@@ -65,7 +70,7 @@ class CifarResNetModel(ImageNetwork):
 
     def __init__(self, config: CifarResNetConfig) -> None:
         super().__init__(config)
-        blocks = layers_a_stage(config.depth, step=6, outside=2)
+        blocks = layers_per_stage(config.depth, step=6, outside=2)
         first, second, third = config.hidden_sizes
         self.stem = convolution(config.num_channels, first, 3)
         self.norm = nn.BatchNorm2d(first)

@@ -27,7 +27,7 @@ class SlcCnnConfig(FixedSizeConfig):
     def __post_init__(self, **kwargs: object) -> None:
         if len(self.conv_channels) != 6:
             raise ValueError(
-                f"conv_channels is {self.conv_channels}: give six numbers, one a convolution"
+                f"conv_channels is {self.conv_channels}: use six numbers, one per convolution"
             )
         check_positive(conv_channels=self.conv_channels, hidden_size=self.hidden_size)
         super().__post_init__(**kwargs)

@@ -11,7 +11,7 @@ from trainer.backbone.networks.base import (
     check_dropout,
     check_positive,
     convolution,
-    layers_a_stage,
+    layers_per_stage,
 )
 
 _STEM = 16
@@ -30,7 +30,7 @@ class WideResNetConfig(PreTrainedConfig):
     num_channels: int = 3
 
     def __post_init__(self, **kwargs: object) -> None:
-        layers_a_stage(self.depth, step=6, outside=4)
+        layers_per_stage(self.depth, step=6, outside=4)
         check_positive(width=self.width, num_channels=self.num_channels)
         check_dropout(self.dropout)
         super().__post_init__(**kwargs)
@@ -86,7 +86,7 @@ class WideResNetModel(ImageNetwork):
 
 
 def _stage(inputs: int, outputs: int, stride: int, config: WideResNetConfig) -> nn.Sequential:
-    blocks = layers_a_stage(config.depth, step=6, outside=4)
+    blocks = layers_per_stage(config.depth, step=6, outside=4)
     return nn.Sequential(
         PreActivationBlock(inputs, outputs, stride=stride, dropout=config.dropout),
         *(
