@@ -21,7 +21,7 @@ _DISTRIBUTIONS = {
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Returns the requirements of the installed kway, or the additional ones of an extra.
+    """Return the requirements of the installed kway, or the additional ones of an extra.
 
     Returns [] if kway is not installed.
     """
@@ -36,7 +36,7 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Returns a one-line error for a module that an extra installs; None for other modules."""
+    """Return a one-line error for a module that an extra installs; None for other modules."""
     module = (error.name or "").partition(".")[0]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
@@ -46,7 +46,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 
 def _all(extra: str) -> set[str]:
-    """Returns the distributions of an extra and of the extras that it includes."""
+    """Return the distributions of an extra and of the extras that it includes."""
     found = requirements(extra)
     included = [_all(name) for one in found if one.name == "kway" for name in one.extras]
     return {canonicalize_name(one.name) for one in found}.union(*included)

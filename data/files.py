@@ -18,7 +18,7 @@ _LOST_AND_FOUND = "lost+found"
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yields a path next to `path` to write to. The block must rename it; it is deleted on failure.
+    """Yield a path next to `path` to write to. The block must rename it; it is deleted on failure.
 
     Raises OSError with the path and a remedy if the disk is full.
     """
@@ -35,7 +35,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Adds `path`, and a remedy if the disk is full, to errors of `write` and `fsync`.
+    """Add `path`, and a remedy if the disk is full, to errors of `write` and `fsync`.
 
     Other errors keep their number.
     """
@@ -52,7 +52,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def commit(path: Path, content: bytes) -> None:
-    """Writes a file atomically: it exists complete or not at all, even after a power failure.
+    """Write a file atomically: it exists complete or not at all, even after a power failure.
 
     Retries after a transient error; raises RetriesExhaustedError if all attempts fail.
     """
@@ -69,7 +69,7 @@ def _commit(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or a folder is on the disk."""
+    """Wait until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -78,13 +78,13 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a whole file, in hexadecimal."""
+    """Return the SHA-256 of a whole file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(file: IO[bytes]) -> None:
-    """Writes buffered data to the disk and waits for it."""
+    """Write buffered data to the disk and wait for it."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -17,17 +17,17 @@ def silent(done: int, total: int) -> None:
 
 
 def one_line(error: object, limit: int = 300) -> str:
-    """Returns the text of an error, or else its type, on one line of up to `limit` characters."""
+    """Return the text of an error, or else its type, on one line of up to `limit` characters."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
 def pluralize(number: int, what: str) -> str:
-    """Returns a count with its noun, such as `1 shard` or `2,000 shards`."""
+    """Return a count with its noun, such as `1 shard` or `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def printable(text: str) -> str:
-    """Returns one line that is safe to print to a terminal.
+    """Return one line that is safe to print to a terminal.
 
     Line breaks, control characters, unpaired surrogates and direction marks become `U+001B` and so
     on.

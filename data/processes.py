@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 def over_jobs(
     work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
 ) -> Iterator[Result]:
-    """Yields `work(job)` of each job, in order, computed by `workers` processes.
+    """Yield `work(job)` of each job, in order, computed by `workers` processes.
 
     workers: 0 or 1 for this process, None for one per core if there is enough to read. `work` must
     be picklable, such as a function of a module.
@@ -42,7 +42,7 @@ def over_jobs(
 
 @contextmanager
 def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
-    """Starts `workers` processes, each of which first calls `start(*given)`.
+    """Start `workers` processes, each of which first calls `start(*given)`.
 
     Exiting drops queued jobs. Raises TransientError if one of them was killed.
     """
@@ -62,7 +62,7 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
 def in_order(
     pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
 ) -> Iterator[Result]:
-    """Yields `work(job)` of each job, in order. Up to `ahead` jobs are submitted in advance."""
+    """Yield `work(job)` of each job, in order. Up to `ahead` jobs are submitted in advance."""
     running: deque[Future[Result]] = deque()
     for job in jobs:
         running.append(pool.submit(work, job))
@@ -73,7 +73,7 @@ def in_order(
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent ends.
+    """End this process when its parent ends.
 
     A killed parent leaves the pool's pipes open, so its workers would otherwise wait forever.
     """
@@ -88,7 +88,7 @@ def end_with_parent() -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Makes the kernel kill this process when the thread that started it ends (Linux).
+    """Make the kernel kill this process when the thread that started it ends (Linux).
 
     parent: expected parent process ID. If the parent differs, it died before `prctl` took effect,
     and this process kills itself.

@@ -66,7 +66,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def retried(what: str, operation: Callable[[], Answer]) -> Answer:
-    """Calls `operation` until it succeeds and returns its result. It must be safe to call again.
+    """Call `operation` until it succeeds and return its result. It must be safe to call again.
 
     what: names the file in log lines and in the error. Raises RetriesExhaustedError after the last
     attempt. An error that is not transient is raised immediately.
@@ -89,7 +89,7 @@ def wait_before_retry(
     deadline: float = math.inf,
     remedy: str = _REMEDY,
 ) -> None:
-    """Logs the error of `attempt` (counted from 1) and waits: exponential backoff with jitter.
+    """Log the error of `attempt` (counted from 1) and wait: exponential backoff with jitter.
 
     Raises `error` itself if it is not transient or was already retried, and RetriesExhaustedError
     after the last of `attempts` or if the wait would exceed `deadline` (`time.monotonic`).

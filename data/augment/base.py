@@ -31,7 +31,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Returns an image of the same shape as `image`, which is not modified.
+        """Return an image of the same shape as `image`, which is not modified.
 
         image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, the generator of
         the sample. Changes that are applied with a probability draw even if it is 0, so that
@@ -50,7 +50,7 @@ class SampleGenerator:
         self._start = self._generator.bit_generator.state
 
     def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
-        """Returns a generator that always yields the same numbers for the same sample."""
+        """Return a generator that always yields the same numbers for the same sample."""
         state: Any = self._start["state"]
         state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
         self._generator.bit_generator.state = self._start
@@ -58,12 +58,12 @@ class SampleGenerator:
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
-    """Returns one generator for the positions 2n and 2n + 1 of the endless stream of samples."""
+    """Return one generator for the positions 2n and 2n + 1 of the endless stream of samples."""
     return _generator(seed, _PAIRS, position // 2, 0)
 
 
 def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
-    """Returns a Philox generator (Salmon et al. 2011).
+    """Return a Philox generator (Salmon et al. 2011).
 
     Philox increments the first word of its counter; the other words identify the stream.
     """
@@ -79,7 +79,7 @@ def random_box(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Box | None:
-    """Returns a random box inside height x width, or None if ten draws do not fit.
+    """Return a random box inside height x width, or None if ten draws do not fit.
 
     area: fraction of the whole, uniform. ratio: width / height, log-uniform.
     """

@@ -44,7 +44,7 @@ class Crop(FrozenConfig):
     def cropped(
         self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: np.random.Generator
     ) -> np.ndarray:
-        """Returns the cropped image: uint8 [H, W, C] -> uint8 [size, size, C]."""
+        """Return the cropped image: uint8 [H, W, C] -> uint8 [size, size, C]."""
         if self.crop_area is None:
             middle = center_crop(image, config)
             return _shifted(middle, self.pad, fill, rng) if self.pad else middle
@@ -52,7 +52,7 @@ class Crop(FrozenConfig):
         return resized(image[top : top + height, left : left + width], config.size)
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Returns a box of random area and shape.
+        """Return a box of random area and shape.
 
         After ten draws that do not fit, returns the largest centered box with an allowed aspect
         ratio.
@@ -69,7 +69,7 @@ class Crop(FrozenConfig):
 
 
 def resized(image: np.ndarray, size: int) -> np.ndarray:
-    """Resizes [H, W, C] to [size, size, C], twice as fast as the area averaging used in evaluation.
+    """Resize [H, W, C] to [size, size, C], twice as fast as the area averaging used in evaluation.
 
     If a side is at least twice `size`, whole blocks of pixels are averaged first. The rest is
     bilinear. Compared with Lanczos, the error equals that of area averaging up to a factor of 1.5,
@@ -86,7 +86,7 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def _shifted(image: np.ndarray, most: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-    """Returns a random window of [H, W, C] after padding with `most` pixels of `fill`."""
+    """Return a random window of [H, W, C] after padding with `most` pixels of `fill`."""
     height, width, channels = image.shape
     padded = np.empty((height + 2 * most, width + 2 * most, channels), np.uint8)
     padded[:] = fill

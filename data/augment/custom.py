@@ -17,7 +17,7 @@ class CustomAugmentation(FrozenConfig, Augmentation):
     kind: str
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Calls the augmentation.
+        """Call the augmentation.
 
         Raises ValueError if the result differs from `image` in dtype or shape.
         """
@@ -33,7 +33,7 @@ class CustomAugmentation(FrozenConfig, Augmentation):
 
 
 def check_imported(value: object) -> object:
-    """Validates an entry of `data.augment.custom`, which has already been imported."""
+    """Validate an entry of `data.augment.custom`, which has already been imported."""
     if not isinstance(value, CustomAugmentation):
         raise ValueError("name a class by its import path, as in kind: my_package.images:Noise")
     return value

@@ -29,7 +29,7 @@ class MixDraw:
     box: Box = (0, 0, 0, 0)
 
     def __call__(self, image: np.ndarray, partner: np.ndarray) -> np.ndarray:
-        """Returns `image`, uint8 [C, H, W], mixed with `partner`. Neither input is modified."""
+        """Return `image`, uint8 [C, H, W], mixed with `partner`. Neither input is modified."""
         if self.kind == "mixup":
             # Reshaped to matrix rows, because OpenCV treats the last of three axes as channels.
             own, other = (array.reshape(-1, array.shape[-1]) for array in (image, partner))
@@ -62,7 +62,7 @@ class Mix(FrozenConfig):
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draws the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
+        """Draw the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact
         fraction of pixels, because the box is clipped at the edges of the image.
@@ -82,7 +82,7 @@ class Mix(FrozenConfig):
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """Returns a random square with 1 - `weight` of the area, clipped at the edges."""
+    """Return a random square with 1 - `weight` of the area, clipped at the edges."""
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

@@ -69,7 +69,7 @@ class AugmentConfig(Crop, _Sizes):
 def for_training(
     image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """Augments uint8 [H, W, C]. Returns a new array uint8 [C, size, size]."""
+    """Augment uint8 [H, W, C]. Returns a new array uint8 [C, size, size]."""
     fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in config.mean)
     drawn = augment.cropped(image, config, fill, rng)
     if config.channels == 1:
@@ -106,5 +106,5 @@ class ProgressiveSizes:
                 )
 
     def at(self, samples: int) -> int:
-        """Returns the image size in pixels for the batch that begins after `samples`."""
+        """Return the image size in pixels for the batch that begins after `samples`."""
         return next((side for end, side in self._stages if samples < end), self._last)

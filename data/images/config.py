@@ -40,7 +40,7 @@ class ImageConfig(FrozenConfig):
         return self
 
     def scaled_to(self, size: int) -> "ImageConfig":
-        """Returns the configuration for images with sides of `size` pixels."""
+        """Return the configuration for images with sides of `size` pixels."""
         if size == self.size:
             return self
         resize = self.resize and max(size, round(self.resize * size / self.size))

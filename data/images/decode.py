@@ -66,7 +66,7 @@ _DAMAGE = (
 
 
 def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
-    """Returns the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
+    """Return the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
 
     Raises ValueError for other formats, a damaged header, more than `max_pixels` pixels, or an
     aspect ratio over 100.
@@ -75,7 +75,7 @@ def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
 
 
 def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Returns the format, and whether the image has transparency."""
+    """Return the format, and whether the image has transparency."""
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as header:
@@ -110,7 +110,7 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Returns pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
+    """Return pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
     Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
     truncated, for more than `max_pixels` pixels, and for an aspect ratio over 100.
@@ -140,7 +140,7 @@ def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
 
 
 def _on_white(data: bytes) -> np.ndarray:
-    """Blends with white.
+    """Blend with white.
 
     Uses Pillow: OpenCV either drops transparency or ignores the EXIF orientation.
     """
@@ -157,7 +157,7 @@ def _on_white(data: bytes) -> np.ndarray:
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
+    """Resize [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height <= image.shape[0] and width <= image.shape[1]
@@ -167,7 +167,7 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
-    """Resizes [H, W, C] so that its shorter side has `side` pixels."""
+    """Resize [H, W, C] so that its shorter side has `side` pixels."""
     height, width = image.shape[:2]
     if height <= width:
         return resize(image, side, max(side, round(width * side / height)))
@@ -175,7 +175,7 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Maps uint8 [H, W, C] to uint8 [C, size, size]: short side to `resize`, then a center crop.
+    """Map uint8 [H, W, C] to uint8 [C, size, size]: short side to `resize`, then a center crop.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
@@ -183,7 +183,7 @@ def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Returns uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
+    """Return uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
 
     Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
     add the mirror images of those five (Krizhevsky et al. 2012).
@@ -198,7 +198,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Maps [H, W, C] to [size, size, C]: short side to `resize`, then a center crop."""
+    """Map [H, W, C] to [size, size, C]: short side to `resize`, then a center crop."""
     image = resize_short_side(image, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in image.shape[:2])
     return _square(image, top, left, config.size)
@@ -209,7 +209,7 @@ def _square(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
 
 
 def planes(image: np.ndarray) -> np.ndarray:
-    """Maps [H, W, C] or gray [H, W] to a new array [C, H, W]. Faster than a transposed copy."""
+    """Map [H, W, C] or gray [H, W] to a new array [C, H, W]. Faster than a transposed copy."""
     if image.ndim == 2:
         return image[None].copy()
     return np.stack(cv2.split(image))

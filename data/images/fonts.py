@@ -30,7 +30,7 @@ def font_folder() -> Path:
 
 
 def face_characters() -> dict[str, frozenset[int]]:
-    """Maps each face name to the code points that it supports, sorted by name.
+    """Map each face name to the code points that it supports, sorted by name.
 
     TeX's Computer Modern assigns other glyphs to some ASCII and Latin-1 codes, such as an opening
     quote to the backslash. In these faces a character counts only if the name of its glyph matches
@@ -112,7 +112,7 @@ class Pen:
         self._fonts: dict[str, ImageFont.FreeTypeFont] = {}
 
     def glyph(self, face: str, code: int) -> Glyph | None:
-        """Returns the character's shape, or None if the face has no ink for it."""
+        """Return the character's shape, or None if the face has no ink for it."""
         if face not in self._fonts:
             self._fonts[face] = ImageFont.truetype(
                 str(font_folder() / f"{face}.ttf"),
@@ -131,7 +131,7 @@ class Pen:
         return Glyph(np.asarray(canvas.crop(box)), top + box[1])
 
     def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
-        """Draws the glyph on its baseline, centered horizontally.
+        """Draw the glyph on its baseline, centered horizontally.
 
         Shrinks or moves it only if it would be cut.
         """
@@ -143,7 +143,7 @@ class Pen:
         return 255 - cv2.convertScaleAbs(ink, alpha=distortion.weight)
 
     def _affine_map(self, glyph: Glyph, change: Distortion) -> np.ndarray:
-        """Returns the affine map [2, 3] from the glyph's pixels to the canvas."""
+        """Return the affine map [2, 3] from the glyph's pixels to the canvas."""
         height, width = glyph.ink.shape
         cos, sin = math.cos(change.angle), math.sin(change.angle)
         # rotation @ shear @ scale
@@ -171,7 +171,7 @@ class Pen:
 def _inside(
     centre: float, corners: Sequence[float], shrink: float, edge: float, room: float
 ) -> float:
-    """Moves `centre` so that the shrunk corners around it lie between `edge` and `edge + room`."""
+    """Move `centre` so that the shrunk corners around it lie between `edge` and `edge + room`."""
     low = edge - min(corners) * shrink
     high = edge + room - max(corners) * shrink
     return min(max(centre, low), high)

@@ -31,7 +31,7 @@ _PNG_CHUNKS_SKIPPED = frozenset(
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Returns (height, width) before EXIF rotation, or None if the header is not plain."""
+    """Return (height, width) before EXIF rotation, or None if the header is not plain."""
     if data[:2] != b"\xff\xd8":
         return None
     at = 2
@@ -74,7 +74,7 @@ class PngHeader(NamedTuple):
 
 
 def png_header(data: bytes) -> PngHeader | None:
-    """Returns the header of a PNG with 8 bits per channel, or None if the header is not plain."""
+    """Return the header of a PNG with 8 bits per channel, or None if the header is not plain."""
     if data[:16] != _PNG_SIGNATURE + b"\0\0\0\x0dIHDR" or len(data) < _PNG_HEADER_END:
         return None
     width, height, depth, colour, *methods, crc = struct.unpack_from(">IIBBBBBI", data, 16)

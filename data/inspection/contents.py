@@ -41,7 +41,7 @@ class Bin(NamedTuple):
 
 
 def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
-    """Returns the contents of each split. Raises as `open_split` does."""
+    """Return the contents of each split. Raises as `open_split` does."""
     found = []
     for name in manifest.splits:
         shards = manifest.of_split(name)
@@ -52,12 +52,12 @@ def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
 
 
 def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
-    """Opens a split with any number of bad labels, because it is only displayed."""
+    """Open a split with any number of bad labels, because it is only displayed."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
 
 
 def histogram(counts: np.ndarray) -> list[Bin]:
-    """Bins classes by their number of samples [K]: 0, 1, 2-3, 4-7 and so on, without empty ends."""
+    """Bin classes by their number of samples [K]: 0, 1, 2-3, 4-7 and so on, without empty ends."""
     powers = np.array([int(count).bit_length() for count in counts], np.int64)
     return [
         Bin(power and 1 << (power - 1), (1 << power) - 1, int((powers == power).sum()))
@@ -66,7 +66,7 @@ def histogram(counts: np.ndarray) -> list[Bin]:
 
 
 def examples(split: Split, number: int) -> list[int]:
-    """Returns up to `number` samples of a split, in class-list order.
+    """Return up to `number` samples of a split, in class-list order.
 
     If there are more than `number` classes, returns one sample of each of `number` classes, else
     equally many of each.
@@ -79,7 +79,7 @@ def examples(split: Split, number: int) -> list[int]:
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:
-    """Yields (class name, text) of examples. Invalid UTF-8 is shown as U+FFFD."""
+    """Yield (class name, text) of examples. Invalid UTF-8 is shown as U+FFFD."""
     for index in examples(split, number):
         try:
             data, _, label = split.read(index)

@@ -91,7 +91,7 @@ class _Half:
     labels: np.ndarray
 
     def table(self, num_chars: int, num_classes: int) -> np.ndarray:
-        """Returns the number of texts of a class that contain a character, float64 [V, K]."""
+        """Return the number of texts of a class that contain a character, float64 [V, K]."""
         where = [
             chars * num_classes + label
             for chars, label in zip(self.chars, self.labels, strict=True)
@@ -111,7 +111,7 @@ class _Model:
 
     @classmethod
     def fit(cls, table: np.ndarray, classes: np.ndarray) -> "_Model":
-        """Fits the model, smoothed towards each character's overall frequency."""
+        """Fit the model, smoothed towards each character's overall frequency."""
         overall = table.sum(axis=1, keepdims=True) / classes.sum()
         share = (table + overall + 0.01) / (classes + 1.02)
         absent = np.log1p(-share)
@@ -122,7 +122,7 @@ class _Model:
 def check_leaks(
     folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = FALL
 ) -> LeakReport:
-    """Ranks the characters of `folder`'s texts by what they reveal about the label.
+    """Rank the characters of `folder`'s texts by what they reveal about the label.
 
     limit: number of texts, chosen by a fixed permutation; half train the model, half evaluate it. A
     character is suspicious in three cases: without it, the accuracy falls by at least `threshold`
@@ -181,7 +181,7 @@ def _read(
 
 
 def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
-    """Returns characters that occur in enough texts, most frequent first, up to the table limit."""
+    """Return characters that occur in enough texts, most frequent first, up to the table limit."""
     count = Counter(char for text in texts for char in set(text))
     found = [char for char, num in count.items() if num >= MIN_TEXTS]
     found.sort(key=lambda char: (-count[char], char))
@@ -199,7 +199,7 @@ def _half(texts: Sequence[str], labels: np.ndarray, index: dict[str, int]) -> _H
 
 
 def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) -> list[int]:
-    """Returns the characters to evaluate: the most informative, parts of emoji, and the purest."""
+    """Return the characters to evaluate: the most informative, parts of emoji, and the purest."""
     purity = table.max(axis=1) / table.sum(axis=1)
     purity = np.where([_is_letter(char) for char in chars], 0, purity)
     found = {i for i, char in enumerate(chars) if char in PARTS or char == ZWJ}
@@ -209,14 +209,14 @@ def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) ->
 
 
 def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the mutual information [V] of presence and label in bits.
+    """Return the mutual information [V] of presence and label in bits.
 
     table: counts [V, K]. classes: counts [K].
     """
     total = classes.sum()
 
     def bits(counts: np.ndarray) -> np.ndarray:
-        """Returns the entropy of each row, weighted by the row's fraction of all texts."""
+        """Return the entropy of each row, weighted by the row's fraction of all texts."""
         rows = counts.sum(axis=-1, keepdims=True)
         share = counts / np.maximum(rows, 1)
         logs = np.log2(share, out=np.zeros_like(share), where=share > 0)
@@ -226,7 +226,7 @@ def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _falls(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Fall]]:
-    """Returns the accuracy of the model, and its decrease without each candidate."""
+    """Return the accuracy of the model, and its decrease without each candidate."""
     right, lost, won = 0, np.zeros(len(candidates)), np.zeros(len(candidates))
     rows = max(1, _BLOCK_ENTRIES // max(model.present.shape))
     for first in range(0, len(half.labels), rows):

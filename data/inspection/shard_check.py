@@ -73,7 +73,7 @@ _Wrong = dict[int, tuple[Kind, str]]
 
 
 def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
-    """Returns all damage of one shard."""
+    """Return all damage of one shard."""
     path = rules.folder / shard.file
     if not path.is_file():
         return [Damage("missing shard", f"{path} is missing, and its {shard.samples:,} samples")]
@@ -108,7 +108,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """Returns the fault at the end of a tar that has not changed since indexing, or None."""
+    """Return the fault at the end of a tar that has not changed since indexing, or None."""
     start = 0
     if index is not None:
         ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)
@@ -174,7 +174,7 @@ def _of_label(
 
 
 def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wrong) -> Damage:
-    """Returns the damage of a file whose SHA-256 does not match."""
+    """Return the damage of a file whose SHA-256 does not match."""
     if (other := rules.file_of_sha256.get(digest)) is not None:
         return Damage("replaced shard", f"{path} is a copy of {other}: put the right one there")
     sums = f"SHA-256 {digest[:12]}…, not {shard.sha256[:12]}… as written"
@@ -194,7 +194,7 @@ def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wr
 def _of_samples(
     rules: Rules, path: Path, index: ShardIndex, wrong: _Wrong, *, changed: bool
 ) -> list[Damage]:
-    """Returns a damage per bad sample, then per bad header. Those beyond `named` share one."""
+    """Return a damage per bad sample, then per bad header. Those beyond `named` share one."""
     found: list[Damage] = []
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -224,7 +224,7 @@ def _key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def _bad_headers(descriptor: int, index: ShardIndex) -> list[str]:
-    """Returns the members whose header is invalid or declares another size."""
+    """Return the members whose header is invalid or declares another size."""
     found = []
     for row in range(index.info.samples):
         for column in (0, 1):

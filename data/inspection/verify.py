@@ -28,7 +28,7 @@ def damages(
     named: int | None = NAMED_A_SHARD,
     workers: int | None = None,
 ) -> Iterator[Damage]:
-    """Yields each damage. `report(done, total)` counts samples.
+    """Yield each damage. `report(done, total)` counts samples.
 
     decode: also decode images. named: number of samples per shard that get a line of their own; the
     others share one (None: no limit). workers: number of processes; None: one per core if
@@ -52,7 +52,7 @@ def damages(
 
 
 def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
-    """Returns what `kway shard index` skipped or missed, one line each: recorded, so not damage."""
+    """Return what `kway shard index` skipped or missed, one line each: recorded, so not damage."""
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
     indexed = sum(shard.samples for shard in manifest.shards)

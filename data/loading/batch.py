@@ -23,7 +23,7 @@ class Cursor:
     bad: tuple[int, ...] = ()
 
     def join(self, bad: Iterable[int]) -> "Cursor":
-        """Returns this cursor with more bad samples, such as those that other ranks found."""
+        """Return this cursor with more bad samples, such as those that other ranks found."""
         return replace(self, bad=tuple(sorted({*self.bad, *bad})))
 
     def to_json(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cursor":
-        """Raises ValueError for anything that `to_json` does not return; `bad` may be missing."""
+        """Raise ValueError for anything that `to_json` does not return; `bad` may be missing."""
         bad = value.get("bad", [])
         numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]
         if value.keys() - {"bad"} != {"seed", "samples"} or not all(
@@ -71,7 +71,7 @@ class Batch:
     substitutes: tuple[Substitute, ...] = ()
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Returns the batch with `change` applied to every tensor."""
+        """Return the batch with `change` applied to every tensor."""
         mixed = self.mixed and Mixed(change(self.mixed.labels), change(self.mixed.weights))
         return replace(
             self,
@@ -82,17 +82,17 @@ class Batch:
         )
 
     def pin_memory(self) -> "Batch":
-        """Copies to page-locked memory for asynchronous copies to a GPU.
+        """Copy to page-locked memory for asynchronous copies to a GPU.
 
         `DataLoader` calls this.
         """
         return self.each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
-        """Moves the batch to a device. Copies from page-locked memory are asynchronous."""
+        """Move the batch to a device. Copies from page-locked memory are asynchronous."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors of the batch."""
+        """Return all tensors of the batch."""
         mixed = [] if self.mixed is None else [self.mixed.labels, self.mixed.weights]
         return [*self.inputs.values(), self.labels, self.indices, *mixed]

@@ -56,14 +56,14 @@ class EndlessLoader(ABC):
 
     @abstractmethod
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
-        """Yields batches from the current cursor.
+        """Yield batches from the current cursor.
 
         Workers run ahead of it, so it is read only once.
         """
 
     @abstractmethod
     def _unseen(self, index: int, where: str) -> str:
-        """Returns a message for a bad sample that another rank or an earlier run found."""
+        """Return a message for a bad sample that another rank or an earlier run found."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -83,7 +83,7 @@ class EndlessLoader(ABC):
         return replace(batch, cursor=self.cursor)
 
     def add_bad(self, bad: Iterable[int]) -> None:
-        """Adds bad samples that other ranks found to the limit and the cursor.
+        """Add bad samples that other ranks found to the limit and the cursor.
 
         Raises ValueError as iterating does.
         """
@@ -94,7 +94,7 @@ class EndlessLoader(ABC):
         self._check_limit()
 
     def _note(self, met: Iterable[Substitute]) -> None:
-        """Logs each bad sample the first time it is found."""
+        """Log each bad sample the first time it is found."""
         for one in met:
             if self._bad.get(one.index) != one.reason:
                 self._bad[one.index] = one.reason
@@ -105,7 +105,7 @@ class EndlessLoader(ABC):
         check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
 
     def close(self) -> None:
-        """Stops the worker processes. Reading the next batch starts them again."""
+        """Stop the worker processes. Reading the next batch starts them again."""
         self._batches = None
 
     def __enter__(self) -> Self:
@@ -116,13 +116,13 @@ class EndlessLoader(ABC):
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Raises ValueError if `rank` is outside the world."""
+    """Raise ValueError if `rank` is outside the world."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yields `batches` on `device`.
+    """Yield `batches` on `device`.
 
     On CUDA the next batch is read and copied, on a separate stream, before the current one is
     yielded. On other devices batches are yielded unchanged.

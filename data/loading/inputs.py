@@ -33,26 +33,26 @@ class Inputs(Protocol):
     """Whether samples of similar length should share a batch."""
 
     def decode(self, data: bytes) -> Any:
-        """Decodes a sample's bytes. Raises ValueError if they are damaged."""
+        """Decode a sample's bytes. Raises ValueError if they are damaged."""
 
     def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
-        """Returns the item of a sample with random augmentation keyed by (seed, epoch, index).
+        """Return the item of a sample with random augmentation keyed by (seed, epoch, index).
 
         side: height and width of an image in pixels.
         """
 
     def for_evaluation(self, decoded: Any) -> Any:
-        """Returns the item of a sample without random changes."""
+        """Return the item of a sample without random changes."""
 
     def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
-        """Collates the `num` items of a batch into the model's inputs [num, ...].
+        """Collate the `num` items of a batch into the model's inputs [num, ...].
 
         `num` may be 0.
         """
 
 
 def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
-    """Returns the `Inputs` for the modality of the shards.
+    """Return the `Inputs` for the modality of the shards.
 
     Raises ValueError if the recipe has no tokenizer for texts, or has one for images.
     """
@@ -136,7 +136,7 @@ class TextInputs:
 def pad_tokens(
     tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
 ) -> dict[str, Tensor]:
-    """Pads the token IDs of b texts. Returns `input_ids` and `attention_mask`, int64 [b, T].
+    """Pad the token IDs of b texts. Returns `input_ids` and `attention_mask`, int64 [b, T].
 
     No text may be longer than `max_length`. T is the greatest length, rounded up to a multiple of 8
     but at most `max_length`, the number of positions of the model. The mask is 0 at padding.

@@ -71,11 +71,11 @@ class TrainLoader(EndlessLoader):
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
     def share(self, step: int) -> range:
-        """Returns the stream positions that this rank reads `step` batches after the cursor."""
+        """Return the stream positions that this rank reads `step` batches after the cursor."""
         return self._share(self.cursor.samples + step * self._global_batch).positions
 
     def _share(self, start: int) -> Share:
-        """Returns this rank's share of the global batch that begins at `start`."""
+        """Return this rank's share of the global batch that begins at `start`."""
         positions = range(start + self._part.start, start + self._part.stop)
         return Share(positions, self._sides.at(start))
 

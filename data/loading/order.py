@@ -20,7 +20,7 @@ _LENGTHS = 0x6C656E67  # "leng": separates these random draws from those of the 
 def permuted_index(
     seed: int, epoch: int, position: np.ndarray, num_samples: int, *, part: int | None = None
 ) -> np.ndarray:
-    """Returns the sample indices at `position` (int64 [...]) of an epoch's order.
+    """Return the sample indices at `position` (int64 [...]) of an epoch's order.
 
     Each position must be in [0, num_samples), else ValueError is raised.
 
@@ -112,7 +112,7 @@ class Order:
         return int(np.sort(self._sizes)[:fewest].sum())
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (epoch, sample index), int64 [...] each, at `positions` (int64 [...], >= 0)."""
+        """Return (epoch, sample index), int64 [...] each, at `positions` (int64 [...], >= 0)."""
         epochs, inside = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         indices = np.empty_like(inside)
         for epoch in np.unique(epochs).tolist():
@@ -124,19 +124,19 @@ class Order:
         return epochs, indices
 
     def group(self, position: int) -> int:
-        """Returns the number of the group at a position, counted over all epochs."""
+        """Return the number of the group at a position, counted over all epochs."""
         epoch, inside = divmod(position, self.num_samples)
         groups = self._epoch(epoch).groups
         return epoch * self.num_groups + int(np.searchsorted(groups, inside, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """Returns the shards of a group, as positions in the split."""
+        """Return the shards of a group, as positions in the split."""
         epoch, number = divmod(group, self.num_groups)
         shards = self._epoch(epoch).shards[self._bounds[number] : self._bounds[number + 1]]
         return [int(shard) for shard in shards]
 
     def _inside(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Returns sample indices at `positions` (int64 [N]) of an epoch with several groups."""
+        """Return sample indices at `positions` (int64 [N]) of an epoch with several groups."""
         shards, starts, groups = self._epoch(epoch)
         numbers = np.searchsorted(groups, positions, side="right") - 1
         permuted = np.empty_like(positions)
@@ -152,7 +152,7 @@ class Order:
         return indices
 
     def _epoch(self, number: int) -> _Epoch:
-        """Caches two epochs, because a batch may straddle the boundary between them."""
+        """Cache two epochs, because a batch may straddle the boundary between them."""
         if number not in self._epochs:
             if len(self._epochs) > 1:
                 del self._epochs[min(self._epochs)]
@@ -172,16 +172,16 @@ class InOrder:
         self._first = np.cumsum([0, *shard_sizes])
 
     def group(self, position: int) -> int:
-        """Returns the shard that contains a position."""
+        """Return the shard that contains a position."""
         return int(np.searchsorted(self._first, position, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """Returns that shard, or an empty list after the last one."""
+        """Return that shard, or an empty list after the last one."""
         return [group] if group < len(self._first) - 1 else []
 
 
 def share(count: int, rank: int, world_size: int) -> range:
-    """Returns the part of `count` items for `rank`.
+    """Return the part of `count` items for `rank`.
 
     Parts differ by at most one item and may be empty.
     """
@@ -212,7 +212,7 @@ class ByLength:
         self._window: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (epoch, sample), int64 [n] each, at stream positions [n]."""
+        """Return (epoch, sample), int64 [n] each, at stream positions [n]."""
         positions = np.asarray(positions, np.int64)
         windows, inside = np.divmod(positions, self._batch * self._num_batches)
         epochs, samples = np.empty_like(positions), np.empty_like(positions)

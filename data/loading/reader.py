@@ -51,14 +51,14 @@ class Reader(Dataset):
 
     @abstractmethod
     def read(self, asked: Any) -> Batch:
-        """Raises ValueError or OSError if the samples cannot be read."""
+        """Raise ValueError or OSError if the samples cannot be read."""
 
     def batches(self, asked: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
-        """Yields a batch for each of `asked`, in order, read ahead by `workers` processes."""
+        """Yield a batch for each of `asked`, in order, read ahead by `workers` processes."""
         return read_ahead(self, asked, workers=workers, pinned=pinned)
 
     def batch(self, rows: Iterable[Row], indices: np.ndarray, *, side: int) -> Batch:
-        """Collates `rows`, the samples `indices`. Rows are consumed one at a time."""
+        """Collate `rows`, the samples `indices`. Rows are consumed one at a time."""
         labels, substitutes = np.empty(len(indices), np.int64), []
 
         def items() -> Iterator[Any]:
@@ -77,7 +77,7 @@ class Reader(Dataset):
         )
 
     def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
-        """Returns the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
+        """Return the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
 
         read: its bytes and label, if they have already been read.
         """
@@ -147,7 +147,7 @@ class TrainingReader(Reader):
         return self.batch(self._rows(epochs, indices, side), indices, side=side)
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yields the samples `indices` of `epochs`, augmented, or their substitutes."""
+        """Yield the samples `indices` of `epochs`, augmented, or their substitutes."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
@@ -163,7 +163,7 @@ class TrainingReader(Reader):
             yield item, label, substitute
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
-        """Mixes each row with its partner.
+        """Mix each row with its partner.
 
         Partners are adjacent positions 2n and 2n + 1 of the stream. Each sample is decoded once and
         used for both rows of its pair. If the partner belongs to the share of another rank, that

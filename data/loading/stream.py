@@ -47,15 +47,15 @@ class Stream:
         return len(self.manifest.classes)
 
     def class_counts(self) -> None:
-        """Returns None: the samples are not counted."""
+        """Return None: the samples are not counted."""
 
     def digest(self) -> str:
-        """Returns 16 hexadecimal digits of a hash of the tar list and the class list."""
+        """Return 16 hexadecimal digits of a hash of the tar list and the class list."""
         content = "\n".join([*self.config.addresses, "", *self.manifest.class_names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """Returns one line on what a stream does not guarantee.
+        """Return one line on what a stream does not guarantee.
 
         samples: consumed before a resume.
         """
@@ -73,7 +73,7 @@ class Stream:
         )
 
     def tars(self, attempts: int) -> TarReader:
-        """Returns a reader for the tars.
+        """Return a reader for the tars.
 
         Labels have the same meaning as in the shards of the manifest.
         """
@@ -94,7 +94,7 @@ class Stream:
 
 
 def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
-    """Opens the stream of a recipe.
+    """Open the stream of a recipe.
 
     Raises FileNotFoundError if a tar at a local path is missing.
     """

@@ -98,7 +98,7 @@ class StreamReader(IterableDataset):
             yield error
 
     def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
-        """Yields the samples of one of `readers`, pass after pass.
+        """Yield the samples of one of `readers`, pass after pass.
 
         Raises ValueError if no tar has a sample.
         """
@@ -119,7 +119,7 @@ class StreamReader(IterableDataset):
                     raise ValueError(self._nothing())
 
     def _decoded(self, samples: Iterator[_Buffered]) -> Iterator[tuple[Any, _Buffered]]:
-        """Yields the samples that can be decoded. Raises ValueError if only damaged ones come."""
+        """Yield the samples that can be decoded. Raises ValueError if only damaged ones come."""
         undecoded = Counter[int]()
         for waiting in samples:
             sample = waiting.sample
@@ -135,7 +135,7 @@ class StreamReader(IterableDataset):
             yield decoded, waiting
 
     def _leave_out(self, left: Substitute) -> None:
-        """Records a new bad sample. Raises ValueError with the list if there are too many."""
+        """Record a new bad sample. Raises ValueError with the list if there are too many."""
         if left.index in self._bad:
             return
         self._bad[left.index] = left.reason
@@ -150,7 +150,7 @@ class StreamReader(IterableDataset):
         )
 
     def _batch(self, rows: Iterable[tuple[Any, _Buffered]], start: int) -> Batch:
-        """Collates `rows`, this rank's share of the global batch that begins at `start`."""
+        """Collate `rows`, this rank's share of the global batch that begins at `start`."""
         side = self._sides.at(start)
         items, labels, numbers = [], [], []
         for decoded, (epoch, sample) in rows:
@@ -171,7 +171,7 @@ class StreamReader(IterableDataset):
         )
 
     def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
-        """Applies random augmentation.
+        """Apply random augmentation.
 
         A resumed run draws different values than the interrupted pass.
         """
@@ -186,7 +186,7 @@ class StreamReader(IterableDataset):
     def _mixed(
         self, items: Sequence[Any], labels: Tensor, position: int, side: int, mix: Mix
     ) -> tuple[list[Any], Mixed]:
-        """Mixes rows 2n and 2n + 1 of this rank's batch.
+        """Mix rows 2n and 2n + 1 of this rank's batch.
 
         An unpaired last row is mixed with itself.
         """
@@ -207,7 +207,7 @@ class StreamReader(IterableDataset):
 
 
 def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Iterator[_Buffered]:
-    """Yields `samples` in random order from a buffer of at most `size`.
+    """Yield `samples` in random order from a buffer of at most `size`.
 
     All samples of a pass are yielded before the next pass begins. Early samples of the next pass
     wait in the buffer.

@@ -40,7 +40,7 @@ class Substitute:
 
 
 def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
-    """Yields candidate substitutes for `index`."""
+    """Yield candidate substitutes for `index`."""
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = np.array([seed, _STREAM], dtype=np.uint64)
     rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -52,7 +52,7 @@ def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[
 def read_sound(
     read: Callable[[int], Content], seed: int, epoch: int, index: int, num_samples: int
 ) -> tuple[Content, Substitute | None]:
-    """Returns `read(index)`, or the result for the first valid substitute.
+    """Return `read(index)`, or the result for the first valid substitute.
 
     `read` raises BadSampleError for a bad sample. The first such error is raised again if a
     thousand candidates are bad too.
@@ -70,7 +70,7 @@ def read_sound(
 
 
 def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
-    """Raises ValueError with the list if more than `limit` samples are bad.
+    """Raise ValueError with the list if more than `limit` samples are bad.
 
     bad: maps index to a reason that names shard and key. remedy: what to do with the shards.
     """

@@ -29,7 +29,7 @@ _NUM_SLOTS = PREFETCHED + 2
 def read_ahead(
     reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    """Yields the batches of `reader` in order, read ahead by `workers` processes.
+    """Yield the batches of `reader` in order, read ahead by `workers` processes.
 
     Raises the errors that the reader returns, and TransientError if a process was killed.
     """
@@ -53,7 +53,7 @@ def read_ahead(
 
 
 def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
-    """Yields what the workers send. Raises TransientError if a worker was killed."""
+    """Yield what the workers send. Raises TransientError if a worker was killed."""
     try:
         yield from loader
     except (RuntimeError, ConnectionError, EOFError) as error:
@@ -64,7 +64,7 @@ def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
 
 
 def _own(batch: Batch) -> Batch:
-    """Copies the pixels to memory that no worker writes to."""
+    """Copy the pixels to memory that no worker writes to."""
     if (pixels := batch.inputs.get("pixel_values")) is None:
         return batch
     return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
@@ -79,7 +79,7 @@ def is_lost_worker(error: RuntimeError) -> bool:
 
 
 def begin_worker(_number: int, *, parent: int) -> None:
-    """Makes a new worker end with its rank, the process `parent`.
+    """Make a new worker end with its rank, the process `parent`.
 
     torch alone checks only every five seconds. The worker gets its own process group. A launcher
     signals the rank's whole group, and the rank needs its workers to finish the step and save.
@@ -99,7 +99,7 @@ class PixelMemory:
         self._next_slot = 0
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns an uninitialized uint8 tensor of `shape`.
+        """Return an uninitialized uint8 tensor of `shape`.
 
         In a worker the memory is shared with the trainer and reused `PREFETCHED` + 2 batches later.
         The trainer must copy it before that.

@@ -47,7 +47,7 @@ class Cache:
             ) from error
 
     def path(self, name: str) -> Path:
-        """Returns the path of the file `name`, whether or not it exists."""
+        """Return the path of the file `name`, whether or not it exists."""
         return self.folder / name
 
     def has(self, name: str) -> bool:
@@ -56,11 +56,11 @@ class Cache:
         return self.path(name).exists()
 
     def size(self, name: str) -> int:
-        """Returns the size of the file `name` in bytes, or 0 if it does not exist."""
+        """Return the size of the file `name` in bytes, or 0 if it does not exist."""
         return _size(self.path(name))
 
     def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
-        """Returns a descriptor of the file `name`. If it does not exist, `fill` writes it first.
+        """Return a descriptor of the file `name`. If it does not exist, `fill` writes it first.
 
         size: the expected size in bytes; space is reserved before the file is written. None: a
         small file. Raises what `fill` raises, and OSError with a remedy if the disk is full.
@@ -80,7 +80,7 @@ class Cache:
             self.remove(name)
 
     def fetch(self, name: str, fill: Fill, *, size: int | None = None) -> None:
-        """Creates `name` unless it exists or another process is creating it.
+        """Create `name` unless it exists or another process is creating it.
 
         Waits while many files are being created, so that many processes do not overload a server.
         """
@@ -90,16 +90,16 @@ class Cache:
             os.close(made)
 
     def remove(self, name: str) -> None:
-        """Deletes a damaged file."""
+        """Delete a damaged file."""
         self.path(name).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Evicts down to the limit after small files, for which no space was reserved."""
+        """Evict down to the limit after small files, for which no space was reserved."""
         with self._alone():
             self._evict(self.max_bytes)
 
     def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
-        """Creates the file and opens it.
+        """Create the file and open it.
 
         Returns None if another process has created it or is creating it. The temporary file is
         locked while it is written, and renamed while locked. A process that waited for the lock
@@ -121,7 +121,7 @@ class Cache:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
-        """Fills the locked file and renames it to `path`.
+        """Fill the locked file and rename it to `path`.
 
         Returns None if another process has done so.
         """
@@ -145,7 +145,7 @@ class Cache:
             raise
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
-        """Reserves space for `size` bytes by giving the file its full length before its content."""
+        """Reserve space for `size` bytes by giving the file its full length before its content."""
         if size > self.max_bytes:
             raise ValueError(
                 f"{Path(file.name).name} has {size} bytes and the cache holds {self.max_bytes}: "
@@ -161,7 +161,7 @@ class Cache:
             time.sleep(_POLL_SECONDS)
 
     def _num_incoming(self) -> int:
-        """Counts the files being written, and deletes those that a killed process left behind."""
+        """Count the files being written, and delete those that a killed process left behind."""
         if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
             return 0  # few, even if some are abandoned
         with self._alone():
@@ -173,7 +173,7 @@ class Cache:
             _remove_unless_locked(left)
 
     def _evict(self, max_bytes: int) -> bool:
-        """Unlinks the least recently used files until at most `max_bytes` remain.
+        """Unlink the least recently used files until at most `max_bytes` remain.
 
         Returns False if it cannot. Also deletes unfinished files of killed processes.
         """
@@ -196,7 +196,7 @@ class Cache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Serializes counting and eviction across the processes of a machine."""
+        """Serialize counting and eviction across the processes of a machine."""
         # Opened for reading, because the file may belong to another user.
         with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -211,7 +211,7 @@ def _open_or_create(path: str, flags: int) -> int:
 
 
 def _touch(file: Path | int) -> None:
-    """Updates the modification time, which marks a file as in use, if the file exists.
+    """Update the modification time, which marks a file as in use, if the file exists.
 
     In a shared folder this fails for files of other users; only their owner's processes update
     them.
@@ -237,7 +237,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _unlink(path: Path) -> bool:
-    """Unlinks a file. Returns False if it belongs to another user and the folder protects it."""
+    """Unlink a file. Returns False if it belongs to another user and the folder protects it."""
     try:
         path.unlink(missing_ok=True)
     except PermissionError:

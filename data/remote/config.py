@@ -19,7 +19,7 @@ def is_url(shards: Path | str) -> bool:
 
 
 def check_url(url: str) -> str:
-    """Returns `url` without trailing slashes. Raises ValueError for an unsupported URL."""
+    """Return `url` without trailing slashes. Raises ValueError for an unsupported URL."""
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or "://" in rest:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -37,7 +37,7 @@ def check_url(url: str) -> str:
 
 
 def file_url(folder: str, file: str) -> str:
-    """Returns the URL of a file, named by a manifest, in the folder at URL `folder`."""
+    """Return the URL of a file, named by a manifest, in the folder at URL `folder`."""
     if file in (".", ".."):
         raise ValueError(f"{folder}: {file!r} is no name of a file: make the manifest again")
     return f"{folder}/{quote(file) if folder.startswith('http') else file}"

@@ -28,7 +28,7 @@ _WRONG_TWICE = 2
 
 
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
-    """Yields the content of the file at `url` from byte `start`, in pieces.
+    """Yield the content of the file at `url` from byte `start`, in pieces.
 
     Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
     FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
@@ -70,7 +70,7 @@ def _skip(stream: IO[bytes], count: int) -> None:
 
 
 async def _client(**settings: Any) -> Any:
-    """Creates fsspec's HTTP session. It limits idle time, not duration, and rejects TLS
+    """Create fsspec's HTTP session. It limits idle time, not duration, and rejects TLS
     downgrades.
     """
     import aiohttp
@@ -85,7 +85,7 @@ async def _client(**settings: Any) -> Any:
 
 
 async def _check_redirect(session: Any, context: Any, request: Any) -> None:
-    """Accepts redirects to any host, but not from https to another scheme."""
+    """Accept redirects to any host, but not from https to another scheme."""
     target = request.response.headers.get("Location", "")
     scheme = target.partition("://")[0].lower() if "://" in target else request.url.scheme
     if scheme not in (request.url.scheme, "https"):
@@ -94,7 +94,7 @@ async def _check_redirect(session: Any, context: Any, request: Any) -> None:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Maps the errors of each backend to transient and permanent ones."""
+    """Map the errors of each backend to transient and permanent ones."""
     try:
         yield
     except FileNotFoundError as error:
@@ -112,7 +112,7 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _of_status(url: str, error: Exception) -> OSError:
-    """Classifies an error by its HTTP status, if it has one. gcsfs stores the status as text."""
+    """Classify an error by its HTTP status, if it has one. gcsfs stores the status as text."""
     kind = type(error).__name__
     if kind == "TooManyRedirects" or "Credential" in kind:
         return _refused(url, error)
@@ -130,7 +130,7 @@ def _refused(url: str, error: Exception) -> PermissionError:
 
 
 def _reason(error: Exception) -> str:
-    """Returns one short line. Many network errors have no text of their own."""
+    """Return one short line. Many network errors have no text of their own."""
     if type(error).__name__ == "TooManyRedirects":
         return "it redirects without end"
     status, message = getattr(error, "status", None), getattr(error, "message", "")
@@ -158,7 +158,7 @@ def fetch(
     sha256: str | None = None,
     check: Callable[[Path], object] | None = None,
 ) -> None:
-    """Writes the file at `url` to `file`, from its start.
+    """Write the file at `url` to `file`, from its start.
 
     exact: the size must be `max_bytes`, not just at most that. sha256: expected digest. check:
     raises ValueError if the file at the path of `file` is wrong. Transient failures are tried up to
@@ -187,7 +187,7 @@ def fetch(
 
 
 def fetch_bytes(url: str, *, attempts: int, max_bytes: int) -> bytes:
-    """Returns the content of a small file at `url`. Raises as `fetch` does."""
+    """Return the content of a small file at `url`. Raises as `fetch` does."""
     content = BytesIO()
     fetch(url, content, attempts=attempts, max_bytes=max_bytes)
     return content.getvalue()

@@ -61,7 +61,7 @@ class RemoteFolder(ShardFolder):
     # ---------------------------------------------------------------- indices
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Returns the indices of `shards`. Missing ones are fetched first, several in parallel.
+        """Return the indices of `shards`. Missing ones are fetched first, several in parallel.
 
         Raises ValueError also if the cache is too small for the indices and the largest shard.
         """
@@ -87,7 +87,7 @@ class RemoteFolder(ShardFolder):
             self._cache.has(_index_name(shard))
 
     def _check_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Raises ValueError, before any fetch, if the cache is too small for the indices."""
+        """Raise ValueError, before any fetch, if the cache is too small for the indices."""
         most = sum(map(_max_index_bytes, shards))
         if most > self._cache.max_bytes:
             raise ValueError(
@@ -124,7 +124,7 @@ class RemoteFolder(ShardFolder):
         os.close(self._cache.open(_index_name(shard), fill))
 
     def _index(self, shard: ShardInfo) -> ShardIndex:
-        """Opens the cached index. Fetches it again if the copy is damaged or was just evicted."""
+        """Open the cached index. Fetch it again if the copy is damaged or was just evicted."""
         path = self._cache.path(_index_name(shard))
         for _ in range(_INDEX_TRIES):
             try:
@@ -140,7 +140,7 @@ class RemoteFolder(ShardFolder):
     # ---------------------------------------------------------------- shards
 
     def open(self, shard: ShardInfo) -> int:
-        """Opens a shard in the cache, fetching it first if necessary."""
+        """Open a shard in the cache, fetching it first if necessary."""
         return self._cache.open(
             _shard_name(shard), lambda file: self._fetch(shard, file), size=shard.bytes
         )
@@ -164,7 +164,7 @@ class RemoteFolder(ShardFolder):
         )
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Checks the worst case: the largest shards may be in the same groups."""
+        """Check the worst case: the largest shards may be in the same groups."""
         largest = sorted((shard.bytes for shard in shards), reverse=True)
         at_once = min(order.shards_at_once * groups_at_once, len(shards))
         needed = sum(largest[:at_once])
@@ -188,7 +188,7 @@ def _shard_name(shard: ShardInfo) -> str:
 
 
 def _key(shard: ShardInfo) -> str:
-    """Returns the cache key of an index.
+    """Return the cache key of an index.
 
     One tar may have several, for other class lists, splits or names.
     """
@@ -205,7 +205,7 @@ def _max_index_bytes(shard: ShardInfo) -> int:
 
 
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
-    """Opens the index at `path`. Raises ValueError with the reason, without the path."""
+    """Open the index at `path`. Raises ValueError with the reason, without the path."""
     index = map_index(path)
     if index.info != shard:
         raise ValueError("belongs to other shards than the manifest")
@@ -217,5 +217,5 @@ def _gigabytes(count: int) -> str:
 
 
 def _rounded_up(count: int) -> str:
-    """Returns `count` bytes in gigabytes, rounded up to two decimals."""
+    """Return `count` bytes in gigabytes, rounded up to two decimals."""
     return f"{math.ceil(count / 1e7) / 100:g}"

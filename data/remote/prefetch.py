@@ -35,7 +35,7 @@ class ShardPrefetcher:
         self._waits = False
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetches the shards that `order` reads from `position`: this group and the next one.
+        """Fetch the shards that `order` reads from `position`: this group and the next one.
 
         The call is cheap if the group is unchanged. Once a minute it marks the group and the
         indices as in use, so that they are not evicted. It does nothing for a local folder.
@@ -49,14 +49,14 @@ class ShardPrefetcher:
         self._start(self._shards_to_fetch(order, current[1], capacity))
 
     def stop(self) -> None:
-        """Starts no more downloads. Downloads in progress finish."""
+        """Start no more downloads. Downloads in progress finish."""
         self._queue.clear()
         self._current = None
 
     def _shards_to_fetch(
         self, order: Order | InOrder, group: int, capacity: int
     ) -> list[ShardInfo]:
-        """Returns the shards of a group, and those of the next group that also fit."""
+        """Return the shards of a group, and those of the next group that also fit."""
         wanted = {number: self._shards[number] for number in order.shards(group)}
         held = sum(shard.bytes for shard in wanted.values())
         for number in order.shards(group + 1):

@@ -19,7 +19,7 @@ UNFINISHED = "unfinished.json"
 
 
 def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
-    """Raises ValueError if `folder` contains shards of another source."""
+    """Raise ValueError if `folder` contains shards of another source."""
     if there != asked:
         raise ValueError(
             f"{folder} holds {there}, not {asked}: choose another folder, or delete this one"
@@ -28,7 +28,7 @@ def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
 
 @contextmanager
 def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
-    """Locks `folder` while shards of `about` are written to it.
+    """Lock `folder` while shards of `about` are written to it.
 
     Creates the folder if it is missing. Raises ValueError, and changes nothing, if the folder
     contains anything else or is locked by another process. A ValueError inside the block deletes
@@ -69,7 +69,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Checks the note against `about`. An empty note is new, and `about` is written to it."""
+    """Check the note against `about`. An empty note is new, and `about` is written to it."""
     held.seek(0)
     content = held.read()
     try:
@@ -92,7 +92,7 @@ def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) 
 
 
 def _check_free(folder: Path, about: SourceInfo) -> None:
-    """Raises ValueError unless the folder is empty or has finished shards of `about`."""
+    """Raise ValueError unless the folder is empty or has finished shards of `about`."""
     if (folder / MANIFEST).is_file():
         check_same(folder, Manifest.read(folder).source, about)
         return

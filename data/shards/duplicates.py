@@ -47,7 +47,7 @@ class Duplicates:
 
 
 def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
-    """Counts exact duplicates in finished shards, for each split.
+    """Count exact duplicates in finished shards, for each split.
 
     Memory: about 30 bytes per sample. Raises ValueError or FileNotFoundError as `Manifest.load`
     does, and for a damaged sample.
@@ -91,7 +91,7 @@ class HeldOut:
         self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
-        """Yields `samples`, with those that another split contains replaced by `Skipped`."""
+        """Yield `samples`, with those that another split contains replaced by `Skipped`."""
         for sample in samples:
             if isinstance(sample, Sample) and self._holds(sample.data):
                 self.dropped += 1
@@ -120,13 +120,13 @@ class _Shards:
         self._starts = np.cumsum([0, *(index.info.samples for index in self.indices)])
 
     def twins(self) -> np.ndarray:
-        """Returns the samples, int64 [M], whose fingerprint occurs more than once."""
+        """Return the samples, int64 [M], whose fingerprint occurs more than once."""
         order = np.argsort(self.prints, kind="stable")
         same = self.prints[order][1:] == self.prints[order][:-1]
         return np.union1d(order[1:][same], order[:-1][same])
 
     def read(self, samples: np.ndarray) -> Iterator[tuple[int, int, bytes]]:
-        """Yields (shard, row, bytes) for `samples`, which must be sorted."""
+        """Yield (shard, row, bytes) for `samples`, which must be sorted."""
         numbers = np.searchsorted(self._starts, samples, side="right") - 1
         for shard in np.unique(numbers).tolist():
             path, index = self.paths[shard], self.indices[shard]

@@ -34,7 +34,7 @@ class HierarchySize:
 
 
 def join_path(names: Sequence[str]) -> str:
-    """Joins names into a `path` attribute. Raises ValueError for invalid or too many names."""
+    """Join names into a `path` attribute. Raises ValueError for invalid or too many names."""
     joined = SEPARATOR.join(names)
     if reason := _mistake(names):
         raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")
@@ -44,7 +44,7 @@ def join_path(names: Sequence[str]) -> str:
 
 
 def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
-    """Returns the names above each class [K], from the root down; empty for a class without a path.
+    """Return the names above each class [K], from the root down; empty for a class without a path.
 
     Raises ValueError that names the class if a path is too long or contains a name twice, and
     ValueError if no class has a path.
@@ -59,7 +59,7 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
 
 
 def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
-    """Returns the size of the hierarchy, or None if no class has a path.
+    """Return the size of the hierarchy, or None if no class has a path.
 
     Raises as `class_paths` does.
     """
@@ -83,7 +83,7 @@ def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
 
 
 def _mistake(names: Sequence[str]) -> str | None:
-    """Returns what is wrong with a path, or None."""
+    """Return what is wrong with a path, or None."""
     if len(names) > MAX_DEPTH:
         return f"{len(names):,} names, and the most is {MAX_DEPTH}"
     if not names or not all(map(str.strip, names)):

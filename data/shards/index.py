@@ -76,7 +76,7 @@ class IndexBuilder:
         self._places, self._labels, self._extension = array("I"), array("i"), array("B")
 
     def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
-        """Adds `members` (extension -> bytes), written in sorted order from tar `offset`.
+        """Add `members` (extension -> bytes), written in sorted order from tar `offset`.
 
         Returns the offset after them.
         """
@@ -90,7 +90,7 @@ class IndexBuilder:
         return offset
 
     def add_entries(self, sample: Entry, label_member: Entry, *, label: int) -> None:
-        """Adds a sample whose two members may be anywhere in the tar."""
+        """Add a sample whose two members may be anywhere in the tar."""
         for entry in (sample, label_member):
             if entry.extension not in self._extensions:
                 self._extensions.append(entry.extension)
@@ -103,11 +103,11 @@ class IndexBuilder:
         return len(self._labels)
 
     def crc32(self) -> int:
-        """Returns the checksum of all entries, which the manifest stores."""
+        """Return the checksum of all entries, which the manifest stores."""
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
-        """Returns the file's content.
+        """Return the file's content.
 
         `info` is included, so that a resumed run does not hash again.
         """
@@ -142,7 +142,7 @@ def index_path(shard: Path) -> Path:
 
 
 def open_index(shard: Path) -> ShardIndex:
-    """Maps the index of `shard`.
+    """Map the index of `shard`.
 
     Raises FileNotFoundError if it is missing, and ValueError if it is damaged or of another format.
     """
@@ -162,7 +162,7 @@ class OtherFormatError(ValueError):
 
 
 def map_index(path: Path) -> ShardIndex:
-    """Maps the index at `path`. The ValueError contains only what is wrong with it."""
+    """Map the index at `path`. The ValueError contains only what is wrong with it."""
     try:
         return _open(path)
     except OtherFormatError:
@@ -200,7 +200,7 @@ def _open(path: Path) -> ShardIndex:
 
 
 def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
-    """Parses a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
+    """Parse a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
 
     This follows the published layout, because the safetensors numpy reader copies every tensor.
     """
@@ -224,7 +224,7 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
 def _tensors(
     content: np.ndarray, where: Mapping[str, slice], samples: int
 ) -> dict[str, np.ndarray]:
-    """Returns views. Raises ValueError if a tensor has too few bytes for its shape."""
+    """Return views. Raises ValueError if a tensor has too few bytes for its shape."""
     return {
         name: content[where[name]].view(kind).reshape(*shape, samples)
         for name, (_, kind, shape) in _TENSORS.items()
@@ -239,14 +239,14 @@ def _check(extensions: Sequence[str], tensors: Mapping[str, np.ndarray], info: S
 
 
 def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -> bytes | None:
-    """Returns the bytes of one member, or None if its checksum does not match."""
+    """Return the bytes of one member, or None if its checksum does not match."""
     size = int(index.sizes[row, column])
     data = os.pread(descriptor, size, int(index.blocks[row, column]) * BLOCK)
     return data if isal_zlib.crc32(data) == int(index.crc32[row, column]) else None
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
-    """Returns the sample's webdataset key from its tar header.
+    """Return the sample's webdataset key from its tar header.
 
     Raises ValueError for a damaged header.
     """
@@ -258,7 +258,7 @@ def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def check_labels(labels: Sequence[int] | np.ndarray, num_classes: int, shard: str) -> None:
-    """Raises ValueError if a label is not a class index."""
+    """Raise ValueError if a label is not a class index."""
     array = np.asarray(labels)
     bad = np.flatnonzero((array < 0) | (array >= num_classes))
     if len(bad):

@@ -19,7 +19,7 @@ from data.shards.manifest import Manifest
 def load_label_vectors(
     folder: Path | str, manifest: Manifest, cache: CacheConfig = DEFAULT_CACHE
 ) -> np.ndarray:
-    """Returns one vector per class, float32 [K, D], in class-list order.
+    """Return one vector per class, float32 [K, D], in class-list order.
 
     Raises ValueError if the source has none or if the file does not match the manifest, and
     FileNotFoundError if it is missing.
@@ -51,7 +51,7 @@ def _check_digest(path: Path, digest: str) -> None:
 
 
 def _vectors(path: Path, num_classes: int) -> np.ndarray:
-    """Reads the vectors.
+    """Read the vectors.
 
     Raises ValueError if the file has the right digest but the wrong content.
     """
@@ -71,7 +71,7 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
 
 
 def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
-    """Returns the path of the cached copy, named by its SHA-256. Raises as `fetch` does.
+    """Return the path of the cached copy, named by its SHA-256. Raises as `fetch` does.
 
     A damaged copy is fetched again.
     """

@@ -34,7 +34,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Disables Python's garbage collector in the block, or in a function that it decorates.
+    """Disable Python's garbage collector in the block, or in a function that it decorates.
 
     The collector repeatedly scans all objects while many are created, although none is garbage.
     Parsing a manifest of 1,000,000 classes takes several times as long with it.
@@ -128,7 +128,7 @@ class Manifest(_Record):
         return tuple(info.name for info in self.classes)
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
-        """Returns the shards of `split`. Raises ValueError that lists the existing splits.
+        """Return the shards of `split`. Raises ValueError that lists the existing splits.
 
         key: the recipe key that was set to `split`, for the error.
         """
@@ -143,13 +143,13 @@ class Manifest(_Record):
         return shards
 
     def digest(self, split: str) -> str:
-        """Returns 16 hexadecimal digits that identify this split's samples and their order."""
+        """Return 16 hexadecimal digits that identify this split's samples and their order."""
         content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """Reads `folder/manifest.json` and checks that every shard exists and has its full size.
+        """Read `folder/manifest.json` and check that every shard exists and has its full size.
 
         Shards behind a URL are checked when they are fetched. Raises FileNotFoundError if the
         manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
@@ -173,7 +173,7 @@ class Manifest(_Record):
 
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """Reads the manifest without checking the shards."""
+        """Read the manifest without checking the shards."""
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
             content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
@@ -218,14 +218,14 @@ class Manifest(_Record):
         return manifest
 
     def to_bytes(self) -> bytes:
-        """Returns the content of `manifest.json`: the manifest and its checksum."""
+        """Return the content of `manifest.json`: the manifest and its checksum."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
         # Without the key `incomplete`, earlier versions of kway can read the manifest.
         exclude = set() if self.incomplete else {"incomplete"}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of the manifest's values."""
+        """Return the SHA-256 of the manifest's values."""
         # Values are hashed, not the file, so that JSON whitespace does not matter.
         values = self.model_dump(mode="json")
         for added_later in ("label_vectors_sha256", "incomplete"):

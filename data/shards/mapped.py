@@ -22,7 +22,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(file: IO[bytes]) -> np.ndarray:
-    """Maps the bytes of `file` to a read-only uint8 array [n]. `file` may be closed afterwards.
+    """Map the bytes of `file` to a read-only uint8 array [n]. `file` may be closed afterwards.
 
     The mapping is released with the last array that uses it. Raises OSError if the file cannot be
     mapped; an empty file cannot.
@@ -43,7 +43,7 @@ def mapped(file: IO[bytes]) -> np.ndarray:
 
 
 def keep_apart(first: np.ndarray, last: np.ndarray) -> None:
-    """Disables readahead for the range from `first` to `last`, two parts of one mapped file.
+    """Disable readahead for the range from `first` to `last`, two parts of one mapped file.
 
     By default the kernel also maps the pages around a page that is read, up to a whole file.
     """

@@ -23,7 +23,7 @@ def split_name(word: str) -> str:
 
 
 def shard_splits(names: Iterable[str]) -> dict[str, str]:
-    """Maps each split of a source (as `split_name` returns it) to its name in the shards."""
+    """Map each split of a source (as `split_name` returns it) to its name in the shards."""
     found = dict.fromkeys(names)
     held_out = [name for name in found if name != TRAIN]
     return {name: TEST if held_out == [name] else name for name in found}

@@ -62,7 +62,7 @@ class _Plan:
         return self.stop - self.start
 
     def tasks(self) -> Iterator[Any]:
-        """Yields the samples in shuffled order, so that a streaming reader sees all classes.
+        """Yield the samples in shuffled order, so that a streaming reader sees all classes.
 
         Positions are permuted in chunks as they are requested, so no list of the whole split is
         built.
@@ -84,7 +84,7 @@ def write_shards(
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
 ) -> Written:
-    """Writes `source` to `folder`, or resumes an earlier run.
+    """Write `source` to `folder`, or resume an earlier run.
 
     ignored: files that the source does not read; `skipped.jsonl` lists them with the bad samples.
     workers: number of processes; None uses one per core if there is enough to do. drop_duplicates:
@@ -140,7 +140,7 @@ def _skipped(folder: Path) -> Path | None:
 
 
 def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
-    """Returns the SHA-256 of the file. Returns None and writes nothing if `vectors` is None."""
+    """Return the SHA-256 of the file. Returns None and writes nothing if `vectors` is None."""
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
@@ -149,7 +149,7 @@ def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
 
 
 def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
-    """Returns the manifest if every file that it lists exists with its full size, else None."""
+    """Return the manifest if every file that it lists exists with its full size, else None."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
@@ -165,7 +165,7 @@ def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
 
 
 def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Yields which samples go into which shard.
+    """Yield which samples go into which shard.
 
     Memory: about 100 bytes per shard, none per sample.
     """
@@ -184,7 +184,7 @@ def _write_plans(
     drop_duplicates: bool,
     ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
-    """Returns the shards in the order of `plans`, how many existed, and all duplicates."""
+    """Return the shards in the order of `plans`, how many existed, and all duplicates."""
     total = sum(len(plan) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]
@@ -220,7 +220,7 @@ def _write_plans(
 
 
 def _finished(shard: Path) -> ShardInfo | None:
-    """Returns the info of a finished shard, else None.
+    """Return the info of a finished shard, else None.
 
     The index is renamed last, so it implies a whole shard.
     """
@@ -239,7 +239,7 @@ def _write_shard(
     held_out: HeldOut | None,
     skipped: SkippedFile,
 ) -> ShardInfo | None:
-    """Writes one tar and its index. Returns None and writes nothing if every sample was skipped."""
+    """Write one tar and its index. Returns None and writes nothing if every sample was skipped."""
     index = IndexBuilder()
     samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0
@@ -271,7 +271,7 @@ def _write_tar(
     samples: Iterator[Sample | Skipped],
     count: Callable[[int], None],
 ) -> list[Skipped]:
-    """Writes the samples and returns the skipped ones."""
+    """Write the samples and return the skipped ones."""
     skipped = []
     with path.open("wb") as file:
         with TarWriter(

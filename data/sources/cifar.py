@@ -86,14 +86,14 @@ class _Cifar(CommandSource):
         return self.path
 
     def notes(self) -> list[str]:
-        """Returns a line if the number of images differs from the published one."""
+        """Return a line if the number of images differs from the published one."""
         found = sum(1 for split in self.files for _ in self._records(split))
         if found == self.published:
             return []
         return [f"{found:,} images, and {self.kind} was published with {self.published:,}"]
 
     def _records(self, split: str) -> Iterator[bytes]:
-        """Yields the records of a split after checking their labels."""
+        """Yield the records of a split after checking their labels."""
         size = len(self.labels) + _PIXELS
         limits = [len(self._names(file)) for file in self.labels]
         for file in self.files[split]:
@@ -126,7 +126,7 @@ class _Cifar(CommandSource):
 
     @cached_property
     def _contents(self) -> dict[str, bytes]:
-        """Maps the name of every file that is read to its content."""
+        """Map the name of every file that is read to its content."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
             found = loose_files(inner if inner.is_dir() else self.path, self._file_names)

@@ -158,7 +158,7 @@ class Glyphs(CommandSource):
         return Sample(key, png.tobytes(), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
-        """Returns a generator keyed by the character, whatever the number of classes."""
+        """Return a generator keyed by the character, whatever the number of classes."""
         counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 
@@ -189,7 +189,7 @@ class Glyphs(CommandSource):
 
 
 def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
-    """Draws every character of at least `MIN_FACES` faces, in each face that has ink for it.
+    """Draw every character of at least `MIN_FACES` faces, in each face that has ink for it.
 
     Excludes spaces and control, format, private-use and unassigned code points.
     """
@@ -213,7 +213,7 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
 
 
 def look_alikes(drawings: Drawings) -> list[list[int]]:
-    """Groups characters that look identical. Groups are sorted, and most have one member.
+    """Group characters that look identical. Groups are sorted, and most have one member.
 
     Two characters are merged if their images are equal in more than half of the faces that contain
     both. Not all faces: a few draw the Cyrillic A slightly wider than the Latin one.
@@ -243,7 +243,7 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
 
 
 def _path(character: str) -> str:
-    """Returns the block and the kind of character in it: `Cyrillic > Cyrillic, small letters`."""
+    """Return the block and the kind of character in it: `Cyrillic > Cyrillic, small letters`."""
     category = unicodedata.category(character)
     kind = _KINDS.get(category, _KINDS[category[0]])
     return join_path((block(character), f"{block(character)}, {kind}"))

@@ -109,7 +109,7 @@ class ImageFolder(PackedImages, CommandSource):
         )
 
     def _folders_above(self) -> list[tuple[str, ...]]:
-        """Returns the folders above each class.
+        """Return the folders above each class.
 
         The own folder of a class is included if it also contains other classes.
         """
@@ -142,11 +142,11 @@ class ImageFolder(PackedImages, CommandSource):
         return self.folder
 
     def skipped(self) -> list[Skipped]:
-        """Returns the files and folders that are not read."""
+        """Return the files and folders that are not read."""
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Returns what is skipped without an error, and which choices were made, one line each."""
+        """Return what is skipped without an error, and which choices were made, one line each."""
         notes = by_reason(self.skipped())
         if (placed := self._placed) is not None:
             notes += placed.notes()
@@ -194,7 +194,7 @@ def _path(above: tuple[str, ...]) -> dict[str, str]:
 
 
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
-    """Assigns each file to a split.
+    """Assign each file to a split.
 
     The image with the largest hash of each class stays in training.
     """

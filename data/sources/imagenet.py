@@ -132,7 +132,7 @@ class ImageNet(PackedImages, CommandSource):
         return self.folder
 
     def notes(self) -> list[str]:
-        """Returns what is missing or skipped without being an error, one line each."""
+        """Return what is missing or skipped without being an error, one line each."""
         notes = []
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
@@ -150,7 +150,7 @@ class ImageNet(PackedImages, CommandSource):
         return notes + by_reason(self.skipped())
 
     def skipped(self) -> list[Skipped]:
-        """Returns the files and images that are not read."""
+        """Return the files and images that are not read."""
         listed = [self._training] + ([self._validation] if self._validation else [])
         reason = "validation image of a class that is not in training"
         return [
@@ -221,7 +221,7 @@ def _location(file: str, name: str) -> str:
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
-    """Returns what the devkit lists but is missing. It may be a subset or a loss."""
+    """Return what the devkit lists but is missing. It may be a subset or a loss."""
     found = Counter(image.synset for image in training.found)
     expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
     notes = []

@@ -60,7 +60,7 @@ class WithLabelVectors:
         return self.source.render(task)
 
     def notes(self) -> list[str]:
-        """Returns a line that names the classes without a vector, if there are any."""
+        """Return a line that names the classes without a vector, if there are any."""
         missing = self._found[1]
         if not missing:
             return []
@@ -69,7 +69,7 @@ class WithLabelVectors:
 
     @cached_property
     def _found(self) -> tuple[np.ndarray, list[str]]:
-        """Returns vectors [K, D], and the classes that got the mean."""
+        """Return vectors [K, D], and the classes that got the mean."""
         names = [_names(info) for info in self.classes()]
         flat = list(dict.fromkeys(name for those in names for name in those))
         vectors, without = self.find(self.file, flat)
@@ -87,7 +87,7 @@ class WithLabelVectors:
 
 
 def _names(info: ClassInfo) -> list[str]:
-    """Returns the names under which a file may list a class, best first."""
+    """Return the names under which a file may list a class, best first."""
     if one := info.attributes.get("emoji"):
         return [*emoji_spellings(one), info.name]
     words = info.attributes.get("words")

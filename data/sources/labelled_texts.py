@@ -147,7 +147,7 @@ class LabelledTexts(FirstPassSource):
         return Cleaning().clean(text) if self.texts == "clean" else text
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the labels in the order of the mapping.
+        """Return the labels in the order of the mapping.
 
         Without a mapping they are sorted by number if all are numbers, else by name.
         """
@@ -166,7 +166,7 @@ class LabelledTexts(FirstPassSource):
 
     @cached_property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """Maps each label to the (second column, readable name) of the mapping."""
+        """Map each label to the (second column, readable name) of the mapping."""
         if not self._mapping_file.is_file():
             return {}
         named = {}
@@ -179,7 +179,7 @@ class LabelledTexts(FirstPassSource):
 
     @property
     def _splits(self) -> list[str]:
-        """Prefixes of the existing files, training first; empty if training is missing."""
+        """Prefix of the existing files, training first; empty if training is missing."""
         found = [name for name in _FILES if self._text_file(name).is_file()]
         return found if "train" in found else []
 

@@ -98,7 +98,7 @@ class Mnist(CommandSource):
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Maps each split to images uint8 [N, H, W] and labels uint8 [N]."""
+        """Map each split to images uint8 [N, H, W] and labels uint8 [N]."""
         arrays = {}
         for split, stem in _STEMS.items():
             images = _read_idx(self.folder, f"{stem}-images", 3)
@@ -115,7 +115,7 @@ class Mnist(CommandSource):
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
-    """Reads `stem-idxN-ubyte` as a uint8 array. Some unpacking tools write `stem.idxN-ubyte`."""
+    """Read `stem-idxN-ubyte` as a uint8 array. Some unpacking tools write `stem.idxN-ubyte`."""
     for mark in "-.":
         for ending in (".gz", ""):
             path = folder / f"{stem}{mark}idx{num_axes}-ubyte{ending}"

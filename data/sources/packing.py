@@ -41,12 +41,12 @@ class PackedImages:
         return None if self.original else self.short_side
 
     def packed(self, data: bytes) -> tuple[bytes, str]:
-        """Returns (bytes, extension) of a packed image file."""
+        """Return (bytes, extension) of a packed image file."""
         return packed(data, short_side=self.target_side, quality=self.quality)
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """Returns (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
+    """Return (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
 
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode.
@@ -62,7 +62,7 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes,
 
 
 def lossless(image: np.ndarray) -> bytes:
-    """Encodes uint8 pixels, RGB [H, W, 3] or gray [H, W], as PNG."""
+    """Encode uint8 pixels, RGB [H, W, 3] or gray [H, W], as PNG."""
     if image.ndim == 3:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
     written, png = cv2.imencode(".png", image, _PNG)
@@ -71,7 +71,7 @@ def lossless(image: np.ndarray) -> bytes:
 
 
 def webdataset_keys(paths: Iterable[str]) -> Iterator[str]:
-    """Yields a key per path: the path without extension, made unique and short enough for tar."""
+    """Yield a key per path: the path without extension, made unique and short enough for tar."""
     seen: set[str] = set()
     for path in paths:
         folder, _, name = path.rpartition("/")

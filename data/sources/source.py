@@ -45,22 +45,22 @@ class Source(Protocol):
         """The modality of its samples."""
 
     def describe(self) -> SourceInfo:
-        """Returns the kind and parameters.
+        """Return the kind and parameters.
 
         An unfinished folder is resumed only if they are the same.
         """
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        """Returns the class list. A label is a position in it."""
+        """Return the class list. A label is a position in it."""
 
     def label_vectors(self) -> np.ndarray | None:
-        """Returns one vector per class, float32 [K, D], or None if the source has none."""
+        """Return one vector per class, float32 [K, D], or None if the source has none."""
 
     def splits(self) -> dict[str, Sequence[Any]]:
-        """Returns small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
+        """Return small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
 
     def render(self, task: Any) -> Sample | Skipped:
-        """Makes the sample, or returns why it is skipped.
+        """Make the sample, or return why it is skipped.
 
         ValueErrors name the problem and the fix.
         """
@@ -109,15 +109,15 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def notes(self) -> list[str]:
-        """Returns what is missing, skipped or chosen without being an error, one line each."""
+        """Return what is missing, skipped or chosen without being an error, one line each."""
         return []
 
     def skipped(self) -> list[Skipped]:
-        """Returns the files and folders that are not read."""
+        """Return the files and folders that are not read."""
         return []
 
     def clean_up(self) -> None:
-        """Deletes temporary files, once the shards are written or the input turns out to be bad."""
+        """Delete temporary files, once the shards are written or the input turns out to be bad."""
         return
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class CommandSource(ABC):
 
 
 def num_workers(asked: int | None, num_tasks: int) -> int:
-    """Returns `asked`, or one per core if there is enough to do."""
+    """Return `asked`, or one per core if there is enough to do."""
     if asked is not None:
         return asked
     return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_A_WORKER)
@@ -136,7 +136,7 @@ def num_workers(asked: int | None, num_tasks: int) -> int:
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
 ) -> Iterator[Iterator[Sample | Skipped]]:
-    """Yields the samples of `tasks` in order, made by `workers` processes (0 or 1: in this one)."""
+    """Yield the samples of `tasks` in order, made by `workers` processes (0 or 1: in this one)."""
     if workers < 2:
         yield map(source.render, tasks)
         return

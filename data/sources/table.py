@@ -165,7 +165,7 @@ class Table(PackedImages, FirstPassSource):
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the labels, sorted by number if all labels are numbers, else by name."""
+        """Return the labels, sorted by number if all labels are numbers, else by name."""
         names = [name for name in samples if samples[name] >= self.min_count]
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None:
@@ -239,7 +239,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Returns the names of the columns.
+    """Return the names of the columns.
 
     Raises FileNotFoundError, or ValueError if the file is not Parquet.
     """
@@ -249,7 +249,7 @@ def parquet_columns(path: Path) -> tuple[str, ...]:
 
 
 def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
-    """Writes the named columns of each row as a line of JSON, unless `out` already exists."""
+    """Write the named columns of each row as a line of JSON, unless `out` already exists."""
     if out.is_file():
         return
     with temporary_path(out) as temporary:

@@ -161,7 +161,7 @@ class Tweets(FirstPassSource):
     def _judge(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
     ) -> tuple[list[str], str]:
-        """Returns the labels and the cleaned text.
+        """Return the labels and the cleaned text.
 
         Returns no labels, and adds a count, for skipped records.
         """
@@ -194,7 +194,7 @@ class Tweets(FirstPassSource):
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
     def _key(self, fields: dict[str, Any], task: Task) -> str:
-        """Returns a key that is unique by location, and by label if a record gives several."""
+        """Return a key that is unique by location, and by label if a record gives several."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
         suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
@@ -216,7 +216,7 @@ class Tweets(FirstPassSource):
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the classes, most frequent first; ties are sorted by code points."""
+        """Return the classes, most frequent first; ties are sorted by code points."""
         names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
         names.sort(key=lambda name: (-samples[name], name))
         if len(names) < 2:
@@ -257,7 +257,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 def _plain(
     fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
-    """Returns a field for use in a key, or None if it does not match `pattern`."""
+    """Return a field for use in a key, or None if it does not match `pattern`."""
     try:
         found = _first(fields, name, usual) or ""
     except ValueError:
@@ -276,5 +276,5 @@ _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
 
 
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
-    """Returns the labels of a text whose emoji are `found`, in order; may be empty."""
+    """Return the labels of a text whose emoji are `found`, in order; may be empty."""
     return _POLICIES[policy](found)

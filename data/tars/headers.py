@@ -46,7 +46,7 @@ class TarBytes(Protocol):
     """The bytes of a tar. Offsets never go back by more than the size of the last read."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns `size` bytes from `offset`, or fewer at the end of the tar."""
+        """Return `size` bytes from `offset`, or fewer at the end of the tar."""
 
     def reaches(self, offset: int) -> bool:
         """Whether the tar contains all bytes before `offset`."""
@@ -65,7 +65,7 @@ class _File:
 
 
 def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
-    """Yields every member of the tar in file order, and a fault for each unusable one.
+    """Yield every member of the tar in file order, and a fault for each unusable one.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
     valid header. A tar that does not end with two zero blocks is a fault too, because it may have
@@ -119,7 +119,7 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
 
 
 def member_name(descriptor: int, block: int) -> str:
-    """Returns the name of the member whose content starts at `block` (of 512 bytes).
+    """Return the name of the member whose content starts at `block` (of 512 bytes).
 
     A long name is stored in an extra header before the member's own. Raises ValueError if the
     header is damaged.
@@ -140,7 +140,7 @@ def member_name(descriptor: int, block: int) -> str:
 
 
 def header_size(descriptor: int, block: int) -> int | None:
-    """Returns the size in the header before `block`, or None if the header is invalid."""
+    """Return the size in the header before `block`, or None if the header is invalid."""
     header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
     return None if header is None else header.size
 
@@ -154,7 +154,7 @@ def _parse(block: bytes) -> tarfile.TarInfo | None:
 
 
 def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
-    """Returns `path` and `size` from a GNU long name or a pax header (POSIX.1-2008, pax)."""
+    """Return `path` and `size` from a GNU long name or a pax header (POSIX.1-2008, pax)."""
     if header.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     found = {}
@@ -170,7 +170,7 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
 
 
 def _next_sound(tar: TarBytes, offset: int) -> int:
-    """Returns the offset of the next block that is certainly a header, or the end of the tar."""
+    """Return the offset of the next block that is certainly a header, or the end of the tar."""
     while chunk := tar.read(offset, _SCAN):
         for index in range(0, len(chunk), BLOCK):
             block = chunk[index : index + BLOCK]

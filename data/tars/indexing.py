@@ -53,7 +53,7 @@ def index_shards(
     workers: int | None = None,
     report: Report = silent,
 ) -> Indexed:
-    """Indexes the tars in `folder`, next to them or in `out` with links to them.
+    """Index the tars in `folder`, next to them or in `out` with links to them.
 
     classes: file with one class name per line; by default the labels found. splits: (name, glob of
     paths); by default words like train and val in the paths decide. sample: extension of the
@@ -111,7 +111,7 @@ def index_shards(
 
 
 def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
-    """Raises ValueError if writing to `out` would overwrite data or give an unreadable folder."""
+    """Raise ValueError if writing to `out` would overwrite data or give an unreadable folder."""
     if out == folder and any(tar.parent != folder for tar in tars):
         nested = next(tar for tar in tars if tar.parent != folder)
         raise ValueError(
@@ -134,7 +134,7 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """Returns the extensions of the samples: images if there are any, otherwise texts."""
+    """Return the extensions of the samples: images if there are any, otherwise texts."""
     there: set[str] = set()
     for tar in tars:
         there |= extensions_of(tar).keys()
@@ -165,7 +165,7 @@ def _scan(
 
 
 def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
-    """Returns the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
+    """Return the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
     label_of_text = np.full(len(scan.texts), -1, np.int32)
     for position, text in enumerate(scan.texts):
         try:
@@ -187,7 +187,7 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
 def _problems(
     folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
 ) -> tuple[Problems, dict[Path, str]]:
-    """Returns all problems, and for each tar that may lack samples the reason."""
+    """Return all problems, and for each tar that may lack samples the reason."""
     problems = Problems(limit)
     for scan in scans.values():
         problems.join(scan.problems)
@@ -213,7 +213,7 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
 
 
 def _prepare(out: Path, links: dict[str, Path]) -> None:
-    """Creates `out` with links to the tars.
+    """Create `out` with links to the tars.
 
     Deletes an older manifest, so the folder is unfinished.
     """
@@ -268,7 +268,7 @@ def _notes(
 
 
 def _changed(before: Manifest | None, now: Manifest) -> list[str]:
-    """Returns a note of tars that changed since the previous index.
+    """Return a note of tars that changed since the previous index.
 
     A new index accepts any bytes, so it would not report the change.
     """

@@ -13,7 +13,7 @@ LABEL_EXTENSIONS = ("cls", "json")
 
 
 def read_class_names(path: Path) -> list[str]:
-    """Returns the names in a file, without surrounding whitespace and trailing empty lines.
+    """Return the names in a file, without surrounding whitespace and trailing empty lines.
 
     Raises FileNotFoundError, and ValueError with the line number for an empty or repeated name.
     """
@@ -40,7 +40,7 @@ def read_class_names(path: Path) -> list[str]:
 
 
 def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
-    """Returns the label as written, without surrounding whitespace.
+    """Return the label as written, without surrounding whitespace.
 
     Raises ValueError if there is none.
 
@@ -87,7 +87,7 @@ class ClassList:
 
     @classmethod
     def found(cls, texts: Iterable[str]) -> "ClassList":
-        """Returns the distinct labels, in numerical order if all of them are numbers."""
+        """Return the distinct labels, in numerical order if all of them are numbers."""
         distinct = set(texts)
         if all(_is_number(text) for text in distinct):
             return cls(tuple(sorted(distinct, key=lambda text: (int(text), text))), positions=False)
@@ -95,11 +95,11 @@ class ClassList:
 
     @classmethod
     def read(cls, path: Path) -> "ClassList":
-        """Reads a file with one class name per line. Raises as `read_class_names` does."""
+        """Read a file with one class name per line. Raises as `read_class_names` does."""
         return cls(tuple(read_class_names(path)), positions=True)
 
     def label(self, text: str) -> int:
-        """Returns the class that `text` names. Raises ValueError if it is not in the list."""
+        """Return the class that `text` names. Raises ValueError if it is not in the list."""
         if self.positions and _is_number(text):
             if not 0 <= int(text) < len(self.names):
                 raise ValueError(

@@ -29,7 +29,7 @@ _MAX_COUNTS_BYTES = 1 << 28
 
 
 def list_tars(folder: Path) -> list[Path]:
-    """Returns the plain tars under `folder`, sorted by path.
+    """Return the plain tars under `folder`, sorted by path.
 
     Raises ValueError for compressed tars or if there are none, FileNotFoundError for a broken link,
     and OSError for a folder that cannot be read.
@@ -59,7 +59,7 @@ def list_tars(folder: Path) -> list[Path]:
 
 
 def check_plain(tar: Path | str, start: bytes) -> None:
-    """Raises ValueError if the first 8 bytes of a file show that it is compressed."""
+    """Raise ValueError if the first 8 bytes of a file show that it is compressed."""
     for magic, unpack in _COMPRESSED.items():
         if start.startswith(magic):
             raise ValueError(
@@ -71,7 +71,7 @@ def check_plain(tar: Path | str, start: bytes) -> None:
 def split_of_tars(
     folder: Path, tars: Sequence[Path], asked: Sequence[tuple[str, str]]
 ) -> dict[Path, str]:
-    """Maps each tar that has a split to it, in the order of `asked` or training first."""
+    """Map each tar that has a split to it, in the order of `asked` or training first."""
     paths = {tar: tar.relative_to(folder).as_posix() for tar in tars}
     found: dict[Path, str] = {}
     if asked:
@@ -90,7 +90,7 @@ def split_of_tars(
 
 
 def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
-    """Maps each tar to its name in a manifest: its path, with hyphens for slashes."""
+    """Map each tar to its name in a manifest: its path, with hyphens for slashes."""
     names: dict[Path, str] = {}
     for tar in tars:
         name = tar.relative_to(folder).as_posix().replace("/", "-")
@@ -115,7 +115,7 @@ class ExpectedSamples:
 
     @classmethod
     def parse(cls, text: str) -> "ExpectedSamples":
-        """Parses a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
+        """Parse a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
 
         Raises ValueError for anything else, FileNotFoundError for a missing file.
         """
@@ -137,7 +137,7 @@ class ExpectedSamples:
         return cls(of_tar=_checked(path, counts))
 
     def in_all(self, folder: Path, tars: Collection[Path]) -> int:
-        """Returns the number of samples expected in `tars`.
+        """Return the number of samples expected in `tars`.
 
         Raises ValueError that names a tar without a count, or a count whose tar is not in `folder`.
         """
@@ -155,7 +155,7 @@ class ExpectedSamples:
         return sum(self.of_tar[name] for name in names)
 
     def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """Returns the tars whose number of samples differs; for a total, `folder` instead of a tar.
+        """Return the tars whose number of samples differs; for a total, `folder` instead of a tar.
 
         tars: the number of samples found in each.
         """

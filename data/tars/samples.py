@@ -77,7 +77,7 @@ class TarScan:
     unfinished: str
 
     def entries(self, row: int) -> tuple[Entry, Entry]:
-        """Returns the sample itself and its label member."""
+        """Return the sample itself and its label member."""
         sample, label = (
             Entry(self.extensions[extension], *numbers)
             for extension, numbers in zip(
@@ -97,7 +97,7 @@ class Group(NamedTuple):
 def scan_tar(
     path: Path, endings: Sequence[str], json_field: str, named: int | None = NAMED
 ) -> TarScan:
-    """Reads one tar.
+    """Read one tar.
 
     endings: extensions that can be the sample, in order of preference. named: see `Problems.limit`.
     """
@@ -134,7 +134,7 @@ def _list_members(path: Path) -> _Members:
 
 
 def extensions_of(path: Path) -> Counter[str]:
-    """Counts the extensions, in lower case, of the first members of a tar."""
+    """Count the extensions, in lower case, of the first members of a tar."""
     groups: list[Group] = []
     with path.open("rb", buffering=0) as file:
         for found in islice(walk(file.fileno()), _PEEKED):
@@ -144,7 +144,7 @@ def extensions_of(path: Path) -> Counter[str]:
 
 
 def add_member(groups: list[Group], member: Member) -> bool:
-    """Adds a member to its sample.
+    """Add a member to its sample.
 
     Members of one sample must be adjacent. Returns False for other files.
     """
@@ -159,7 +159,7 @@ def add_member(groups: list[Group], member: Member) -> bool:
 
 
 def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
-    """Returns the sample itself and the member with its label.
+    """Return the sample itself and the member with its label.
 
     Raises ValueError if one is missing.
     """
@@ -182,7 +182,7 @@ def _read(
     problems: Problems,
     members: _Members,
 ) -> TarScan:
-    """Reads the tar once and keeps the samples whose label can be read."""
+    """Read the tar once and keep the samples whose label can be read."""
     places, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
     with ShardPass(path) as shard:
@@ -229,7 +229,7 @@ class ShardPass:
         self._start = 0
 
     def take(self, offset: int, size: int) -> memoryview:
-        """Returns bytes [offset, offset + size), or fewer at the end of the file.
+        """Return bytes [offset, offset + size), or fewer at the end of the file.
 
         The view is valid until the next call. Raises ValueError for an offset before the previous
         one.
@@ -242,7 +242,7 @@ class ShardPass:
         return self._chunk[first : first + size]
 
     def sha256(self) -> str:
-        """Hashes the rest of the file and returns the hexadecimal digest of all of it."""
+        """Hash the rest of the file and return the hexadecimal digest of all of it."""
         while self._read(_CHUNK):
             pass
         return self._sha256.hexdigest()

@@ -48,7 +48,7 @@ class TarReader:
     attempts: int
 
     def samples(self, address: str) -> Iterator[StreamSample | Substitute]:
-        """Yields every complete sample of a tar, and a `Substitute` for each skipped one.
+        """Yield every complete sample of a tar, and a `Substitute` for each skipped one.
 
         address: path or URL. Raises FileNotFoundError, PermissionError or OSError if the tar cannot
         be read to its end, and ValueError for a compressed one.
@@ -107,7 +107,7 @@ class ForwardBytes:
         self._start = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns `size` bytes from `offset`; fewer at the end or if they were discarded."""
+        """Return `size` bytes from `offset`; fewer at the end or if they were discarded."""
         if offset < self._start:
             return b""
         self._drop(offset)
@@ -123,7 +123,7 @@ class ForwardBytes:
         return offset <= self._start + len(self._held)
 
     def _drop(self, offset: int) -> None:
-        """Discards everything before `offset`."""
+        """Discard everything before `offset`."""
         while self._start + len(self._held) < offset and (piece := next(self._pieces, None)):
             self._start += len(self._held)
             self._held = bytearray(piece)
@@ -137,7 +137,7 @@ class ForwardBytes:
 
 
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
-    """Yields the content of a file. After a transient error, reading resumes where it stopped.
+    """Yield the content of a file. After a transient error, reading resumes where it stopped.
 
     The count of `attempts` restarts after each piece that was received.
     """
@@ -173,6 +173,6 @@ def _left_out(address: str, location: str, reason: str) -> Substitute:
 
 
 def _number(name: str) -> int:
-    """Returns a 63-bit hash that identifies a sample on every rank and in every run."""
+    """Return a 63-bit hash that identifies a sample on every rank and in every run."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -33,7 +33,7 @@ _PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 def remove_emoji(text: str) -> str:
-    """Returns `text` without emoji and their parts. A run of them becomes a space or a line break.
+    """Return `text` without emoji and their parts. A run of them becomes a space or a line break.
 
     A keycap is removed with its digit. A joiner next to a letter of a joining script is kept. All
     other code points are unchanged.
@@ -45,7 +45,7 @@ def remove_emoji(text: str) -> str:
 
 
 def leftovers(text: str) -> list[str]:
-    """Returns parts of emoji in a text, except joiners of letters. Empty after `remove_emoji`."""
+    """Return parts of emoji in a text, except joiners of letters. Empty after `remove_emoji`."""
     return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
 
 
@@ -61,7 +61,7 @@ class Cleaning:
     urls: Replacement = "replace"
 
     def clean(self, text: str) -> str:
-        """Returns the text for the shards, or "" if it contains only user names and URLs."""
+        """Return the text for the shards, or "" if it contains only user names and URLs."""
         # Emoji first: an emoji directly after a URL is not part of it.
         text = remove_emoji(text)
         text = _hide(_URL, text, self.urls, "http")

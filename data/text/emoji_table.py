@@ -55,7 +55,7 @@ OTHER = ("Other", "other")
 
 
 def _letters() -> str:
-    """Returns character-class ranges of the letters and marks in `_BLOCKS`."""
+    """Return character-class ranges of the letters and marks in `_BLOCKS`."""
     codes = [
         code
         for first, last in _BLOCKS
@@ -80,17 +80,17 @@ def follows_a_letter(text: str, position: int) -> bool:
 
 
 def without_stray_joiners(text: str) -> str:
-    """Removes joiners that are not next to a joining letter."""
+    """Remove joiners that are not next to a joining letter."""
     return _STRAY.sub("", text) if ZWJ in text else text
 
 
 def without_letters_joiners(text: str) -> str:
-    """Removes joiners that are next to a joining letter."""
+    """Remove joiners that are next to a joining letter."""
     return _OF_LETTERS.sub("", text)
 
 
 def find_emoji(text: str) -> list[str]:
-    """Returns the emoji of a text in order, as written.
+    """Return the emoji of a text in order, as written.
 
     Excluded are a lone skin tone or hair component, emoji in text style (followed by U+FE0E), and
     the rest of a sequence whose beginning is missing (preceded by a joiner without an emoji before
@@ -115,7 +115,7 @@ def find_emoji(text: str) -> list[str]:
 
 
 def fold(one: str) -> str:
-    """Returns the fully qualified emoji without skin tone. Gender and hair are kept.
+    """Return the fully qualified emoji without skin tone. Gender and hair are kept.
 
     >>> fold("👍🏽"), fold("❤"), fold("👩🏽‍🚀")
     ('👍', '❤️', '👩‍🚀')
@@ -124,17 +124,17 @@ def fold(one: str) -> str:
 
 
 def english_name(one: str) -> str:
-    """Returns the English name, such as `thumbs up` for 👍, with the library's capitalization."""
+    """Return the English name, such as `thumbs up` for 👍, with the library's capitalization."""
     return name_in(one, "en")
 
 
 def name_in(one: str, language: str) -> str:
-    """Returns the name in one of `emoji.LANGUAGES`. Call `load_languages` first."""
+    """Return the name in one of `emoji.LANGUAGES`. Call `load_languages` first."""
     return str(_DATA[one][language]).strip(":").replace("_", " ")
 
 
 def load_languages(languages: tuple[str, ...]) -> None:
-    """Loads the names in these languages.
+    """Load the names in these languages.
 
     Raises ValueError for a language that the library lacks.
     """
@@ -150,13 +150,13 @@ def load_languages(languages: tuple[str, ...]) -> None:
 
 
 def fully_qualified() -> list[str]:
-    """Returns all fully qualified emoji, including skin tones, sorted by code points."""
+    """Return all fully qualified emoji, including skin tones, sorted by code points."""
     return sorted(one for one, about in _DATA.items() if about["status"] == _FULLY_QUALIFIED)
 
 
 @cache
 def _folded() -> dict[str, str]:
-    """Maps each emoji to its folded form through its English name, which spells out the tones."""
+    """Map each emoji to its folded form through its English name, which spells out the tones."""
     plain = {
         about["en"].strip(":"): one
         for one, about in _DATA.items()
@@ -175,7 +175,7 @@ TABLE = Path(__file__).with_name("emoji_groups.tsv")
 
 
 def emoji_group(one: str) -> tuple[str, str]:
-    """Returns the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
+    """Return the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
 
     Returns OTHER for an emoji that is newer than the table.
     """

@@ -24,7 +24,7 @@ _EMOJI = re.compile(r"([0-9A-F ]+?) *; fully-qualified ")
 
 
 def group_table(emoji_test: str) -> str:
-    """Returns the table: one line per subgroup with group, subgroup and folded emoji.
+    """Return the table: one line per subgroup with group, subgroup and folded emoji.
 
     Raises ValueError if the text is not an emoji-test.txt.
     """

@@ -41,7 +41,7 @@ class RecordFile:
     size: int
 
     def spans(self, span_bytes: int) -> list[tuple[int, int]]:
-        """Returns byte ranges that together contain every record once; a single range for CSV."""
+        """Return byte ranges that together contain every record once; a single range for CSV."""
         # Whether a line break of a CSV is inside quotes can only be determined from the beginning.
         step = self.size if self.kind == "csv" else span_bytes
         return [
@@ -49,7 +49,7 @@ class RecordFile:
         ]
 
     def records(self, first: int, last: int, *, empty: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Yields (offset, bytes) of the records that begin in [first, last).
+        """Yield (offset, bytes) of the records that begin in [first, last).
 
         empty: include empty lines.
         """
@@ -59,7 +59,7 @@ class RecordFile:
             yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
 
     def parse(self, data: bytes) -> dict[str, Any]:
-        """Returns the fields of a record. Raises ValueError with the reason if it is malformed."""
+        """Return the fields of a record. Raises ValueError with the reason if it is malformed."""
         text = data.decode("utf-8").rstrip("\r\n")
         match self.kind:
             case "lines":
@@ -79,14 +79,14 @@ class RecordFile:
         return dict(zip(self.columns, cells, strict=True))
 
     def read(self, offset: int, length: int) -> dict[str, Any]:
-        """Returns the fields of the record that `records` found at `offset`."""
+        """Return the fields of the record that `records` found at `offset`."""
         with self.path.open("rb") as file:
             file.seek(offset)
             return self.parse(file.read(length))
 
 
 def open_records(path: Path) -> RecordFile:
-    """Opens a file based on its extension and first line.
+    """Open a file based on its extension and first line.
 
     Raises FileNotFoundError or ValueError with a remedy.
     """
@@ -105,7 +105,7 @@ def open_records(path: Path) -> RecordFile:
 
 
 def text_field(fields: dict[str, Any], name: str) -> str | None:
-    """Returns a field as text, or None if it is missing. Dots in a name select nested fields."""
+    """Return a field as text, or None if it is missing. Dots in a name select nested fields."""
     value: Any = fields.get(name)
     if value is None and "." in name:
         value = fields
@@ -122,7 +122,7 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
 
 
 def digest(paths: Sequence[Path]) -> str:
-    """Returns 16 hexadecimal digits of a hash of names, sizes and content.
+    """Return 16 hexadecimal digits of a hash of names, sizes and content.
 
     For files over 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another pass
     over large inputs.
@@ -157,7 +157,7 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
 def _lines(
     file: IO[bytes], path: Path, start: int, first: int, last: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that begin in [first, last). A line that crosses `first` is not included."""
+    """Yield the lines that begin in [first, last). A line that crosses `first` is not included."""
     offset = first
     if first > start:
         # The line that crosses `first` belongs to the previous range.
@@ -184,7 +184,7 @@ def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
 
 
 def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Joins lines of CSV into records, because quoted cells may contain line breaks."""
+    """Join lines of CSV into records, because quoted cells may contain line breaks."""
     taken: list[tuple[int, bytes]] = []
 
     def texts() -> Iterator[str]:

@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 def record_spans(records: Sequence[RecordFile], span_bytes: int) -> list[Span]:
-    """Returns byte ranges that together contain every record of the inputs once."""
+    """Return byte ranges that together contain every record of the inputs once."""
     return [
         Span(number, first, last)
         for number, one in enumerate(records)
@@ -69,7 +69,7 @@ class RecordReader(Protocol):
     def spans(self) -> list[Span]: ...
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        """Yields the records of a span to keep.
+        """Yield the records of a span to keep.
 
         Adds the others to `counts` under a readable reason.
         """
@@ -78,7 +78,7 @@ class RecordReader(Protocol):
 def read_spans(
     reader: RecordReader, folder: Path, workers: int | None, report: Report
 ) -> list[Path]:
-    """Reads every span into `folder`, except those already there. `report` counts bytes."""
+    """Read every span into `folder`, except those already there. `report` counts bytes."""
     spans = reader.spans()
     paths = [folder / f"span-{number:08d}.json" for number in range(len(spans))]
     jobs = [
@@ -94,7 +94,7 @@ def read_spans(
 
 
 def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
-    """Writes references to `path` with suffix .bin, then names and counts to `path`.
+    """Write references to `path` with suffix .bin, then names and counts to `path`.
 
     `path` is written last and marks the span as complete.
     """
@@ -115,6 +115,6 @@ def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
 
 
 def text_hash(text: str) -> tuple[int, int]:
-    """Returns the two halves of a 128-bit hash (BLAKE2b)."""
+    """Return the two halves of a 128-bit hash (BLAKE2b)."""
     whole = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return int.from_bytes(whole[:8]), int.from_bytes(whole[8:])

@@ -82,7 +82,7 @@ class Selection:
 
 
 def pass_notes(selection: Selection) -> list[str]:
-    """Returns a line for each nonzero count, and the location of the first damaged record."""
+    """Return a line for each nonzero count, and the location of the first damaged record."""
     notes = []
     for what, count in selection.counts.items():
         if count and not what.startswith(FIRST_DAMAGED):
@@ -109,7 +109,7 @@ class SelectionFolder:
         workers: int | None,
         report: Report,
     ) -> Selection:
-        """Runs the first pass for `about`, or loads its result.
+        """Run the first pass for `about`, or load its result.
 
         Raises ValueError if nothing is left.
         """
@@ -126,11 +126,11 @@ class SelectionFolder:
         return TaskFile(self.folder / f"{split}.tasks")
 
     def remove(self) -> None:
-        """Deletes the folder once the shards are written."""
+        """Delete the folder once the shards are written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _claim(self, about: str) -> None:
-        """Empties a folder of other inputs or parameters.
+        """Empty a folder of other inputs or parameters.
 
         Raises ValueError for an unrelated folder.
         """
@@ -167,7 +167,7 @@ def _select(folder: Path, paths: Sequence[Path], rules: SelectionRules) -> Selec
 
 
 def _names(paths: Sequence[Path]) -> tuple[list[str], list[str | None], Counter[str]]:
-    """Returns all labels, sorted, all splits, and the total counts."""
+    """Return all labels, sorted, all splits, and the total counts."""
     labels: set[str] = set()
     splits: dict[str | None, None] = {}
     counts: Counter[str] = Counter()
@@ -186,7 +186,7 @@ def _partition(
     splits: Sequence[str],
     rules: SelectionRules,
 ) -> list[Path]:
-    """Partitions references by hash. Equal texts are in the same part."""
+    """Partition references by hash. Equal texts are in the same part."""
     total = sum(path.with_suffix(".bin").stat().st_size for path in paths) // REFERENCE.itemsize
     num_parts = max(1, -(-total // PART_ROWS))
     parts = [folder / f"part-{number:06d}" for number in range(num_parts)]
@@ -213,7 +213,7 @@ def _batches(
     split_at: dict[str, int],
     test_fraction: float,
 ) -> Iterator[np.ndarray]:
-    """Yields references of many spans at a time, with global label and split positions."""
+    """Yield references of many spans at a time, with global label and split positions."""
     gathered: list[np.ndarray] = []
     for path in paths:
         about = json.loads(path.read_bytes())
@@ -235,7 +235,7 @@ def _batches(
 def _without_duplicates(
     rows: np.ndarray, rules: SelectionRules, counts: Counter[str]
 ) -> np.ndarray:
-    """Keeps the first of equal (text, label, split), and counts what is dropped or only found."""
+    """Keep the first of equal (text, label, split), and count what is dropped or only found."""
     keys = ("offset", "file", "split", "label", "low", "high")
     rows = rows[np.lexsort([rows[key] for key in keys])]
     if not len(rows):

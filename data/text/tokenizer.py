@@ -48,7 +48,7 @@ class Tokenizer:
     def of(
         cls, backend: tokenizers.Tokenizer, roles: Mapping[str, str], *, max_length: int, name: str
     ) -> "Tokenizer":
-        """Wraps a tokenizer of the tokenizers library.
+        """Wrap a tokenizer of the tokenizers library.
 
         roles: its special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
         if there is no pad token, if encoding an unknown character fails, or if special tokens fill
@@ -84,7 +84,7 @@ class Tokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token IDs of each text, with special tokens, truncated to `max_length`.
+        """Return the token IDs of each text, with special tokens, truncated to `max_length`.
 
         A list is never empty: a text without tokens becomes one pad token if the tokenizer adds no
         special ones. Raises ValueError for text with an unpaired surrogate, and if the tokenizer
@@ -101,7 +101,7 @@ class Tokenizer:
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
-        """Writes files that `open_tokenizer` and AutoTokenizer can load to `folder`.
+        """Write files that `open_tokenizer` and AutoTokenizer can load to `folder`.
 
         Creates the folder if it is missing.
         """
@@ -116,11 +116,11 @@ class Tokenizer:
             commit(folder / name, content.encode())
 
     def digest(self) -> str:
-        """Returns a SHA-256 over everything that determines a text's IDs, except `max_length`."""
+        """Return a SHA-256 over everything that determines a text's IDs, except `max_length`."""
         return hashlib.sha256(f"{self.pad_id}\n{self._content}".encode()).hexdigest()
 
     def _backend(self) -> tokenizers.Tokenizer:
-        """Returns the backend of this process, opening it if necessary."""
+        """Return the backend of this process, opening it if necessary."""
         process = os.getpid()
         if self._opened is None or self._opened[0] != process:
             # The library's threads do not survive fork, and a child that uses them hangs. Loader
@@ -136,7 +136,7 @@ class Tokenizer:
 
 
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
-    """Opens the tokenizer in folder `name`, or `hub:NAME`.
+    """Open the tokenizer in folder `name`, or `hub:NAME`.
 
     Texts are truncated to `max_length` tokens. Without `hub:`, no hub is contacted. Raises
     FileNotFoundError if the folder does not exist, and ValueError if it is damaged, too large or
@@ -170,7 +170,7 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 
 
 def _of_files(folder: Path) -> _Opened | None:
-    """Loads a tokenizer without transformers, whose import takes seconds.
+    """Load a tokenizer without transformers, whose import takes seconds.
 
     Returns None if it is needed. A model's config.json may name another tokenizer class, so
     transformers loads folders that have one.
@@ -195,12 +195,12 @@ def _of_files(folder: Path) -> _Opened | None:
 
 
 def _token(value: Any) -> str:
-    """Returns a token's text. In the file it may be an object with options."""
+    """Return a token's text. In the file it may be an object with options."""
     return str(value.get("content") if isinstance(value, dict) else value)
 
 
 def _of_transformers(source: str, *, name: str) -> _Opened:
-    """Loads a tokenizer from a folder or hub with transformers. `name` is used in errors."""
+    """Load a tokenizer from a folder or hub with transformers. `name` is used in errors."""
     from transformers import AutoTokenizer
 
     try:

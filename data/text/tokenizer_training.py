@@ -72,7 +72,7 @@ def train_tokenizer(
     threads: int | None = None,
     report: Report = silent,
 ) -> TrainedTokenizer:
-    """Trains a WordPiece tokenizer on text shards and writes it atomically to `out`.
+    """Train a WordPiece tokenizer on text shards and writes it atomically to `out`.
 
     shards: path or URL. One text in 20, at most 10,000, is held out for evaluation. max_texts:
     maximum number of training texts, chosen by a fixed permutation. The same shards and options
@@ -127,7 +127,7 @@ class _Texts:
         self._done = 0
 
     def training(self) -> Iterator[str]:
-        """Yields the training texts. Called twice: first for the alphabet, then for the words."""
+        """Yield the training texts. Called twice: first for the alphabet, then for the words."""
         first = self._done == 0
         for index in self.training_indices.tolist():
             self._done += 1
@@ -139,7 +139,7 @@ class _Texts:
             yield from self._text(index, count=True)
 
     def _text(self, index: int, *, count: bool) -> Iterator[str]:
-        """Yields one text, or nothing if it is damaged."""
+        """Yield one text, or nothing if it is damaged."""
         try:
             text, _ = self._split.text(index)
         except BadSampleError as error:
@@ -152,7 +152,7 @@ class _Texts:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `out`, or is deleted if the block fails."""
+    """Yield a temporary folder that becomes `out`, or is deleted if the block fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
@@ -195,7 +195,7 @@ def _measured(
 
 
 def _script(text: str) -> str:
-    """Returns the script of most letters of a text: the first word of their Unicode names."""
+    """Return the script of most letters of a text: the first word of their Unicode names."""
     names = Counter(
         unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()
     )

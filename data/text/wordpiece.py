@@ -35,7 +35,7 @@ def train_wordpiece(
     lowercase: bool = False,
     threads: int | None = None,
 ) -> tokenizers.Tokenizer:
-    """Trains a tokenizer with BERT's word rules, keeping accents, on `texts`.
+    """Train a tokenizer with BERT's word rules, keeping accents, on `texts`.
 
     texts: returns the same texts on each of two calls. alphabet: number of most frequent characters
     to keep, by default a quarter of the vocabulary; a word with another character is unknown.
@@ -88,7 +88,7 @@ def _learn(texts: Iterable[str], *, lowercase: bool, **options: Any) -> tokenize
 
 
 def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Builds a tokenizer without the special tokens that were added for training."""
+    """Build a tokenizer without the special tokens that were added for training."""
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(
             vocabulary,
@@ -109,7 +109,7 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
 
 
 def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
-    """Removes control characters and makes each Chinese character a word.
+    """Remove control characters and make each Chinese character a word.
 
     Keeps accents and marks.
     """
@@ -117,7 +117,7 @@ def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
 
 
 def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
-    """Removes words that are too long to tokenize.
+    """Remove words that are too long to tokenize.
 
     The trainer's time and memory are quadratic in the length of a word.
     """
@@ -131,7 +131,7 @@ def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
-    """Yields the texts and counts their characters in `counts`, int64 [0x110000]."""
+    """Yield the texts and count their characters in `counts`, int64 [0x110000]."""
     held: list[str] = []
     num_held = 0
 
@@ -153,7 +153,7 @@ def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
 def _most_frequent(
     counts: np.ndarray, normalizer: normalizers.BertNormalizer, limit: int
 ) -> list[str]:
-    """Returns up to `limit` characters after normalization, most frequent first."""
+    """Return up to `limit` characters after normalization, most frequent first."""
     total: dict[str, int] = {}
     for point in np.flatnonzero(counts).tolist():
         for char in normalizer.normalize_str(chr(point)):
@@ -164,7 +164,7 @@ def _most_frequent(
 
 @contextmanager
 def _library_threads(threads: int | None) -> Iterator[None]:
-    """Lets the library use `threads` threads inside the block, by default one per core.
+    """Let the library use `threads` threads inside the block, by default one per core.
 
     They are disabled again afterwards, because a process that is forked while they may run would
     hang.

@@ -27,7 +27,7 @@ class FileServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def shards(self) -> int:
-        """Requests for shards so far."""
+        """Request for shards so far."""
         return sum(count for name, count in self.requests.items() if name.endswith(".tar"))
 
 

@@ -13,7 +13,7 @@ _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
 def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Returns the content of those of `names` that the archive, possibly compressed, contains.
+    """Return the content of those of `names` that the archive, possibly compressed, contains.
 
     Raises a one-line ValueError if the file is damaged, truncated or not an archive.
     """
@@ -32,7 +32,7 @@ def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
 
 
 def _refuse_another_kind(archive: Path) -> None:
-    """Raises ValueError for a file that was never a tar. An empty file may be a truncated one."""
+    """Raise ValueError for a file that was never a tar. An empty file may be a truncated one."""
     with archive.open("rb") as file:
         start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
     if start and not start.startswith(_PACKED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
@@ -43,5 +43,5 @@ def _refuse_another_kind(archive: Path) -> None:
 
 
 def loose_files(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Returns the content of those of `names` that are directly in `folder`."""
+    """Return the content of those of `names` that are directly in `folder`."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

@@ -44,22 +44,22 @@ class Listing:
     skipped: list[Skipped] = field(default_factory=list)
 
     def skip(self, paths: Iterable[Path], root: Path, reason: str) -> None:
-        """Records `paths` below `root` as skipped."""
+        """Record `paths` below `root` as skipped."""
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
     def skip_outside(self, folder: Path, root: Path) -> None:
-        """Records what is next to the class folders, or split folders, in `folder`."""
+        """Record what is next to the class folders, or split folders, in `folder`."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
 
 
 def why_not_file(path: Path) -> str:
-    """Returns the reason to skip a directory entry that is neither a file nor a folder."""
+    """Return the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
 def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yields entries of `folder` that are not class folders, with the reason why they are not read.
+    """Yield entries of `folder` that are not class folders, with the reason why they are not read.
 
     A broken link among them may be a whole class.
     """
@@ -79,7 +79,7 @@ class _Directory(NamedTuple):
 
 
 def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
-    """Lists images in class folders, which are in `folder` itself or in its split folders.
+    """List images in class folders, which are in `folder` itself or in its split folders.
 
     nested: the class of an image is the folder that contains it, however deep (True), or the
     topmost one (False). If several folders have the same name, their paths are used instead.
@@ -123,7 +123,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
 def _class_names(
     folders: Collection[tuple[str, ...]], *, nested: bool
 ) -> dict[tuple[str, ...], str]:
-    """Maps each of `folders` to the class of its images."""
+    """Map each of `folders` to the class of its images."""
     if not nested:
         return {path: path[0] for path in folders}
     repeated = {name for name, n in Counter(path[-1] for path in folders).items() if n > 1}
@@ -131,7 +131,7 @@ def _class_names(
 
 
 def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
-    """Raises ValueError if the classes are ambiguous, with the folders and images per level."""
+    """Raise ValueError if the classes are ambiguous, with the folders and images per level."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
         images[directory.folders] += len(directory.images)
@@ -154,7 +154,7 @@ def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Maps subfolders to splits. Empty unless `folder` contains `train/` and a held-out split."""
+    """Map subfolders to splits. Empty unless `folder` contains `train/` and a held-out split."""
     found: dict[str, list[str]] = {}
     for path in _folders(folder):
         if (split := split_name(path.name)) in _SPLITS:
@@ -171,7 +171,7 @@ def _split_folders(folder: Path) -> dict[str, str]:
 
 
 def _refuse_split_names(folder: Path) -> None:
-    """Raises ValueError for a folder that looks like a split.
+    """Raise ValueError for a folder that looks like a split.
 
     A class may be named train, but if such a folder contains folders, it is a split.
     """
@@ -190,7 +190,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _directories(listing: Listing, root: Path, part: Path, split: str | None) -> list[_Directory]:
-    """Returns the directories with images in the class folders of `part`."""
+    """Return the directories with images in the class folders of `part`."""
     found: list[_Directory] = []
     for class_folder in _folders(part):
         before = len(found)
@@ -206,7 +206,7 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
 
 
 def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]) -> None:
-    """Removes links and hidden folders from `folders`, so that `os.walk` does not enter them."""
+    """Remove links and hidden folders from `folders`, so that `os.walk` does not enter them."""
     paths = [parent / name for name in folders]
     links = [path for path in paths if path.is_symlink()]
     hidden = [path for path in paths if is_hidden(path.name) and path not in links]
@@ -217,7 +217,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
 
 
 def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
-    """Returns those of `paths` that are images, and records the others as skipped."""
+    """Return those of `paths` that are images, and record the others as skipped."""
     images = []
     for path in paths:
         if path.suffix.lower() not in ENDINGS:
@@ -239,7 +239,7 @@ def _check_name(folder: Path, class_name: str) -> None:
 
 
 def list_label_file(folder: Path, labels: Path) -> Listing:
-    """Lists the lines `file,class` of a label file. A heading `file,class` is skipped.
+    """List the lines `file,class` of a label file. A heading `file,class` is skipped.
 
     Raises ValueError or FileNotFoundError with the line number.
     """
@@ -269,7 +269,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
 
 
 def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields (number of its first line, cells) of each row, except empty rows and the heading."""
+    """Yield (number of its first line, cells) of each row, except empty rows and the heading."""
     with labels.open("rb") as file:
         reader = csv.reader(_lines(file, labels))
         while True:

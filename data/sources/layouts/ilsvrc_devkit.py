@@ -61,7 +61,7 @@ class Devkit:
         return str(self.path)
 
     def synset(self, class_name: str) -> str:
-        """Returns `class_name`, because ImageNet classes are named by their WordNet IDs."""
+        """Return `class_name`, because ImageNet classes are named by their WordNet IDs."""
         return class_name
 
     def words(self, synset: str) -> str:
@@ -72,7 +72,7 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Reads the archive, or a folder that contains `data/` or its two files.
+    """Read the archive, or a folder that contains `data/` or its two files.
 
     Raises FileNotFoundError if a file is missing and ValueError if one is damaged.
     """
@@ -99,7 +99,7 @@ def _files(path: Path) -> dict[str, bytes]:
 
 
 def _synsets(content: bytes) -> dict[int, Synset]:
-    """Returns the synsets by ILSVRC2012_ID, which `children` also contains."""
+    """Return the synsets by ILSVRC2012_ID, which `children` also contains."""
     table = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True)["synsets"])
     if missing := [name for name in _FIELDS if name not in (table.dtype.names or ())]:
         raise ValueError(f"its synsets have no {missing[0]}")
@@ -123,7 +123,7 @@ def _synsets(content: bytes) -> dict[int, Synset]:
 
 
 def _text(value: object) -> str:
-    """Converts MATLAB text. An empty MATLAB string is an empty array."""
+    """Convert MATLAB text. An empty MATLAB string is an empty array."""
     return "" if isinstance(value, np.ndarray) and not value.size else str(value)
 
 

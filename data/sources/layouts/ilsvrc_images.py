@@ -55,7 +55,7 @@ class ImageList:
 
 
 def list_training(folder: Path, report: Report = silent) -> ImageList:
-    """Lists ILSVRC2012_img_train.tar or train/.
+    """List ILSVRC2012_img_train.tar or train/.
 
     Raises ValueError for a class that is not a synset ID. `report(done, total)` counts classes.
     """
@@ -74,7 +74,7 @@ def list_training(folder: Path, report: Report = silent) -> ImageList:
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
-    """Lists ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
+    """List ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
 
     Flat images have only numbers, whose classes are in the devkit. Raises ValueError without it.
     """
@@ -95,7 +95,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:
-    """Returns the files of a class folder by relative path, and other entries as skipped."""
+    """Return the files of a class folder by relative path, and other entries as skipped."""
     with os.scandir(folder / synset) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
@@ -108,7 +108,7 @@ def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skippe
 
 
 def _of_folders(folder: Path, report: Report = silent) -> ImageList:
-    """Returns the images of the class folders in `folder`."""
+    """Return the images of the class folders in `folder`."""
     listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
     listed.skipped += [
         Skipped(str(Path(folder.name, path.name)), reason)
@@ -124,7 +124,7 @@ def _of_classes(
     tar: str | None,
     report: Report = silent,
 ) -> ImageList:
-    """Returns the images of class folders, or of the class tars in `tar`."""
+    """Return the images of class folders, or of the class tars in `tar`."""
     synsets = sorted(classes)
     for synset in synsets:
         if not _SYNSET.fullmatch(synset):
@@ -172,7 +172,7 @@ def _flat(
 
 
 def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
-    """Renames images as if `val/` were flat, if the names stay unique. Sorts by name."""
+    """Rename images as if `val/` were flat, if the names stay unique. Sorts by name."""
     flat = [image.name.rpartition("/")[2] for image in images]
     names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
     return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
@@ -181,7 +181,7 @@ def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
 def _image_members(
     listed: ImageList, members: Iterable[Member | Skipped], prefix: str
 ) -> list[tuple[str, Member]]:
-    """Returns (file name, member) of the images among `members`, and records the others as skipped.
+    """Return (file name, member) of the images among `members`, and record the others as skipped.
 
     prefix: prepended to the skipped names.
     """
@@ -200,7 +200,7 @@ def _image_members(
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
-    """Returns the files of the tar `path`, or of the tar that is its member `inside`, in order.
+    """Return the files of the tar `path`, or of the tar that is its member `inside`, in order.
 
     Reads 512 bytes per member. Raises ValueError that names the tar, the position and a remedy for
     a damaged header, a truncated tar, or a member that is neither a file nor a folder.
@@ -251,7 +251,7 @@ def _check_names(members: list[Member]) -> None:
 
 
 def _check_rest(descriptor: int, at: int, stop: int) -> None:
-    """Raises ValueError unless only zero padding follows the end marker.
+    """Raise ValueError unless only zero padding follows the end marker.
 
     Members there would be lost.
     """
@@ -263,6 +263,6 @@ def _check_rest(descriptor: int, at: int, stop: int) -> None:
 
 
 def _check_pax(records: bytes, name: str) -> None:
-    """Raises ValueError for a pax header with a name or size. Other pax fields are ignored."""
+    """Raise ValueError for a pax header with a name or size. Other pax fields are ignored."""
     if b" path=" in records or b" size=" in records:
         raise ValueError(f"{name} is an extended header with a name or size, which is not read")

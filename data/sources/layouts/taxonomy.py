@@ -25,13 +25,13 @@ class Taxonomy(Protocol):
         """The name of the taxonomy in messages."""
 
     def synset(self, class_name: str) -> str:
-        """Returns the synset of the class with this name."""
+        """Return the synset of the class with this name."""
 
     def words(self, synset: str) -> str:
-        """Returns its names, separated by a comma and a space, best first."""
+        """Return its names, separated by a comma and a space, best first."""
 
     def parents(self, synset: str) -> tuple[str, ...]:
-        """Returns the synsets directly above; empty for a root."""
+        """Return the synsets directly above; empty for a root."""
 
 
 TaxonomyOption = Annotated[
@@ -52,7 +52,7 @@ class ClassTaxonomy:
     class_names: Sequence[str]
 
     def attributes(self) -> list[dict[str, str]]:
-        """Returns `words`, `parents` (synsets separated by spaces) and `path` of each class.
+        """Return `words`, `parents` (synsets separated by spaces) and `path` of each class.
 
         A node of a path is named by the first of its words. Its synset is added if a sibling or a
         node above has the same name.
@@ -70,7 +70,7 @@ class ClassTaxonomy:
         return attributes
 
     def notes(self) -> list[str]:
-        """Returns one line if any synset has several parents."""
+        """Return one line if any synset has several parents."""
         nodes = {node for chain in self._chains for node in chain}
         several = [node for node in nodes if len(self.taxonomy.parents(node)) > 1]
         if not several:
@@ -87,7 +87,7 @@ class ClassTaxonomy:
 
 
 def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the synsets from the root down to each of `synsets`."""
+    """Return the synsets from the root down to each of `synsets`."""
     known: dict[str, tuple[str, ...]] = {}
     for synset in synsets:
         way = list(_way_up(taxonomy, synset, known))
@@ -98,7 +98,7 @@ def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yields the synset and those above it that are not in `known`."""
+    """Yield the synset and those above it that are not in `known`."""
     met = set()
     at: str | None = synset
     while at is not None and at not in known:
@@ -112,14 +112,14 @@ def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) 
 
 
 def _above(chains: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Removes the class's own synset from each chain, unless another class is below it or at it."""
+    """Remove the class's own synset from each chain, unless another class is below it or at it."""
     inner = {node for chain in chains for node in chain[:-1]}
     inner |= {node for node, count in Counter(c[-1] for c in chains).items() if count > 1}
     return [chain if chain[-1] in inner else chain[:-1] for chain in chains]
 
 
 def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """Names the nodes. Siblings have distinct names, and no node has the name of one above it."""
+    """Name the nodes. Siblings have distinct names, and no node has the name of one above it."""
     above = {node: chain[:i] for chain in set(chains) for i, node in enumerate(chain)}
     first = {node: taxonomy.words(node).split(", ")[0] or node for node in above}
     alike = Counter((up[-1:], first[node]) for node, up in above.items())
