@@ -30,7 +30,7 @@ class Duration(FrozenConfig):
     @model_validator(mode="after")
     def _one_unit(self) -> "Duration":
         if sum(v is not None for v in (self.steps, self.epochs, self.samples)) != 1:
-            raise ValueError("give exactly one of steps, epochs, samples")
+            raise ValueError("set exactly one of steps, epochs, samples")
         return self
 
     def in_steps(self, *, num_samples: int, global_batch: int) -> int:

@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 EXTRAS = ("data", "train", "serve")
-# Modules whose name differs from their distribution's.
+# Modules whose name differs from the name of their distribution.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
@@ -36,13 +36,13 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return a one-line error for a module that an extra installs; None for other modules."""
+    """Return a one-line error message if an extra installs the missing module, else None."""
     module = (error.name or "").partition(".")[0]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
     if not commands:
         return None
-    return f"this needs the module {module}, which is not installed: {' or '.join(commands)}"
+    return f"the module {module} is required and not installed: {' or '.join(commands)}"
 
 
 def _all(extra: str) -> set[str]:

@@ -18,9 +18,10 @@ _LOST_AND_FOUND = "lost+found"
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a path next to `path` to write to. The block must rename it; it is deleted on failure.
+    """Yield a temporary path next to `path`. The block must write it and rename it to `path`.
 
-    Raises OSError with the path and a remedy if the disk is full.
+    The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
+    full.
     """
     # Includes the process ID, because two processes may write the same file, such as evaluations of
     # one step.
@@ -35,16 +36,17 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Add `path`, and a remedy if the disk is full, to errors of `write` and `fsync`.
+    """Add `path` to errors of `write` and `fsync`, and a fix if the disk is full.
 
-    Other errors keep their number.
+    Other errors keep their errno.
     """
     try:
         yield
     except OSError as error:
         if error.errno in NO_SPACE:
             raise OSError(
-                f"{path} cannot be written ({error.strerror}): free space and run the same again"
+                f"{path} cannot be written ({error.strerror}): free space and run the same command "
+                "again"
             ) from error
         if error.errno is None or error.filename is not None:
             raise

@@ -1,7 +1,8 @@
 """The base class of all augmentations, and their random numbers.
 
-Random numbers are keyed by their use, a sample of an epoch or a pair of the stream. Pixels
-therefore do not depend on ranks, workers, or where a run was resumed.
+Random numbers are keyed by what they are used for: a sample of an epoch, or a pair of positions in
+the stream. Pixels therefore do not depend on the number of ranks or workers, or on where a run was
+resumed.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 Fill = tuple[float, ...]
-"""The level of each channel for pixels that a change leaves empty."""
+"""The value of each channel for pixels that an augmentation leaves empty."""
 
 # Separate these draws from other uses of the same seed.
 _SAMPLES = 0x6B776179  # "kway"
@@ -23,7 +24,7 @@ Box = tuple[int, int, int, int]
 
 
 class Augmentation(ABC):
-    """A random change of one image: a field of `AugmentConfig`, in whose order they are applied.
+    """A random change of one image. `AugmentConfig` has a field for each and applies them in order.
 
     A subclass is a pydantic model of its parameters, a `FrozenConfig` for a mapping in the recipe
     or a `RootModel` for one number. Its docstring names the paper.
@@ -34,13 +35,13 @@ class Augmentation(ABC):
         """Return an image of the same shape as `image`, which is not modified.
 
         image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, the generator of
-        the sample. Changes that are applied with a probability draw even if it is 0, so that
-        turning one off does not alter the others.
+        the sample. An augmentation with a probability always draws, even if the probability is 0,
+        so that disabling it does not change the random numbers of the others.
         """
 
 
 class SampleGenerator:
-    """Returns a generator for each sample of each epoch, valid until the next one is requested.
+    """A random number generator for each sample of each epoch, valid until the next call of `at`.
 
     A single generator is reseeded, because creating one costs more than decoding a small image.
     """
@@ -81,7 +82,8 @@ def random_box(
 ) -> Box | None:
     """Return a random box inside height x width, or None if ten draws do not fit.
 
-    area: fraction of the whole, uniform. ratio: width / height, log-uniform.
+    area: range of the box's fraction of the image area, uniform. ratio: range of width / height,
+    log-uniform.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):

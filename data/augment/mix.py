@@ -1,7 +1,7 @@
-"""Mixup and CutMix of the two images of a pair.
+"""Mixup and CutMix of two images.
 
-Positions 2n and 2n + 1 of the endless stream are a pair. Both use the same draw from `pair_rng`:
-each image keeps the same fraction of itself and takes the rest from the other.
+Positions 2n and 2n + 1 of the endless stream form a pair. Both images use the same draw from
+`pair_rng`, so each keeps the same fraction of itself and gets the rest from the other.
 """
 
 import math
@@ -51,14 +51,16 @@ class Mix(FrozenConfig):
     mixup_alpha: float = Field(0, ge=0, le=1000)
     cutmix_alpha: float = Field(0, ge=0, le=1000)
     cutmix_share: float = Field(
-        0.5, ge=0, le=1, description="of the mixed pairs, where both of them are on"
+        0.5, ge=0, le=1, description="fraction of the mixed pairs that use CutMix, if both are on"
     )
-    probability: float = Field(1, ge=0, le=1, description="that a pair is mixed")
+    probability: float = Field(1, ge=0, le=1, description="probability that a pair is mixed")
 
     @model_validator(mode="after")
     def _mixes_something(self) -> "Mix":
         if not (self.mixup_alpha or self.cutmix_alpha):
-            raise ValueError("mix changes nothing: give mixup_alpha or cutmix_alpha, or null")
+            raise ValueError(
+                "mix has no effect: set mixup_alpha or cutmix_alpha, or set mix to null"
+            )
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:

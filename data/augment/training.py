@@ -29,7 +29,7 @@ class SizeStage(FrozenConfig):
     """The size of training images until a point of the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
-    until: Interval = Field(description="counted from the start of the run")
+    until: Interval = Field(description="end of the stage, counted from the start of the run")
 
 
 class _Sizes(FrozenConfig):
@@ -37,7 +37,7 @@ class _Sizes(FrozenConfig):
         None, gt=0, le=4096, description="side of training images, pixels; null: image.size"
     )
     progressive: tuple[SizeStage, ...] = Field(
-        (), description="sides before that, one after the other (progressive resizing)"
+        (), description="stages with other sizes before that, in order (progressive resizing)"
     )
 
 
@@ -45,7 +45,7 @@ _Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_
 
 
 class AugmentConfig(Crop, _Sizes):
-    """Random changes of training images, applied in this order. `null` and 0 disable a change.
+    """Augmentation of training images, applied in this order. `null` and 0 disable a change.
 
     Draws are keyed by (seed, epoch, sample), never by rank or worker.
     """
@@ -56,7 +56,7 @@ class AugmentConfig(Crop, _Sizes):
     rand_augment: RandAugment | None = None
     erase: Erase = Erase(0)
     custom: tuple[_Imported, ...] = Field(
-        (), description="your own, named by import path and applied in this order"
+        (), description="user-defined augmentations by import path, applied in this order"
     )
     mix: Mix | None = None
 
@@ -101,8 +101,9 @@ class ProgressiveSizes:
             if end <= before:
                 raise ValueError(
                     f"data.augment.progressive: the stage of {side} pixels ends at step "
-                    f"{end // global_batch} and the one before it at {before // global_batch}: "
-                    "give stages in order, each of a step or more"
+                    f"{end // global_batch}, but the previous stage ends at step "
+                    f"{before // global_batch}: list the stages in order, each at least one step "
+                    "long"
                 )
 
     def at(self, samples: int) -> int:

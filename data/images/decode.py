@@ -40,7 +40,7 @@ MAX_ASPECT = 100
 # Scans of a JPEG. Each one costs a pass over all pixels, so a few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes decide the format, not the file name. Plugins are called by class, because
+# The first bytes determine the format, not the file name. Plugins are called by class, because
 # Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
@@ -92,13 +92,13 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
-            f"an image of {width} x {height} pixels is over the limit of {max_pixels}: "
-            "make it smaller"
+            f"the image has {width} x {height} pixels, over the limit of {max_pixels}: make it "
+            "smaller"
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
-            f"an image of {width} x {height} pixels is too thin a strip: at most "
-            f"{MAX_ASPECT} times as long as wide"
+            f"the image has {width} x {height} pixels: the longer side may be at most "
+            f"{MAX_ASPECT} times the shorter one"
         )
 
 
@@ -106,7 +106,7 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
     for magic, found in _FORMATS.items():
         if data.startswith(magic):
             return found
-    raise ValueError("not an image: JPEG, PNG, WebP, BMP and GIF are read")
+    raise ValueError("not an image: use JPEG, PNG, WebP, BMP or GIF")
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -121,10 +121,10 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     if extension == "jpg" and has_more_scans(data, MAX_SCANS):
-        raise ValueError(f"an image of over {MAX_SCANS} JPEG scans: save it again")
+        raise ValueError(f"the image has more than {MAX_SCANS} JPEG scans: save it again")
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if decoded is None:
-        raise ValueError(f"an image that cannot be decoded: its {extension} data is damaged")
+        raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
 
 
@@ -140,20 +140,18 @@ def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
 
 
 def _on_white(data: bytes) -> np.ndarray:
-    """Blend with white.
+    """Return the pixels of a transparent image, blended with white.
 
-    Uses Pillow: OpenCV either drops transparency or ignores the EXIF orientation.
+    This uses Pillow, because OpenCV either drops transparency or ignores the EXIF orientation.
     """
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as opened:
             image = ImageOps.exif_transpose(opened.convert("RGBA"))
     except _DAMAGE as error:
-        raise ValueError(
-            f"an image that cannot be decoded: its {extension} data is damaged"
-        ) from error
-    ground = Image.new("RGBA", image.size, "white")
-    return np.asarray(Image.alpha_composite(ground, image).convert("RGB"))
+        raise ValueError(f"the image cannot be decoded: its {extension} data is damaged") from error
+    background = Image.new("RGBA", image.size, "white")
+    return np.asarray(Image.alpha_composite(background, image).convert("RGB"))
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The font faces that matplotlib ships, and rendering of their characters as small gray images.
+"""The font faces that matplotlib ships, rendered as small gray images of characters.
 
-`glyphs.py` selects the characters that make a class.
+`data/sources/glyphs.py` selects the characters that form a class.
 """
 
 import math
@@ -133,7 +133,7 @@ class Pen:
     def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
         """Draw the glyph on its baseline, centered horizontally.
 
-        Shrinks or moves it only if it would be cut.
+        Shrink or move it only if it would be clipped.
         """
         matrix = self._affine_map(glyph, distortion)
         ink = cv2.warpAffine(glyph.ink, matrix, (self._side, self._side), flags=cv2.INTER_LINEAR)
@@ -159,19 +159,19 @@ class Pen:
         room = self._side - 2 * edge
         shrink = min(1.0, room / (max(along) - min(along)), room / (max(down) - min(down)))
         xx, xy, yx, yy = (factor * shrink for factor in (xx, xy, yx, yy))
-        centre_x = _inside(self._side * (0.5 + change.shift_x), along, shrink, edge, room)
-        centre_y = _inside(self._side * (0.5 + change.shift_y), down, shrink, edge, room)
-        # cv2 measures from pixel centers, the boxes above from pixel corners.
+        center_x = _inside(self._side * (0.5 + change.shift_x), along, shrink, edge, room)
+        center_y = _inside(self._side * (0.5 + change.shift_y), down, shrink, edge, room)
+        # OpenCV measures from pixel centers, the boxes above from pixel corners.
         middle_x, middle_y = middle_x - 0.5, middle_y - 0.5
-        offset_x = centre_x - 0.5 - xx * middle_x - xy * middle_y
-        offset_y = centre_y - 0.5 - yx * middle_x - yy * middle_y
+        offset_x = center_x - 0.5 - xx * middle_x - xy * middle_y
+        offset_y = center_y - 0.5 - yx * middle_x - yy * middle_y
         return np.array([[xx, xy, offset_x], [yx, yy, offset_y]])
 
 
 def _inside(
-    centre: float, corners: Sequence[float], shrink: float, edge: float, room: float
+    center: float, corners: Sequence[float], shrink: float, edge: float, room: float
 ) -> float:
-    """Move `centre` so that the shrunk corners around it lie between `edge` and `edge + room`."""
+    """Move `center` so that the shrunk corners around it lie between `edge` and `edge + room`."""
     low = edge - min(corners) * shrink
     high = edge + room - max(corners) * shrink
-    return min(max(centre, low), high)
+    return min(max(center, low), high)

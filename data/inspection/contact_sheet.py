@@ -97,7 +97,7 @@ class _Pen:
                 x += font.getlength(run)
 
     def _prefix(self, text: str, width: float) -> int:
-        """Return how many characters of `text` fit into `width`, at least one."""
+        """Return the number of characters of `text` that fit into `width`, at least one."""
         fits = (n for n in range(len(text), 0, -1) if self._width(text[:n]) <= width)
         return next(fits, min(1, len(text)))
 
@@ -111,10 +111,7 @@ class _Pen:
 
 
 class _Faces:
-    """The fonts that matplotlib ships, then those of the system.
-
-    Each is opened when first needed.
-    """
+    """The fonts that matplotlib ships, then the system fonts. Each is opened when first needed."""
 
     def __init__(self) -> None:
         shipped = {path.stem: path for path in sorted(font_folder().glob("*.ttf"))}

@@ -56,7 +56,7 @@ def check(
         100_000
     ),
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="fall of accuracy that makes a suspect")
+        float, typer.Option(min=0, max=1, help="drop in accuracy that marks a character as suspicious")
     ] = 0.02,
     rows: Annotated[int, typer.Option(min=0, help="characters shown that are no suspects")] = 10,
     strict: Annotated[
@@ -96,13 +96,13 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Read every byte and name what is damaged; exit code 2 where anything is."""
-    from data.inspection.verify import NAMED_A_SHARD, damages, recorded_losses
+    from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
     started = time.monotonic()
     kinds: Counter[str] = Counter()
     with progress("verifying") as report:
-        named = None if name_all else NAMED_A_SHARD
+        named = None if name_all else NAMED_PER_SHARD
         found = list(damages(folder, report, decode=decode, named=named, workers=workers))
     for damage in found:
         print(printable(f"damaged: {damage.line}"), file=sys.stderr)

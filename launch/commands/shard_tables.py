@@ -77,7 +77,7 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
 
 def leak_table(report: "LeakReport", rows: int) -> Table:
     """The suspects and `rows` more characters, one row each."""
-    table = Table("character", "texts", "class", "precision", "lift", "bits", "fall", "suspect")
+    table = Table("character", "texts", "class", "precision", "lift", "bits", "drop", "suspect")
     for leak in report.leaks[: len(report.suspects) + rows]:
         table.add_row(
             leak.name,
@@ -86,7 +86,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
             f"{leak.precision:.2f}",
             f"{leak.lift:.1f}",
             f"{leak.information:.3f}",
-            f"{leak.fall:+.3f}",
+            f"{leak.drop:+.3f}",
             leak.suspect or "",
         )
     return table

@@ -63,7 +63,7 @@ def test_a_variation_selector_left_behind_is_the_one_suspect(leaking: Path) -> N
     assert suspect.class_name == "heart"
     assert suspect.precision == 1
     assert suspect.lift == pytest.approx(4, rel=0.2)
-    assert suspect.fall > 0.05
+    assert suspect.drop > 0.05
     assert report.leaks[0] == suspect
     assert report.accuracy > report.most_frequent + 0.1
 
