@@ -1,10 +1,10 @@
-"""Helpers for messages: counts, names from files, and progress."""
+"""Formatting of messages: counts, names from files, and progress."""
 
 import unicodedata
 from collections.abc import Callable
 
 Report = Callable[[int, int], None]
-"""Called with the progress of a long operation: how much is done, and the total."""
+"""Callback for the progress of a long operation: (done, total)."""
 
 # Control characters, unpaired surrogates and line separators.
 _CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -32,10 +32,10 @@ def printable(text: str) -> str:
     Line breaks, control characters, unpaired surrogates and direction marks become `U+001B` and so
     on.
     """
-    return "".join(f"U+{ord(char):04X}" if _is_harmful(char) else char for char in text)
+    return "".join(f"U+{ord(char):04X}" if _is_unsafe(char) else char for char in text)
 
 
-def _is_harmful(char: str) -> bool:
+def _is_unsafe(char: str) -> bool:
     return (
         unicodedata.category(char) in _CATEGORIES or unicodedata.bidirectional(char) in _DIRECTIONS
     )

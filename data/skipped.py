@@ -1,6 +1,6 @@
-"""Files and samples that are not in the shards, each with its name and the reason.
+"""Files and samples that were not written to the shards, each with its name and the reason.
 
-`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line; the commands print
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. The commands print
 only a few.
 """
 
@@ -49,10 +49,10 @@ def _some(names: list[str]) -> str:
 
 
 class SkippedFile:
-    """The file in `folder`. It is created only if something is skipped.
+    """The file `skipped.jsonl` in `folder`. It is created only if something is skipped.
 
-    ignored: files that the source does not read. finished: shards of earlier runs. `last` is the
-    last sample skipped in this run.
+    ignored: files that the source does not read. finished: shards of earlier runs, whose lines are
+    preserved. `last` is the last sample skipped in this run.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """Return the shard of a line, or None if there is none or a kill truncated the line."""
+    """Return the shard of a line, or None if it has no shard or was truncated by a kill."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

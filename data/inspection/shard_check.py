@@ -22,7 +22,7 @@ from data.tars.samples import ShardPass
 
 Kind = Literal[
     "missing shard",
-    "cut shard",
+    "truncated shard",
     "replaced shard",
     "changed shard",
     "index",
@@ -104,7 +104,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
             return found
     if end is not None:
         line = f"{path}, at byte {end.offset:,}: {end.what}; {_TRUNCATED_BEFORE_INDEXING}"
-        found.append(Damage("cut shard", line))
+        found.append(Damage("truncated shard", line))
     if index is not None:
         found += _of_samples(rules, path, index, wrong, changed=digest != shard.sha256)
     return found
@@ -195,7 +195,7 @@ def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wr
         return Damage("replaced shard", line)
     if size < shard.bytes:
         return Damage(
-            "cut shard", f"{path} is truncated to {size:,} of {shard.bytes:,} bytes: {sums}"
+            "truncated shard", f"{path} is truncated to {size:,} of {shard.bytes:,} bytes: {sums}"
         )
     more = "" if size == shard.bytes else f"; {size:,} bytes, the manifest has {shard.bytes:,}"
     return Damage("changed shard", f"{path} was changed: {sums}{more}")

@@ -12,10 +12,12 @@ from data.loading.substitute import Substitute
 
 @dataclass(frozen=True)
 class Cursor:
-    """Complete state of the training stream: the seed of its order and the global samples consumed.
+    """Complete state of a training stream. Every sample of the rest of the run follows from it.
 
-    bad: bad samples found so far (sorted positions in the split), at most `data.max_bad_samples`.
-    Each rank knows only those of its own shares; `join` merges them.
+    seed: seed of the order. samples: number of samples that all ranks have consumed together, so
+    it does not depend on the number of ranks. bad: positions in the split of the bad samples found
+    so far, sorted, at most `data.max_bad_samples`. Each rank finds only those in its own shares;
+    `join` merges them.
     """
 
     seed: int
@@ -37,7 +39,7 @@ class Cursor:
         if value.keys() - {"bad"} != {"seed", "samples"} or not all(
             type(number) is int and number >= 0 for number in numbers
         ):
-            raise ValueError(f"a data cursor is {{seed, samples, bad}}, all >= 0, not {value}")
+            raise ValueError(f"invalid data cursor {value}: expected {{seed, samples, bad}} >= 0")
         return cls(value["seed"], value["samples"]).join(bad)
 
 

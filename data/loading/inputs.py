@@ -1,7 +1,7 @@
 """Converts a sample's bytes into model inputs: images to pixels, texts to token IDs.
 
-This module does not depend on order, shards or ranks. A loader decodes each sample, makes an item
-of it and collates the items of a batch.
+This module does not depend on order, shards or ranks. A loader decodes each sample, converts it to
+an item and collates the items of a batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -59,18 +59,18 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
     if manifest.modality == "image":
         if config.text is not None:
             raise ValueError(
-                f"{config.shards} holds images and data.text is given: leave it out, or choose "
-                "shards of texts"
+                f"{config.shards} contains images, but data.text is set: remove data.text, or "
+                "choose shards of texts"
             )
         return ImageInputs(config.image, config.augment)
     if config.text is None:
         raise ValueError(
-            f"{config.shards} holds texts and data.text is missing: name a tokenizer in "
-            "data.text.tokenizer (kway tokenizer makes one)"
+            f"{config.shards} contains texts, but data.text is missing: set data.text.tokenizer "
+            "(kway tokenizer trains one)"
         )
     if config.augment != AugmentConfig():
         raise ValueError(
-            f"{config.shards} holds texts and data.augment is for images: leave it out"
+            f"{config.shards} contains texts, but data.augment is for images: remove data.augment"
         )
     return TextInputs(config.text)
 

@@ -1,4 +1,4 @@
-"""The worker processes of a loader: batches read ahead, and the memory that workers write to."""
+"""The worker processes of a loader: reading ahead, and the memory that workers write to."""
 
 import math
 import os
@@ -16,26 +16,27 @@ from data.processes import die_with_parent
 from data.retry import TransientError
 
 LOST_WORKER = (
-    "a loader process was ended from outside, perhaps for want of memory: lower data.workers or "
-    "train.global_batch, or find who ended it"
+    "a loader process was killed, possibly because it ran out of memory: lower data.workers or "
+    "train.global_batch, or find out what killed it"
 )
 
-# Batches that a worker has made, or has been asked for, before the trainer takes the next one.
+# Batches per worker that are requested or ready ahead of the trainer.
 PREFETCHED = 2
-# In addition, one batch is being made and one is being copied.
+# In addition, the worker fills one batch, and the trainer copies one.
 _NUM_SLOTS = PREFETCHED + 2
 
 
 def read_ahead(
-    reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
+    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
     """Yield the batches of `reader` in order, read ahead by `workers` processes.
 
-    Raises the errors that the reader returns, and TransientError if a process was killed.
+    requests: one per batch; None for an iterable reader. Raises the errors that the reader returns,
+    and TransientError if a process was killed.
     """
     loader = DataLoader(
         reader,
-        sampler=asked,
+        sampler=requests,
         batch_size=None,
         num_workers=workers,
         prefetch_factor=PREFETCHED if workers else None,
@@ -81,8 +82,9 @@ def is_lost_worker(error: RuntimeError) -> bool:
 def begin_worker(_number: int, *, parent: int) -> None:
     """Make a new worker end with its rank, the process `parent`.
 
-    torch alone checks only every five seconds. The worker gets its own process group. A launcher
-    signals the rank's whole group, and the rank needs its workers to finish the step and save.
+    torch alone checks only every five seconds. The worker gets its own process group, because a
+    launcher signals the whole group of a rank, and the rank still needs its workers to finish the
+    step and save a checkpoint.
     """
     os.setpgrp()
     die_with_parent(parent)
@@ -91,7 +93,7 @@ def begin_worker(_number: int, *, parent: int) -> None:
 class PixelMemory:
     """Memory for the batches of one process.
 
-    Pickling it gives an empty one, so that each process has its own.
+    Pickling creates an empty instance, so that each process has its own.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The interface to a folder of shards, local or behind a URL.
+"""The interface to a folder of shards, local or at a URL.
 
 `data/remote/folder.py` implements it for URLs.
 """
@@ -27,7 +27,7 @@ class ShardFolder(ABC):
     verified: bool = False
     """Whether files from `open` have been checked against the SHA-256 in the manifest."""
     bytes_at_once: int | None = None
-    """Bytes of shards that fit at a time. None: no limit."""
+    """Bytes of shards that fit at the same time. None: no limit."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class ShardFolder(ABC):
 
     @abstractmethod
     def remedy(self, shard: ShardInfo) -> str:
-        """Return what to do if the bytes of a sample are not those that were written."""
+        """Return an instruction for a shard whose checksum does not match."""
 
     @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
@@ -54,7 +54,7 @@ class ShardFolder(ABC):
         """Return a new file descriptor of a shard, for `pread`."""
 
     def evicted(self, descriptor: int) -> bool:
-        """Whether the file of a descriptor has been deleted and exists only while it is open."""
+        """Whether the file of a descriptor was deleted, so that it exists only while it is open."""
         return False
 
     def prefetch(self, shard: ShardInfo) -> None:
@@ -87,7 +87,7 @@ class LocalFolder(ShardFolder):
         return str(self.path / shard.file)
 
     def remedy(self, shard: ShardInfo) -> str:
-        return f"see kway shard verify {self.path}"
+        return f"run kway shard verify {self.path}"
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
         return [self._index(shard) for shard in shards]
@@ -97,8 +97,8 @@ class LocalFolder(ShardFolder):
         index = open_index(path)
         if index.info != shard:
             raise ValueError(
-                f"the index of {path} belongs to other shards than the manifest: "
-                "delete the folder and run kway shard again"
+                f"the index of {path} does not match the manifest: delete the folder and run kway "
+                "shard again"
             )
         return replace(index, info=shard)  # equal objects are shared to save memory
 
@@ -141,7 +141,7 @@ class OpenShards:
     def _file(self, shard: int) -> int:
         """Return the descriptor of a shard.
 
-        Closes the least recently used one if too many are open.
+        Close the least recently used one if too many are open.
         """
         if shard in self._files:
             self._files.move_to_end(shard)

@@ -30,7 +30,7 @@ class HierarchySize:
     depth: int
 
     def __str__(self) -> str:
-        return f"{self.classes:,} classes under {self.nodes:,} nodes, at most {self.depth} deep"
+        return f"{self.classes:,} classes under {self.nodes:,} nodes, depth {self.depth}"
 
 
 def join_path(names: Sequence[str]) -> str:
@@ -39,7 +39,7 @@ def join_path(names: Sequence[str]) -> str:
     if reason := _mistake(names):
         raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")
     if joined.split(SEPARATOR) != list(names):
-        raise ValueError(f"path {joined[:100]!r} has a name with {SEPARATOR!r} in it: rename it")
+        raise ValueError(f"path {joined[:100]!r} has a name that contains {SEPARATOR!r}: rename it")
     return joined
 
 
@@ -52,8 +52,8 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
     found = [_path(folder, info) for info in manifest.classes]
     if not any(found):
         raise ValueError(
-            f"{folder} has no hierarchy: source {manifest.source.kind} gives none; build the tree "
-            "from label vectors, or from a WordNet dict folder or a parent table and --classes"
+            f"{folder} has no hierarchy, because source {manifest.source.kind} has none: build the "
+            "tree from label vectors, or from a WordNet dict folder or a parent table and --classes"
         )
     return found
 
@@ -76,8 +76,8 @@ def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
     names = tuple(info.attributes[PATH].split(SEPARATOR))
     if reason := _mistake(names):
         raise ValueError(
-            f"{folder}: {PATH} of class {info.name[:100]!r}: {reason}: correct its source and make "
-            "the shards again"
+            f"{folder}: {PATH} of class {info.name[:100]!r}: {reason}: correct its source and run "
+            "kway shard again"
         )
     return names
 
@@ -85,12 +85,12 @@ def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
 def _mistake(names: Sequence[str]) -> str | None:
     """Return what is wrong with a path, or None."""
     if len(names) > MAX_DEPTH:
-        return f"{len(names):,} names, and the most is {MAX_DEPTH}"
+        return f"{len(names):,} names, over the limit of {MAX_DEPTH}"
     if not names or not all(map(str.strip, names)):
         return "a name is empty"
     if long := next((name for name in names if len(name) > MAX_NAME), None):
-        return f"{long[:40]!r}… has {len(long):,} characters, and the most is {MAX_NAME:,}"
+        return f"{long[:40]!r}… has {len(long):,} characters, over the limit of {MAX_NAME:,}"
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        return f"{twice[:100]!r} is above itself"
+        return f"{twice[:100]!r} is its own ancestor"
     return None

@@ -1,8 +1,9 @@
 """The offset index next to a shard: the byte range of each sample, for a loader to `pread`.
 
-An index takes 30 bytes per sample, 17 of which training reads; these are contiguous. The file is
-memory-mapped, so all processes of a machine share it. The key is not stored here: it is in the tar
-header just before the bytes. webdataset readers do not need the index; the tar is self-contained.
+An index has 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
+memory-mapped, so all processes of a machine share it. The key is not stored here, because the tar
+header just before the bytes contains it. webdataset readers do not need the index: the tar is
+self-contained.
 """
 
 import json
@@ -19,19 +20,19 @@ from isal import isal_zlib
 from safetensors.numpy import save
 
 from data.shards.manifest import ShardInfo
-from data.shards.mapped import keep_apart, mapped
+from data.shards.mapped import disable_readahead, mapped
 from data.tars.headers import BLOCK, member_name
 
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
-_AGAIN = "make it again with kway shard, or kway shard index for the shards of others"
+_AGAIN = "run kway shard again (kway shard index for tars from another source)"
 
 # Tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32 of the `.cls` member, then of the sample. extension: of
-# the sample, then of the `.cls`. This order keeps the `.cls` data out of the range that training
-# reads.
+# the sample, then of the `.cls`. With this order, the range that training reads is contiguous and
+# does not contain `.cls` data.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "places": ("U32", "<u4", (2, 3)),
     "labels": ("I32", "<i4", ()),
@@ -41,7 +42,7 @@ _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Locations of N samples. Column 0 is the sample itself, column 1 its `.cls` member.
+    """The locations of N samples. Column 0 is the sample itself, column 1 its `.cls` member.
 
     blocks: offset of the first byte in blocks of 512, uint32 [N, 2]. sizes: bytes, uint32 [N, 2].
     crc32: uint32 [N, 2]. extension: position in `extensions`, uint8 [N, 2]. labels: int32 [N]. Each
@@ -137,7 +138,7 @@ def _crc32(extensions: Sequence[str], tensors: Mapping[str, np.ndarray]) -> int:
 
 
 def index_path(shard: Path) -> Path:
-    """`train-000000.tar` -> `train-000000.index.safetensors`, in the same folder."""
+    """Map `train-000000.tar` to `train-000000.index.safetensors`, in the same folder."""
     return shard.with_name(shard.name.removesuffix(".tar") + ".index.safetensors")
 
 
@@ -174,8 +175,8 @@ def map_index(path: Path) -> ShardIndex:
 
 def _open(path: Path) -> ShardIndex:
     with path.open("rb") as file:
-        # The file is read and checked first, then mapped: only pages that are used later stay in
-        # memory.
+        # The file is read and checked first, then mapped, so that only the pages that are used
+        # later stay in memory.
         content = np.frombuffer(file.read(), np.uint8)
         about, where = _layout(content)
         info = ShardInfo.model_validate(about["shard"])
@@ -185,7 +186,7 @@ def _open(path: Path) -> ShardIndex:
             raise ValueError(f"duplicates is {duplicates!r}"[:100])
         _check(extensions, _tensors(content, where, info.samples), info)
         tensors = _tensors(mapped(file), where, info.samples)
-    keep_apart(tensors["places"][1], tensors["extension"][0])
+    disable_readahead(tensors["places"][1], tensors["extension"][0])
     blocks, sizes, crc32 = tensors["places"][::-1].transpose(1, 2, 0)
     return ShardIndex(
         info,
@@ -210,7 +211,7 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
     header = json.loads(content[8 : 8 + length].tobytes())
     about = json.loads(header["__metadata__"]["kway"])
     if (found := about.get("format")) != FORMAT:
-        raise OtherFormatError(f"has format {found} and this kway reads {FORMAT}")
+        raise OtherFormatError(f"has format {found}, but this version of kway reads {FORMAT}")
     where = {}
     for name, (dtype, _, shape) in _TENSORS.items():
         entry, wanted = header[name], [*shape, about["shard"]["samples"]]
@@ -233,9 +234,9 @@ def _tensors(
 
 def _check(extensions: Sequence[str], tensors: Mapping[str, np.ndarray], info: ShardInfo) -> None:
     if _crc32(extensions, tensors) != info.index_crc32:
-        raise ValueError("its checksum does not hold")
+        raise ValueError("its checksum does not match")
     if tensors["extension"].max() >= len(extensions) or tensors["places"][:, 0].min() < 1:
-        raise ValueError("an entry points nowhere")
+        raise ValueError("an entry is out of range")
 
 
 def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -> bytes | None:
@@ -263,6 +264,6 @@ def check_labels(labels: Sequence[int] | np.ndarray, num_classes: int, shard: st
     bad = np.flatnonzero((array < 0) | (array >= num_classes))
     if len(bad):
         raise ValueError(
-            f"{shard}: sample {bad[0]} has label {array[bad[0]]} and the manifest lists "
+            f"{shard}: sample {bad[0]} has label {array[bad[0]]}, but the manifest has "
             f"{num_classes} classes: run kway shard again into an empty folder"
         )

@@ -26,8 +26,8 @@ def load_label_vectors(
     """
     if manifest.label_vectors is None:
         raise ValueError(
-            f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
-            "choose dense class weights"
+            f"{folder} has no label vectors, because source {manifest.source.kind} has none: use "
+            "dense class weights"
         )
     digest = manifest.label_vectors_sha256
     assert digest is not None
@@ -45,8 +45,8 @@ def _check_digest(path: Path, digest: str) -> None:
         raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
     if sha256_of(path) != digest:
         raise ValueError(
-            f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
-            "again or run kway shard again"
+            f"{path} does not match the manifest (its SHA-256 differs): copy it again or run kway "
+            "shard again"
         )
 
 
@@ -59,14 +59,14 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
-        raise ValueError(f"{path} holds no vectors ({error}): run kway shard again") from error
+        raise ValueError(f"{path} has no vectors ({error}): run kway shard again") from error
     if vectors.ndim != 2 or len(vectors) != num_classes:
         raise ValueError(
-            f"{path} has shape {list(vectors.shape)} and the manifest {num_classes} classes: "
+            f"{path} has shape {list(vectors.shape)}, but the manifest has {num_classes} classes: "
             "run kway shard again"
         )
     if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
-        raise ValueError(f"{path} is not finite float32: run kway shard again")
+        raise ValueError(f"{path} has values that are not finite float32: run kway shard again")
     return vectors
 
 
@@ -82,8 +82,8 @@ def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
         fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
 
     with open(cache.open(name, fill), "rb") as file:
-        sound = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    if not sound:
+        intact = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    if not intact:
         cache.remove(name)
         os.close(cache.open(name, fill))
     cache.trim()

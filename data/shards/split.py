@@ -1,6 +1,6 @@
 """A split of a folder of shards as a random-access list of samples, read with `pread`.
 
-This module does not depend on ranks or pixels. Of an order it uses only which shards it mixes.
+This module does not depend on ranks or pixels. It uses an order only to prefetch shards.
 """
 
 import os
@@ -68,7 +68,7 @@ class Split:
     @property
     def classes(self) -> tuple[ClassInfo, ...]:
         """The class list. A label is a position in it."""
-        assert len(self.manifest.classes) == self.num_classes, "it stayed in the other process"
+        assert len(self.manifest.classes) == self.num_classes, "class names are not pickled"
         return self.manifest.classes
 
     @property
@@ -127,10 +127,10 @@ class Split:
         data = self._files.read(shard, read_member, index, row)
         if data is None:
             remedy = self.folder.remedy(self._shards[shard])
-            raise self.bad(i, f"its bytes are not those that were written: {remedy}")
+            raise self.bad(i, f"its checksum does not match: {remedy}")
         label = int(index.labels[row])
         if not 0 <= label < self.num_classes:
-            raise self.bad(i, f"label {label} has no class: there are {self.num_classes}")
+            raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
         return data, index.extensions[int(index.extension[row, 0])], label
 
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
@@ -191,9 +191,9 @@ class Split:
     def check_shards(self) -> None:
         """Raise ValueError for a shard file that does not belong to its index.
 
-        The size has already been checked. If both the first and the last sample have wrong
-        checksums, the file is another one; a single bad sample is not enough. Shards from a URL are
-        skipped, because their SHA-256 is checked when they are fetched.
+        The size has already been checked. If the checksums of both the first and the last sample
+        are wrong, it is another file; a single bad sample is not enough. Shards from a URL are not
+        checked here, because their SHA-256 is verified when they are fetched.
         """
         if self.folder.verified:
             return
@@ -202,16 +202,16 @@ class Split:
             ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
             if all(self._files.read(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
-                    f"{self.folder.address(shard)} is not the shard that was written: another "
-                    f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
+                    f"{self.folder.address(shard)} was replaced by another file: copy the shard "
+                    f"again ({self.folder.remedy(shard)})"
                 )
 
     def order(
         self, seed: int, shuffle_shards: int | None = None, *, groups_at_once: int = 1
     ) -> Order:
-        """Return the training order, of which `groups_at_once` groups are read at a time.
+        """Return the training order.
 
-        Raises ValueError if the cache of a URL is too small for them.
+        Raises ValueError if the cache of a URL is too small for `groups_at_once` groups.
         """
         order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
         self.folder.check_order(order, self._shards, groups_at_once)
@@ -222,16 +222,16 @@ class Split:
         return InOrder([shard.samples for shard in self._shards])
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Report the position in `order`, so that the next shards are prefetched from a URL.
+        """Set the position in `order`, so that the next shards are prefetched from a URL.
 
-        Fetching runs in threads of this process. The call is cheap enough for every batch, and does
-        nothing for a local folder.
+        Fetching runs in threads of this process. The call is cheap enough for every batch. It has
+        no effect for a local folder.
         """
         self._ahead.will_read(order, position)
 
     def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} of split {self.name!r} with {len(self)}")
+            raise IndexError(f"sample {i} is out of range for split {self.name!r} with {len(self)}")
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1
         return shard, i - int(self._starts[shard])
 
@@ -302,4 +302,4 @@ def decode_text(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 from its byte {error.start} on") from error
+        raise ValueError(f"invalid UTF-8 at byte {error.start}") from error

@@ -1,7 +1,7 @@
 """The base class of sources that read their files twice: one pass selects, the other writes.
 
-The result of the first pass stays on disk until the shards are written. Each source defines which
-records are kept and how classes are selected.
+The result of the first pass is stored on disk until the shards are written. Each source defines
+which records it uses and how it selects classes.
 """
 
 import json

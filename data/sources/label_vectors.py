@@ -1,6 +1,6 @@
 """Adds label vectors from a file to a source, matched by class name.
 
-The caller supplies the file formats and the look-up of names.
+The caller supplies the function that reads the file and looks up names.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,10 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class WithLabelVectors:
-    """`source` with label vectors from `file`. Classes without a vector get the mean of all others.
+    """`source` with label vectors from `file`.
 
-    A class is looked up by its emoji or its `words`, then by its name.
+    A class is looked up by its emoji or its `words`, then by its name. Classes without a vector get
+    the mean of the others.
     """
 
     source: Source
@@ -36,7 +37,7 @@ class WithLabelVectors:
 
     def __post_init__(self) -> None:
         if not self.file.is_file():
-            raise FileNotFoundError(f"{self.file} does not exist: give a file of label vectors")
+            raise FileNotFoundError(f"{self.file} does not exist: pass a file of label vectors")
 
     @property
     def modality(self) -> Modality:
@@ -65,7 +66,7 @@ class WithLabelVectors:
         if not missing:
             return []
         shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
-        return [f"classes without a vector, which get the mean: {len(missing):,} ({shown})"]
+        return [f"{len(missing):,} classes without a vector use the mean: {shown}"]
 
     @cached_property
     def _found(self) -> tuple[np.ndarray, list[str]]:
@@ -87,7 +88,7 @@ class WithLabelVectors:
 
 
 def _names(info: ClassInfo) -> list[str]:
-    """Return the names under which a file may list a class, best first."""
+    """Return the names by which a class is looked up, best first."""
     if one := info.attributes.get("emoji"):
         return [*emoji_spellings(one), info.name]
     words = info.attributes.get("words")

@@ -1,6 +1,6 @@
-"""Packs images for a shard: creates keys, and shrinks, copies or losslessly encodes the images.
+"""Packs images for shards: creates keys, and resizes, copies or losslessly encodes the images.
 
-All image sources use it. `data/images/decode.py` decodes images and enforces the limits.
+All image sources use this module. `data/images/decode.py` decodes images and enforces the limits.
 """
 
 import hashlib
@@ -23,12 +23,17 @@ _MAX_KEY_BYTES = 90
 class PackedImages:
     """The options of a source that packs image files, and the packing."""
 
-    # pydantic takes `kw_only` of inherited fields from each field, not from the decorator.
+    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
     short_side: int = Field(
-        default=256, ge=1, kw_only=True, description="larger images shrink to it, pixels"
+        default=256,
+        ge=1,
+        kw_only=True,
+        description="short side in pixels to which larger images are resized",
     )
-    quality: int = Field(default=90, ge=1, le=100, kw_only=True, description="of JPEG, for those")
-    original: bool = Field(default=False, kw_only=True, description="keep bytes as they are")
+    quality: int = Field(
+        default=90, ge=1, le=100, kw_only=True, description="JPEG quality of resized images"
+    )
+    original: bool = Field(default=False, kw_only=True, description="store image files unchanged")
     skip_bad: bool = Field(
         default=False,
         kw_only=True,
@@ -37,7 +42,7 @@ class PackedImages:
 
     @property
     def target_side(self) -> int | None:
-        """`short_side`, or None if all images keep their bytes."""
+        """`short_side`, or None if all image files are stored unchanged."""
         return None if self.original else self.short_side
 
     def packed(self, data: bytes) -> tuple[bytes, str]:

@@ -18,7 +18,9 @@ def read_class_names(path: Path) -> list[str]:
     Raises FileNotFoundError, and ValueError with the line number for an empty or repeated name.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
+        raise FileNotFoundError(
+            f"class names {path} do not exist: pass a file with one class name per line"
+        )
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
@@ -26,15 +28,14 @@ def read_class_names(path: Path) -> list[str]:
     while names and not names[-1]:
         names.pop()
     if not names:
-        raise ValueError(f"{path} is empty: give one class name a line")
+        raise ValueError(f"{path} is empty: write one class name per line")
     first: dict[str, int] = {}
     for number, name in enumerate(names, start=1):
         if not name:
-            raise ValueError(f"{path}, line {number} is empty: give one class name a line")
+            raise ValueError(f"{path}, line {number} is empty: write one class name per line")
         if first.setdefault(name, number) != number:
             raise ValueError(
-                f"{path}, line {number}: {name!r} stands in line {first[name]} too: "
-                "make the names differ"
+                f"{path}, line {number}: {name!r} is also in line {first[name]}: rename one of them"
             )
     return names
 
@@ -73,10 +74,7 @@ def _field(text: str, json_field: str) -> str:
 
 @dataclass(frozen=True)
 class ClassList:
-    """Class names.
-
-    positions: whether an integer label is a position in the list instead of a name.
-    """
+    """A class list. positions: whether integer labels are positions in it instead of names."""
 
     names: tuple[str, ...]
     positions: bool
@@ -107,7 +105,7 @@ class ClassList:
                 )
             return int(text)
         if text not in self._label:
-            raise ValueError(f"label {text!r} is no name of the {len(self.names)} classes")
+            raise ValueError(f"label {text!r} is not one of the {len(self.names)} class names")
         return self._label[text]
 
 

@@ -1,7 +1,7 @@
 """The samples of one tar as webdataset groups them, with the location, crc32 and label of each.
 
-A first pass reads the headers; a second pass reads the content once. Incomplete samples are named
-and counted.
+The first pass reads the headers, the second one the content. Incomplete samples are counted and
+listed by name.
 """
 
 import hashlib
@@ -49,15 +49,15 @@ class Problems:
 
     def join(self, other: "Problems") -> None:
         self.count += other.count
-        room = None if self.limit is None else self.limit - len(self.named)
-        self.named += other.named[:room]
+        remaining = None if self.limit is None else self.limit - len(self.named)
+        self.named += other.named[:remaining]
 
 
 @dataclass(frozen=True)
 class TarScan:
     """The n complete samples of a tar. Arrays keep this compact, because n may be large.
 
-    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
+    locations: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
     extension: positions in `extensions`, uint8 [n, 2]. text: the label as a position in `texts`,
     int32 [n]. groups: number of samples as webdataset counts them, complete or not. other_files:
     names of members that belong to no sample. unfinished: why samples may be missing at the end, or
@@ -66,7 +66,7 @@ class TarScan:
 
     bytes: int
     sha256: str
-    places: np.ndarray
+    locations: np.ndarray
     extension: np.ndarray
     text: np.ndarray
     extensions: tuple[str, ...]
@@ -81,14 +81,14 @@ class TarScan:
         sample, label = (
             Entry(self.extensions[extension], *numbers)
             for extension, numbers in zip(
-                self.extension[row].tolist(), self.places[row].tolist(), strict=True
+                self.extension[row].tolist(), self.locations[row].tolist(), strict=True
             )
         )
         return sample, label
 
 
 class Group(NamedTuple):
-    """Members with one key. Maps the extension in lower case to (extension as written, member)."""
+    """The members of a key: maps extensions in lower case to (extension as written, member)."""
 
     key: str
     members: dict[str, tuple[str, Member]]
@@ -163,15 +163,17 @@ def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tupl
 
     Raises ValueError if one is missing.
     """
-    there = ", ".join(f".{extension}" for extension, _ in group.members.values())
+    found = ", ".join(f".{extension}" for extension, _ in group.members.values())
     sample = next((group.members[e] for e in endings if e in group.members), None)
     if sample is None:
-        raise ValueError(f"no .{', .'.join(endings)} beside {there}")
+        raise ValueError(f"no .{', .'.join(endings)}, only {found}")
     label = next((group.members[e] for e in LABEL_EXTENSIONS if e in group.members), None)
     if label is None:
-        raise ValueError(f"no .cls or .json beside {there}")
+        raise ValueError(f"no .cls or .json, only {found}")
     if max(sample[1].size, label[1].size, label[1].offset // BLOCK) > _MAX_UINT32:
-        raise ValueError("a member of 4 GiB or more, or one beyond 2 TiB, has no place in an index")
+        raise ValueError(
+            "a member has 4 GiB or more or starts beyond 2 TiB, so it cannot be indexed"
+        )
     return sample, label
 
 
@@ -183,7 +185,7 @@ def _read(
     members: _Members,
 ) -> TarScan:
     """Read the tar once and keep the samples whose label can be read."""
-    places, extension, text = array("I"), array("B"), array("i")
+    locations, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
     with ShardPass(path) as shard:
         for key, *parts in picked:
@@ -202,12 +204,12 @@ def _read(
                 continue
             text.append(texts.setdefault(label, len(texts)))
             for ending, member in parts:
-                places.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
+                locations.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
                 extension.append(extensions.setdefault(ending, len(extensions)))
         return TarScan(
             bytes=path.stat().st_size,
             sha256=shard.sha256(),
-            places=np.frombuffer(places, np.uint32).reshape(-1, 2, 3),
+            locations=np.frombuffer(locations, np.uint32).reshape(-1, 2, 3),
             extension=np.frombuffer(extension, np.uint8).reshape(-1, 2),
             text=np.frombuffer(text, np.int32),
             extensions=tuple(extensions),
@@ -235,14 +237,14 @@ class ShardPass:
         one.
         """
         if offset < self._start:
-            raise ValueError(f"byte {offset:,} was asked for after byte {self._start:,}")
+            raise ValueError(f"byte {offset:,} was requested after byte {self._start:,}")
         if offset + size > self._start + len(self._chunk):
             self._advance(offset, size)
         first = offset - self._start
         return self._chunk[first : first + size]
 
     def sha256(self) -> str:
-        """Hash the rest of the file and return the hexadecimal digest of all of it."""
+        """Read the rest of the file and return the hexadecimal digest of the complete file."""
         while self._read(_CHUNK):
             pass
         return self._sha256.hexdigest()

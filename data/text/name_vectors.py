@@ -19,8 +19,8 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
     remain distinct. Equal words give equal vectors.
     """
     frequency = Counter(word for row in words for word in set(row))
-    # Shared words first: most words are not shared, and only shared ones need the
-    # eigendecomposition.
+    # Shared words come first, because only their columns need the eigendecomposition. Most words
+    # are not shared.
     vocabulary = sorted(frequency, key=lambda word: (frequency[word] == 1, word))
     num_shared = sum(count > 1 for count in frequency.values())
     column = {word: i for i, word in enumerate(vocabulary)}

@@ -1,7 +1,8 @@
 """Random access to the records of JSONL, CSV, TSV and line-based text files, without loading them.
 
-A record is (offset, bytes), so that it can be read again on its own. TSV has no quoting (its media
-type defines none), so each line is a record. CSV is quoted as in RFC 4180, also over several lines.
+A record is identified by its byte range, so that it can be read again on its own. TSV has no
+quoting, as its media type specifies, so each line is a record. CSV is quoted as in RFC 4180, and
+quoted cells may span several lines.
 """
 
 import csv
@@ -24,7 +25,7 @@ KINDS: dict[str, Kind] = {
     ".txt": "lines",
 }
 TEXT_OF_LINES = "text"
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
 _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
 _DIGEST_BLOCK_BYTES = 1 << 16
@@ -32,7 +33,7 @@ _DIGEST_BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records. columns: names from a table's first line; None for JSONL."""
+    """A file of records. columns: names from the first line of a table; None for JSONL."""
 
     path: Path
     kind: Kind
@@ -70,12 +71,12 @@ class RecordFile:
                 except RecursionError:
                     raise ValueError("is nested too deeply") from None
                 if not isinstance(fields, dict):
-                    raise ValueError("is no JSON object")
+                    raise ValueError("is not a JSON object")
                 return fields
         cells = text.split("\t") if self.kind == "tsv" else next(_cells([text]))
         assert self.columns is not None
         if len(cells) != len(self.columns):
-            raise ValueError(f"has {len(cells)} cells and the first line {len(self.columns)}")
+            raise ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
         return dict(zip(self.columns, cells, strict=True))
 
     def read(self, offset: int, length: int) -> dict[str, Any]:
@@ -86,16 +87,17 @@ class RecordFile:
 
 
 def open_records(path: Path) -> RecordFile:
-    """Open a file based on its extension and first line.
+    """Open a record file. Its format follows from the extension, its columns from the first line.
 
-    Raises FileNotFoundError or ValueError with a remedy.
+    Raises FileNotFoundError, or ValueError for an unknown extension or an invalid first line.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file: name files of records ({_endings()})")
+        raise FileNotFoundError(f"{path} is not a file: pass record files ({_endings()})")
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        remedy = "unpack it first" if path.suffix.lower() in _PACKED else f"give {_endings()}"
-        raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}: {remedy}")
+        compressed = path.suffix.lower() in _COMPRESSED
+        remedy = "unpack it first" if compressed else f"use one of {_endings()}"
+        raise ValueError(f"{path} has the unsupported extension {path.suffix!r}: {remedy}")
     size = path.stat().st_size
     if kind in ("jsonl", "lines"):
         columns = (TEXT_OF_LINES,) if kind == "lines" else None
@@ -117,7 +119,7 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"field {name!r} holds half of a surrogate pair") from None
+        raise ValueError(f"field {name!r} contains an unpaired surrogate") from None
     return text
 
 
@@ -146,11 +148,13 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: its first line is not UTF-8: save it as UTF-8") from error
+        raise ValueError(f"{path}: the first line is not UTF-8: save it as UTF-8") from error
     names = text.split("\t") if kind == "tsv" else next(_cells([text]), [])
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
-        raise ValueError(f"{path}: its first line {text[:60]!r} must name every column, once each")
+        raise ValueError(
+            f"{path}: the first line, {text[:60]!r}, must contain a unique name for every column"
+        )
     return tuple(names), start
 
 
@@ -177,8 +181,8 @@ def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
     line = file.readline(_MAX_RECORD_BYTES)
     if len(line) == _MAX_RECORD_BYTES:
         raise ValueError(
-            f"{path}, byte {offset}: a line longer than {_MAX_RECORD_BYTES >> 20} MiB: "
-            "is it a file of records?"
+            f"{path}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} MiB: check "
+            "that the file contains records"
         )
     return line
 
@@ -198,7 +202,7 @@ def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[in
             row = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{path}, byte {taken[0][0]}: {error}: is a quote left open there?"
+                f"{path}, byte {taken[0][0]}: {error}: check for an unclosed quote"
             ) from error
         if row is None:
             return

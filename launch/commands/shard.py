@@ -56,7 +56,7 @@ def check(
         100_000
     ),
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="drop in accuracy that marks a character as suspicious")
+        float, typer.Option(min=0, max=1, help="drop in accuracy that makes a character suspicious")
     ] = 0.02,
     rows: Annotated[int, typer.Option(min=0, help="characters shown that are no suspects")] = 10,
     strict: Annotated[

@@ -226,8 +226,8 @@ def write(
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
         print(f"stood already: {pluralize(written.resumed, 'shard')}")
-    if written.left_out:
-        bad = pluralize(written.left_out, f"bad {manifest.modality}")
+    if written.num_skipped:
+        bad = pluralize(written.num_skipped, f"bad {manifest.modality}")
         print(f"warning: left out {bad}", file=sys.stderr)
     if written.duplicates:
         print(f"kept out of training: {pluralize(written.duplicates, 'duplicate')} of other splits")

@@ -58,8 +58,8 @@ def tokenizer(
     _print_examples(trained)
     print(
         f"{out}: {trained.vocab_size:,} tokens from {pluralize(trained.texts, 'text')}; "
-        f"of {pluralize(trained.held_out, 'text')} held out, {trained.tokens_a_text:.1f} tokens a "
-        f"text, {trained.unknown:.3%} unknown, {seconds_since(started)}"
+        f"of {pluralize(trained.held_out, 'text')} held out, {trained.tokens_per_text:.1f} tokens "
+        f"per text, {trained.unknown:.3%} unknown, {seconds_since(started)}"
     )
 
 

@@ -102,7 +102,7 @@ def test_dropping_takes_them_out_of_training_alone(tmp_path: Path, workers: int)
     assert samples(tmp_path / "out", "train") == sorted(s for s in TRAIN if s[0] not in held_out)
     assert samples(tmp_path / "out", "test") == sorted(TEST)
     assert samples(tmp_path / "out", "validation") == sorted(VALIDATION)
-    assert (written.duplicates, written.left_out) == (3, 0)
+    assert (written.duplicates, written.num_skipped) == (3, 0)
     assert Manifest.load(tmp_path / "out").splits == ("train", "test", "validation")
     assert [found.in_training for found in find_duplicates(tmp_path / "out")] == [0, 0, 0]
 
@@ -110,7 +110,7 @@ def test_dropping_takes_them_out_of_training_alone(tmp_path: Path, workers: int)
 def test_bad_samples_and_duplicates_are_counted_apart(tmp_path: Path) -> None:
     source = Words((*TRAIN, (b"bad", 0)), TEST)
     written = write(tmp_path / "out", source, drop_duplicates=True)
-    assert (written.duplicates, written.left_out) == (2, 1)
+    assert (written.duplicates, written.num_skipped) == (2, 1)
 
 
 @pytest.mark.parametrize("stop_at", [5, 9, 11, 15])
@@ -125,7 +125,8 @@ def test_an_interrupted_run_goes_on_and_counts_the_same(tmp_path: Path, stop_at:
         write(tmp_path / "out", drop_duplicates=True, report=stop)
     written = write(tmp_path / "out", drop_duplicates=True)
     assert written.resumed > 0
-    assert (written.duplicates, written.left_out) == (whole.duplicates, whole.left_out) == (3, 0)
+    assert (written.duplicates, written.num_skipped) == (3, 0)
+    assert (whole.duplicates, whole.num_skipped) == (3, 0)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

@@ -85,7 +85,7 @@ def test_shards_of_a_few_languages(tmp_path: Path) -> None:
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.modality == "text"
     assert manifest.splits == ("train", "test")
-    assert written.left_out == 0
+    assert written.num_skipped == 0
     assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 20
     with open_split(tmp_path / "out", "test") as split:
         read = {split.key(i): split.read(i) for i in range(len(split))}

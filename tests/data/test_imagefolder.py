@@ -297,7 +297,7 @@ def test_keys_are_unique_and_plain(tmp_path: Path) -> None:
     written = write_shards(source, tmp_path / "out", workers=1)
     with open_split(tmp_path / "out", "train") as split:
         assert {split.key(i) for i in range(len(split))} == set(keys)
-    assert written.left_out == 0
+    assert written.num_skipped == 0
 
 
 def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Path) -> None:

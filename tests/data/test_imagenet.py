@@ -287,7 +287,7 @@ def test_a_damaged_image_is_named_with_its_tar_and_may_be_left_out(
     assert message.startswith(f"{path}, n02119789/n02119789_1 in it: not an image")
     assert message.endswith("give --skip-bad")
     written = write_shards(ImageNet(tars, skip_bad=True), tmp_path / "out", workers=1)
-    assert written.left_out == 1
+    assert written.num_skipped == 1
     skipped = json.loads((tmp_path / "out" / SKIPPED).read_text())
     assert skipped["name"] == f"{TRAIN_TAR}: n02119789/n02119789_1"
 

@@ -9,7 +9,7 @@ from data.config import DataConfig
 from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
 from data.shards.writer import write_shards
-from data.sources import ImageFolder, ImageNet, LabelledTexts, Source, Table, Tweets
+from data.sources import ImageFolder, ImageNet, LabeledTexts, Source, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ilsvrc
 from tests.data.conftest import write_image
@@ -51,7 +51,7 @@ def labelled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
     for split in ("train", *held_out):
         (folder / f"{split}_text.txt").write_text(f"{split} one\n{split} two\n")
         (folder / f"{split}_labels.txt").write_text("0\n1\n")
-    return LabelledTexts(folder, folder / "work")
+    return LabeledTexts(folder, folder / "work")
 
 
 @pytest.mark.parametrize("source", [imagefolder, table, labelled_texts])

@@ -12,7 +12,7 @@ from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.loading.substitute import BadSampleError, candidates, read_sound
+from data.loading.substitute import BadSampleError, candidates, read_or_substitute
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writer import write_shards
@@ -134,12 +134,12 @@ def test_a_substitute_is_never_bad_itself() -> None:
         return index
 
     for index in range(20):
-        content, substitute = read_sound(read, 0, 0, index, 100)
+        content, substitute = read_or_substitute(read, 0, 0, index, 100)
         assert content == 41
         assert substitute is not None
         assert (substitute.index, substitute.by) == (index, 41)
     with pytest.raises(BadSampleError, match="sample 7"):
-        read_sound(read, 0, 0, 7, 41)  # 41 itself is out of reach
+        read_or_substitute(read, 0, 0, 7, 41)  # 41 itself is out of reach
 
 
 def test_every_bad_sample_is_logged_once_with_shard_and_key(
@@ -215,7 +215,7 @@ def test_a_text_that_is_not_utf8_is_replaced(tmp_path: Path) -> None:
     write_shards(Planted(samples, 3), tmp_path / "out", workers=1)
     with open_split(tmp_path / "out", "train") as split:
         for index in range(3):
-            (text, label), substitute = read_sound(split.text, 0, 0, index, 3)
+            (text, label), substitute = read_or_substitute(split.text, 0, 0, index, 3)
             assert texts[label].decode() == text
             assert (substitute is not None) == (split.key(index) == "00001")
             if substitute is not None:

@@ -154,7 +154,7 @@ def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
         test_fraction=0,
         skip_bad=True,
     )
-    assert write_shards(source, tmp_path / "out", workers=0).left_out == 2
+    assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 2
     lines = (tmp_path / "out" / SKIPPED).read_text().splitlines()
     assert sorted(json.loads(line)["name"] for line in lines) == ["a.csv", "gone.png"]
 

@@ -327,7 +327,7 @@ def test_what_is_held_out_is_measured_and_not_trained_on(names: Path, tmp_path: 
     assert (trained.texts, trained.held_out) == (456, 24)
     assert trained.vocab_size == 700
     assert 0 < trained.unknown < 0.2
-    assert 1 < trained.tokens_a_text < 20
+    assert 1 < trained.tokens_per_text < 20
     assert {"LATIN", "ARABIC", "HANGUL"} <= {example.script for example in trained.examples}
 
 

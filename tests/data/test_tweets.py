@@ -19,7 +19,7 @@ from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writer import write_shards
-from data.sources import LabelledTexts, Tweets
+from data.sources import LabeledTexts, Tweets
 from data.text.cleaning import leftovers
 from launch.commands.shard import app
 
@@ -374,23 +374,23 @@ def test_texts_and_labels_that_do_not_match_are_refused(tweeteval: Path, tmp_pat
     for content, said in (("0\n1\n", "has 2 labels and .* more texts"), ("0\n" * 4, "more labels")):
         labels.write_text(content)
         with pytest.raises(ValueError, match=said):
-            LabelledTexts(tweeteval, tmp_path / "work").splits()
+            LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.write_text("0\n1\n7\n")
     with pytest.raises(ValueError, match="has no line for label '7'"):
-        LabelledTexts(tweeteval, tmp_path / "work").splits()
+        LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.unlink()
     with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):
-        LabelledTexts(tweeteval, tmp_path / "work")
+        LabeledTexts(tweeteval, tmp_path / "work")
     with pytest.raises(FileNotFoundError, match=r"holds no train_text\.txt.*val and test$"):
-        LabelledTexts(tmp_path, tmp_path / "work")
+        LabeledTexts(tmp_path, tmp_path / "work")
     (tmp_path / "a.tsv").write_text("text\n")
     with pytest.raises(FileNotFoundError, match=r"raw tweets are given one by one \(.*/\*\.tsv\)$"):
-        LabelledTexts(tmp_path, tmp_path / "work")
+        LabeledTexts(tmp_path, tmp_path / "work")
 
 
 def test_labels_without_a_mapping_are_names(tweeteval: Path, tmp_path: Path) -> None:
     (tweeteval / "mapping.txt").unlink()
-    source = LabelledTexts(tweeteval, tmp_path / "work")
+    source = LabeledTexts(tweeteval, tmp_path / "work")
     assert [info.name for info in source.classes()] == ["0", "1"]
     assert source.label_vectors() is None
 

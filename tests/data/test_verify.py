@@ -89,14 +89,14 @@ def test_a_cut_shard_is_named_with_every_sample_that_is_gone(copy: Path) -> None
     # In the middle of sample 6; the label of a sample stands before it.
     (copy / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
     lost = found(copy)
-    assert kinds(lost) == {"cut shard": 1, "bytes": 4, "tar header": 6}
+    assert kinds(lost) == {"truncated shard": 1, "bytes": 4, "tar header": 6}
     assert "it is cut off" in lost[0].line
     assert "(the file ends before them)" in lost[1].line
 
 
 def test_a_shard_cut_to_nothing_is_cut(copy: Path) -> None:
     (copy / FIRST).write_bytes(b"")
-    assert kinds(found(copy))["cut shard"] == 1
+    assert kinds(found(copy))["truncated shard"] == 1
 
 
 def test_a_missing_shard_is_named_with_what_it_held(copy: Path) -> None:

@@ -268,7 +268,7 @@ def test_bad_images_are_counted_when_skipped(tmp_path: Path) -> None:
         samples_per_shard=1,
         workers=1,
     )
-    assert written.left_out == 1
+    assert written.num_skipped == 1
     assert sum(shard.samples for shard in written.manifest.shards) == 12
     assert not (tmp_path / "out" / UNFINISHED).exists()
 

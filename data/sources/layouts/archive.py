@@ -1,4 +1,4 @@
-"""Reads a few files of a published archive by name, in any folder, without unpacking it."""
+"""Reads single files from a published archive by name, in any folder, without unpacking it."""
 
 import tarfile
 import zlib
@@ -7,7 +7,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
 # The first bytes of gzip, bzip2 and xz files. A tar has its magic in the first header.
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
@@ -25,20 +25,20 @@ def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
                 if name in names and (file := members.extractfile(member)):
                     found[name] = file.read()
     except _DAMAGE as error:
-        _refuse_another_kind(archive)
+        _reject_other_format(archive)
         about = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise ValueError(f"{archive} is damaged ({about}): download it again") from error
     return found
 
 
-def _refuse_another_kind(archive: Path) -> None:
+def _reject_other_format(archive: Path) -> None:
     """Raise ValueError for a file that was never a tar. An empty file may be a truncated one."""
     with archive.open("rb") as file:
         start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
-    if start and not start.startswith(_PACKED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
+    if start and not start.startswith(_COMPRESSED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
         raise ValueError(
-            f"{archive} is no tar archive, packed or not (it begins with {start[:4].hex()}): "
-            "name the archive, or download it again"
+            f"{archive} is not a tar archive, compressed or not (it begins with "
+            f"{start[:4].hex()}): pass the archive, or download it again"
         )
 
 

@@ -1,6 +1,6 @@
 """Lists the image files of each class, from class folders or a label file.
 
-Only the label file is opened. Whether a file is a valid image is checked later.
+Image files are not opened here. Whether they are valid is checked later.
 """
 
 import csv
@@ -35,8 +35,8 @@ class File(NamedTuple):
 class Listing:
     """Image files sorted by path.
 
-    folders: for nested class folders, maps each class to the folders down to its own. skipped:
-    files and folders that are ignored without an error.
+    folders: for nested class folders, maps each class to the names of the folders on its path.
+    skipped: files and folders that are ignored without an error.
     """
 
     files: list[File] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Listing:
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
     def skip_outside(self, folder: Path, root: Path) -> None:
-        """Record what is next to the class folders, or split folders, in `folder`."""
+        """Record the entries of `folder` that are not class or split folders as skipped."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
 
@@ -61,7 +61,7 @@ def why_not_file(path: Path) -> str:
 def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield entries of `folder` that are not class folders, with the reason why they are not read.
 
-    A broken link among them may be a whole class.
+    A broken link among them may stand for a class.
     """
     for path in folder.iterdir():
         if not path.is_dir():
@@ -71,7 +71,7 @@ def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 class _Directory(NamedTuple):
-    """A directory with images: the folders on its path below the split, and the images' paths."""
+    """A directory with images: the folders on its path below the split, and the image paths."""
 
     folders: tuple[str, ...]
     split: str | None
@@ -84,14 +84,14 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
     nested: the class of an image is the folder that contains it, however deep (True), or the
     topmost one (False). If several folders have the same name, their paths are used instead.
 
-    Raises ValueError for folders that look like splits and are not, for two folders of one split,
-    for a split without images, for a class name that is not UTF-8 and, unless `nested` is given,
-    for a class folder with two or more subfolders of images, which is ambiguous.
+    Raises ValueError for class folders that look like splits, for two folders of the same split,
+    for a split without images, for a class name that is not UTF-8 and, if `nested` is None, for a
+    class folder with two or more subfolders of images, which is ambiguous.
     """
     listing = Listing()
     splits = _split_folders(folder)
     if not splits:
-        _refuse_split_names(folder)
+        _reject_split_names(folder)
         directories = _directories(listing, folder, folder, None)
     else:
         directories = []
@@ -99,14 +99,14 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
             found = _directories(listing, folder, folder / name, split)
             if not found:
                 raise ValueError(
-                    f"{folder / name} has no images in class folders: add some, or remove it"
+                    f"{folder / name} has no class folders with images: add some, or remove it"
                 )
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
         listing.skip(others, folder, "folder next to train/ that is not a split")
         listing.skip_outside(folder, folder)
     if nested is None:
-        _refuse_two_levels(folder, directories)
+        _reject_ambiguous_levels(folder, directories)
     class_of = _class_names({directory.folders for directory in directories}, nested=bool(nested))
     for name in class_of.values():
         _check_name(folder, name)
@@ -130,7 +130,7 @@ def _class_names(
     return {path: "/".join(path) if path[-1] in repeated else path[-1] for path in folders}
 
 
-def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
+def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) -> None:
     """Raise ValueError if the classes are ambiguous, with the folders and images per level."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
@@ -147,9 +147,9 @@ def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
     topmost = len({path[0] for path in images})
     example = "/".join(min(path for path in images if len(path) == deepest))
     raise ValueError(
-        f"{folder} has images in several levels of folders ({'; '.join(levels)}): pass --nested to "
-        f"make a class of each folder with images ({len(images):,}), such as {example!r}, or "
-        f"--topmost to make one of each topmost folder ({topmost:,})"
+        f"{folder} has images in several levels of folders ({'; '.join(levels)}): pass --nested "
+        f"for one class per folder with images ({len(images):,}), such as {example!r}, or "
+        f"--topmost for one class per topmost folder ({topmost:,})"
     )
 
 
@@ -164,24 +164,24 @@ def _split_folders(folder: Path) -> dict[str, str]:
     for split, names in found.items():
         if len(names) > 1:
             raise ValueError(
-                f"{folder} has {names[0]}/ and {names[1]}/, which both mean {split}: remove one"
+                f"{folder} has both {names[0]}/ and {names[1]}/ for split {split}: remove one"
             )
     in_shards = shard_splits(found)
     return {name: in_shards[split] for split, (name,) in found.items()}
 
 
-def _refuse_split_names(folder: Path) -> None:
+def _reject_split_names(folder: Path) -> None:
     """Raise ValueError for a folder that looks like a split.
 
     A class may be named train, but if such a folder contains folders, it is a split.
     """
     folders = _folders(folder)
-    alike = [f for f in folders if split_name(f.name) in _SPLITS]
-    for found in alike:
-        if len(alike) == len(folders) or _folders(found):
+    split_like = [f for f in folders if split_name(f.name) in _SPLITS]
+    for found in split_like:
+        if len(split_like) == len(folders) or _folders(found):
             raise ValueError(
-                f"{found} looks like a split, not like a class: splits need train/ and test/ or "
-                "val/; add what is missing, rename it, or move its class folders up"
+                f"{found} looks like a split, not a class, but splits require train/ and test/ or "
+                "val/: add the missing split, rename the folder, or move its class folders up"
             )
 
 
@@ -249,18 +249,20 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
     for line, row in _rows(labels):
         where = f"{labels}, line {line}"
         if len(row) != 2 or not all(cell.strip() for cell in row):
-            raise ValueError(f"{where}: {_cut(','.join(row))} is not file,class: correct it")
+            raise ValueError(
+                f"{where}: {_cut(','.join(row))} is not of the form file,class: correct it"
+            )
         # Links are not resolved: an image may be a link to one outside the folder.
         name = os.path.relpath(os.path.join(root, row[0].strip()), root)
         if name.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: name files inside it")
+            raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: use files inside it")
         if name in seen:
             raise ValueError(
-                f"{where}: {_cut(row[0])} is listed before, in line {seen[name]}: keep one of them"
+                f"{where}: {_cut(row[0])} is already listed in line {seen[name]}: remove one line"
             )
         if not Path(root, name).is_file():
             raise FileNotFoundError(
-                f"{where}: {_cut(name)} is missing in {folder}: add it or remove the line"
+                f"{where}: {_cut(name)} is missing in {folder}: add it, or remove the line"
             )
         seen[name] = line
         listing.files.append(File(name, row[1].strip(), None))
@@ -278,7 +280,7 @@ def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
                 row = next(reader, None)
             except csv.Error as error:
                 raise ValueError(
-                    f"{labels}, line {line}: {error}: is a quote left open there?"
+                    f"{labels}, line {line}: {error}: check for an unclosed quote"
                 ) from error
             if row is None:
                 return

@@ -1,8 +1,8 @@
 """Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
 Only tar headers are read; whether a member is a valid image is checked later. A bad header, a
-truncated tar and a missing end marker are errors, because Python's tarfile would stop there and
-lose images silently.
+truncated tar and a missing end marker are errors here. Python's tarfile stops at them silently and
+loses the images that follow.
 """
 
 import os
@@ -69,14 +69,17 @@ def list_training(folder: Path, report: Report = silent) -> ImageList:
         return _of_classes(tar, classes, members, tar.name, report)
     train = folder / "train"
     if not train.is_dir():
-        raise FileNotFoundError(f"{folder} holds neither {TRAIN_TAR} nor train/: name their folder")
+        raise FileNotFoundError(
+            f"{folder} has neither {TRAIN_TAR} nor train/: pass the folder that contains them"
+        )
     return _of_folders(train, report)
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
     """List ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
 
-    Flat images have only numbers, whose classes are in the devkit. Raises ValueError without it.
+    Images in a flat folder have only numbers; the devkit maps them to classes. Raises ValueError if
+    it is required and missing.
     """
     tar, val = folder / VAL_TAR, folder / "val"
     if tar.is_file():
@@ -129,8 +132,8 @@ def _of_classes(
     for synset in synsets:
         if not _SYNSET.fullmatch(synset):
             raise ValueError(
-                f"{where} holds {synset!r}, which is no synset id such as n01440764: remove it, or "
-                "use kway shard imagefolder"
+                f"{where} contains {synset!r}, which is not a synset ID such as n01440764: remove "
+                "it, or use kway shard imagefolder"
             )
     listed = ImageList()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -152,8 +155,8 @@ def _flat(
 ) -> ImageList:
     if devkit is None:
         raise ValueError(
-            f"{where} does not tell the classes of its images: put {DEVKIT}.tar.gz beside it, or "
-            "give it with --devkit"
+            f"{where} has no labels: copy {DEVKIT}.tar.gz to the same folder, or pass it with "
+            "--devkit"
         )
     listed = ImageList()
     for name, member in _image_members(listed, members, f"{tar}: " if tar else f"{where.name}/"):
@@ -161,9 +164,9 @@ def _flat(
         position = int(number[1]) if number else 0
         if not 1 <= position <= len(devkit.truth):
             raise ValueError(
-                f"{where}: {name} is none of ILSVRC2012_val_00000001.JPEG to "
-                f"{len(devkit.truth):08d}, whose classes {devkit.path} tells: remove it, or give "
-                "another devkit"
+                f"{where}: {name} has no label in {devkit.path}, which has labels for "
+                f"ILSVRC2012_val_00000001.JPEG to {len(devkit.truth):08d}: remove the image, or "
+                "pass another devkit"
             )
         file = tar or f"{where.name}/{name}"
         synset = devkit.truth[position - 1]
@@ -172,7 +175,7 @@ def _flat(
 
 
 def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
-    """Rename images as if `val/` were flat, if the names stay unique. Sorts by name."""
+    """Rename images as if `val/` were flat, if the names stay unique, and sort them by name."""
     flat = [image.name.rpartition("/")[2] for image in images]
     names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
     return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
@@ -202,14 +205,14 @@ def _image_members(
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
     """Return the files of the tar `path`, or of the tar that is its member `inside`, in order.
 
-    Reads 512 bytes per member. Raises ValueError that names the tar, the position and a remedy for
-    a damaged header, a truncated tar, or a member that is neither a file nor a folder.
+    512 bytes are read per member. Raises ValueError, with the tar, the position and a fix, for a
+    damaged header, a truncated tar, or a member that is neither a file nor a folder.
     """
     with path.open("rb", buffering=0) as file:
         start, size = 0, os.fstat(file.fileno()).st_size
         where = str(path)
         if inside is not None:
-            where, start, size = f"{path}, {inside.name} in it", inside.offset, inside.size
+            where, start, size = f"{path}: {inside.name}", inside.offset, inside.size
         try:
             members = list(_members(file.fileno(), start, start + size))
             _check_names(members)
@@ -222,7 +225,7 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
     while True:
         header = os.pread(descriptor, min(BLOCK, stop - at), at)
         if len(header) < BLOCK:
-            raise ValueError(f"it is cut off at byte {at:,}, without the mark of its end")
+            raise ValueError(f"it is truncated at byte {at:,}: the end marker is missing")
         if header == bytes(BLOCK):
             _check_rest(descriptor, at, stop)
             return
@@ -232,13 +235,13 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
             raise ValueError(f"the header at byte {at:,} is damaged ({error})") from error
         at += BLOCK
         if at + info.size > stop:
-            raise ValueError(f"it is cut off inside {info.name}, at byte {stop:,}")
+            raise ValueError(f"it is truncated inside {info.name}, at byte {stop:,}")
         if info.type in _FILE_TYPES:
             yield Member(info.name, at, info.size)
         elif info.type in _PAX_TYPES:
             _check_pax(os.pread(descriptor, info.size, at), info.name)
         elif info.type != tarfile.DIRTYPE:
-            raise ValueError(f"{info.name} is of tar type {info.type!r}, not a plain file")
+            raise ValueError(f"{info.name} has tar type {info.type!r} and is not a regular file")
         at += -(-info.size // BLOCK) * BLOCK
 
 
@@ -246,23 +249,23 @@ def _check_names(members: list[Member]) -> None:
     seen: set[str] = set()
     for member in members:
         if member.name in seen:
-            raise ValueError(f"it holds {member.name} twice")
+            raise ValueError(f"it contains {member.name} twice")
         seen.add(member.name)
 
 
 def _check_rest(descriptor: int, at: int, stop: int) -> None:
     """Raise ValueError unless only zero padding follows the end marker.
 
-    Members there would be lost.
+    Members after the marker would not be read.
     """
     while at < stop:
         chunk = os.pread(descriptor, min(1 << 20, stop - at), at)
         if not chunk or chunk.count(0) != len(chunk):
-            raise ValueError(f"there is data behind the mark of its end, after byte {at:,}")
+            raise ValueError(f"data follows the end marker at byte {at:,}")
         at += len(chunk)
 
 
 def _check_pax(records: bytes, name: str) -> None:
     """Raise ValueError for a pax header with a name or size. Other pax fields are ignored."""
     if b" path=" in records or b" size=" in records:
-        raise ValueError(f"{name} is an extended header with a name or size, which is not read")
+        raise ValueError(f"{name} is a pax header with a name or size, which is not supported")
