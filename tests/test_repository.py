@@ -28,7 +28,7 @@ def relative(path: Path) -> str:
 
 def test_every_source_has_its_command():
     commands = set(get_command(shard.app).list_commands(None))  # type: ignore[attr-defined]
-    # `tweets` also reads a folder of labelled texts.
+    # `tweets` also reads a folder of labeled texts.
     sources = SOURCES.keys() - {"labelled-texts"}
     assert commands - {"verify", "show", "index", "check"} == sources
 

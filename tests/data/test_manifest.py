@@ -172,7 +172,7 @@ def test_label_vectors_fit_the_class_list(copy: Path) -> None:
     with pytest.raises(ValueError, match="has no label vectors"):
         load_label_vectors(copy, Manifest.load(copy))
     path = copy / "label_vectors.safetensors"
-    for wrong, said in (
+    for wrong, message in (
         (save({"vectors": np.zeros((3, 2), np.float32)}), r"has shape \[3, 2\]"),
         (save({"vectors": np.full((4, 2), np.nan, np.float32)}), "not finite"),
         (save({"others": np.zeros((4, 2), np.float32)}), "holds no vectors"),
@@ -181,7 +181,7 @@ def test_label_vectors_fit_the_class_list(copy: Path) -> None:
         path.write_bytes(wrong)
         digest = hashlib.sha256(wrong).hexdigest()
         replace(copy, label_vectors=path.name, label_vectors_sha256=digest)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             load_label_vectors(copy, Manifest.load(copy))
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"{path} is missing: copy it or run kway shard"):

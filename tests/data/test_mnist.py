@@ -58,7 +58,7 @@ def mnist(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_image_comes_through_without_loss(mnist: Path, tmp_path: Path, workers: int) -> None:
+def test_every_image_is_stored_losslessly(mnist: Path, tmp_path: Path, workers: int) -> None:
     write_shards(Mnist(mnist), tmp_path / "out", samples_per_shard=8, workers=workers)
     assert Manifest.load(tmp_path / "out").class_names == tuple("0123456789")
     for stem, split in (("train", "train"), ("t10k", "test")):
@@ -90,12 +90,12 @@ def test_names_of_the_classes_may_be_given(mnist: Path, tmp_path: Path) -> None:
     source = Mnist(mnist, names)
     assert tuple(info.name for info in source.classes()) == wanted
     assert source.describe() != Mnist(mnist).describe()
-    for lines, said in (
+    for lines, message in (
         ("a\nb\n", "has 2 classes and labels reach 9"),
         ("a\n\nb", "line 2 is empty"),
     ):
         names.write_text(lines)
-        with pytest.raises(ValueError, match=rf"fashion\.txt,? {said}"):
+        with pytest.raises(ValueError, match=rf"fashion\.txt,? {message}"):
             Mnist(mnist, names).classes()
     names.unlink()
     with pytest.raises(FileNotFoundError, match=r"fashion\.txt do not exist: give"):
@@ -120,7 +120,7 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         (IMAGES, lambda data: data[:-1], "has 15,695 bytes and its header (20, 28, 28) says"),
         (IMAGES, lambda data: data + b"\0", "has 15,697 bytes and its header"),
@@ -132,10 +132,10 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
         (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 images and train-labels 19"),
     ],
 )
-def test_damaged_files_are_named(mnist: Path, name: str, change, said: str) -> None:
+def test_damaged_files_are_named(mnist: Path, name: str, change, message: str) -> None:
     (mnist / f"{name}.gz").write_bytes(gzip.compress(change(files()[name])))
     message = error_of(mnist)
-    assert said in message
+    assert message in message
     assert name.rpartition("-")[0].rpartition("-")[0] in message
     assert "download" in message
 

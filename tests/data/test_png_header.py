@@ -76,8 +76,8 @@ def test_pixels_are_those_of_a_file_that_pillow_measures(mode: str, channels: in
     assert np.array_equal(decode(plain, channels), decode(by_pillow, channels))
 
 
-@pytest.mark.parametrize(("width", "height", "said"), [(9000, 9000, "limit"), (1, 500, "strip")])
-def test_limits_hold_for_plain_headers(width: int, height: int, said: str) -> None:
+@pytest.mark.parametrize(("width", "height", "message"), [(9000, 9000, "limit"), (1, 500, "strip")])
+def test_limits_hold_for_plain_headers(width: int, height: int, message: str) -> None:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         decode(png()[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", b""), 3)

@@ -506,7 +506,7 @@ def test_what_goes_away_by_itself_is_asked_for_again_and_said_each_time(
     cache: CacheConfig,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server.instead = {FIRST: [failure] * 2 * requests, "manifest.json": [failure] * requests}
+    server.failures = {FIRST: [failure] * 2 * requests, "manifest.json": [failure] * requests}
     with open_split(server.url, "train", cache=cache) as split:
         assert split.read(0) == local_contents(shards)[0]
     assert server.requests[FIRST] == 2 * requests + 1
@@ -518,7 +518,7 @@ def test_what_goes_away_by_itself_is_asked_for_again_and_said_each_time(
 def test_after_the_last_attempt_one_line_names_url_reason_and_remedy(
     failure: int | str, requests: int, server: FileServer, cache: CacheConfig
 ) -> None:
-    server.instead = {FIRST: [failure] * 9}
+    server.failures = {FIRST: [failure] * 9}
     named = rf"^{server.url}/{FIRST}: "
     with open_split(server.url, "train", cache=cache) as split:
         split.read(split.manifest.shards[0].samples)
@@ -541,7 +541,7 @@ def test_after_the_last_attempt_one_line_names_url_reason_and_remedy(
 def test_what_is_missing_or_forbidden_is_not_asked_for_again(
     status: int, kind: type[OSError], reason: str, server: FileServer, cache: CacheConfig
 ) -> None:
-    server.instead = {FIRST: [status] * 9, "manifest.json": [status]}
+    server.failures = {FIRST: [status] * 9, "manifest.json": [status]}
     with pytest.raises(kind, match=f"{server.url}/manifest.json {reason}"):
         open_split(server.url, "train", cache=cache)
     split = open_split(server.url, "train", cache=cache)

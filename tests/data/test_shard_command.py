@@ -143,5 +143,5 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
 
 
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_prints_its_help(command: str) -> None:
     assert kway_shard(command, "--help").exit_code == 0

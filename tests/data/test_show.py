@@ -156,10 +156,10 @@ def test_a_damaged_image_leaves_a_crossed_tile(tmp_path: Path) -> None:
     assert corners == 1
 
 
-@pytest.mark.parametrize(("name", "said"), [("a.jpg", "name a .png"), ("a.png", "no contact")])
-def test_texts_have_no_contact_sheet(texts: Path, tmp_path: Path, name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "message"), [("a.jpg", "name a .png"), ("a.png", "no contact")])
+def test_texts_have_no_contact_sheet(texts: Path, tmp_path: Path, name: str, message: str) -> None:
     done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_a_split_that_is_not_there_is_said_before_anything_is_shown(shards: Path) -> None:

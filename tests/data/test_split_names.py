@@ -47,14 +47,14 @@ def table(folder: Path, held_out: tuple[str, ...]) -> Source:
     return Table((folder / "a.csv",), folder / "work", "label", text="text", split="split")
 
 
-def labelled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
+def labeled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
     for split in ("train", *held_out):
         (folder / f"{split}_text.txt").write_text(f"{split} one\n{split} two\n")
         (folder / f"{split}_labels.txt").write_text("0\n1\n")
     return LabeledTexts(folder, folder / "work")
 
 
-@pytest.mark.parametrize("source", [imagefolder, table, labelled_texts])
+@pytest.mark.parametrize("source", [imagefolder, table, labeled_texts])
 @pytest.mark.parametrize(
     ("held_out", "splits"),
     [(("val",), {"train", "test"}), (("val", "test"), {"train", "validation", "test"})],

@@ -265,7 +265,7 @@ DAMAGE = {
 def test_damage_is_named_once_counted_and_left_out(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    damage, sound, said = DAMAGE[kind]
+    damage, sound, message = DAMAGE[kind]
     write_tar(tmp_path / "a.tar", images(0, 6))
     write_tar(tmp_path / "b.tar", images(10, 2))
     damage(tmp_path / "a.tar")
@@ -276,8 +276,8 @@ def test_damage_is_named_once_counted_and_left_out(
     found = take(loader, 3 * len(expected))  # several passes
     assert set(numbers(found)) == expected
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == len(loader.cursor.bad) == len(said)
-    for line, part in zip(lines, said, strict=True):
+    assert len(lines) == len(loader.cursor.bad) == len(message)
+    for line, part in zip(lines, message, strict=True):
         assert line.startswith(f"left out: {tmp_path}/a.tar: ")
         assert part in line
 
@@ -311,9 +311,9 @@ def test_more_damage_than_the_limit_stops_with_the_list(classes: Path, tmp_path:
 
 def test_tars_without_a_sound_sample_stop_training(classes: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("1.png", b"x"), ("1.cls", b"0")])
-    for stream, said in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp beside")):
+    for stream, message in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp beside")):
         loader = stream_loader(classes, f"{tmp_path}/a.tar", stream=stream)
-        with pytest.raises(ValueError, match=f"not one whole sample in 1 tar.*{said}"):
+        with pytest.raises(ValueError, match=f"not one whole sample in 1 tar.*{message}"):
             take(loader, 1)
 
 
@@ -398,7 +398,7 @@ def test_a_broken_connection_is_taken_up_at_its_byte(
 ) -> None:
     local = stream_loader(classes, f"{eight}/t{{0..1}}.tar")
     with serving(eight) as server:
-        server.instead = {"t0.tar": ["cut", 503, "hang up"], "t1.tar": [500]}
+        server.failures = {"t0.tar": ["cut", 503, "hang up"], "t1.tar": [500]}
         loader = stream_loader(classes, f"{server.url}/t{{0..1}}.tar", stream={"buffer": 1})
         found = take(loader, 2)
         assert server.requests == {"t0.tar": 4, "t1.tar": 2}
@@ -417,7 +417,7 @@ def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path:
     write_tar(tar, [("00000.film", bytes(20_000_000)), *images(0, 6)])
     with serving(tmp_path) as server:
         server.ranges = True
-        server.instead = {"t.tar": ["cut", "cut"]}
+        server.failures = {"t.tar": ["cut", "cut"]}
         # Two attempts, counted anew where something came.
         twice = CacheConfig(attempts=2)
         loader = stream_loader(classes, f"{server.url}/t.tar", cache=twice, stream={"buffer": 1})
@@ -431,7 +431,7 @@ def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path:
 
 def test_a_server_that_stays_broken_is_an_error(classes: Path, eight: Path) -> None:
     with serving(eight) as server:
-        server.instead = {"t0.tar": ["cut", 503, 503]}
+        server.failures = {"t0.tar": ["cut", 503, 503]}
         loader = stream_loader(
             classes, f"{server.url}/t0.tar", cache=CacheConfig(attempts=2), stream={"buffer": 1}
         )
@@ -469,7 +469,7 @@ def test_rows_side_by_side_are_mixed(classes: Path, eight: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "said"),
+    ("stream", "message"),
     [
         ({"shards": "pipe:cat x.tar"}, "would run a command"),
         ({"shards": "ftp://x/a.tar"}, "no URL that shards are read from"),
@@ -480,8 +480,8 @@ def test_rows_side_by_side_are_mixed(classes: Path, eight: Path) -> None:
         ({"buffer": 0}, "greater than or equal to 1"),
     ],
 )
-def test_a_stream_that_cannot_be_is_refused(stream: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_stream_that_cannot_be_is_refused(stream: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         StreamConfig(**{"shards": "a.tar", "samples": 1, **stream})
 
 

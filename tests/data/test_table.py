@@ -129,16 +129,16 @@ def test_tables_of_images_pack_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("../secret.png", r"'\.\./secret\.png' is outside"), ("gone.png", "correct the row, or give")],
 )
-def test_bad_images_are_named(tmp_path: Path, name: str, said: str) -> None:
+def test_bad_images_are_named(tmp_path: Path, name: str, message: str) -> None:
     for path in ("secret.png", "in/0.png", "in/1.png"):
         write_image(tmp_path / path, 0)
     file = tmp_path / "in/a.csv"
     file.write_text(f"file,kind\n0.png,a\n1.png,b\n{name},a\n")
     source = Table((file,), tmp_path / "work", "kind", image="file", test_fraction=0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         write_shards(source, tmp_path / "out", workers=0)
 
 
@@ -160,7 +160,7 @@ def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "said"),
+    ("content", "options", "message"),
     [
         ("t,y\na,b\n", {}, "name one column, of texts with --text or images --image"),
         ("t,y\na,b\n", {"text": "t", "image": "t"}, "name one column"),
@@ -176,10 +176,10 @@ def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_tables_that_do_not_fit_are_refused(
-    tmp_path: Path, content: str, options: dict, said: str
+    tmp_path: Path, content: str, options: dict, message: str
 ) -> None:
     (tmp_path / "a.csv").write_text(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options).splits()
 
 
@@ -191,17 +191,17 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: for a table of images"),
         (("--split", "s", "--test-fraction", 0.2), "--test-fraction: where no --split says"),
     ],
 )
 def test_options_of_another_kind_of_table_are_refused(
-    tmp_path: Path, options: tuple[object, ...], said: str
+    tmp_path: Path, options: tuple[object, ...], message: str
 ) -> None:
     (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")
     named = ("--text", "text", "--label", "label", "-o", tmp_path / "out")
     refused = kway("table", tmp_path / "a.csv", *named, *options)
     assert isinstance(refused.exception, ValueError)
-    assert said in str(refused.exception)
+    assert message in str(refused.exception)

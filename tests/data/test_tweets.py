@@ -60,7 +60,7 @@ def read(shards: Path) -> list[tuple[str, ...]]:
     return sorted(found)
 
 
-def labelled(samples: list[tuple[str, ...]]) -> set[tuple[str, str]]:
+def labeled(samples: list[tuple[str, ...]]) -> set[tuple[str, str]]:
     return {(text, one) for _, _, text, one in samples}
 
 
@@ -77,7 +77,7 @@ def test_raw_tweets_become_texts_without_emoji_and_labels(tmp_path: Path) -> Non
         {"id_str": "24", "lang": "en"},
     )
     source, samples = write(tmp_path, file, test_fraction=0)
-    assert labelled(samples) == {
+    assert labeled(samples) == {
         ("@user so good http", "👍"),
         (f"क्{ZWJ}ष मजेदार", "❤️"),
         ("long one", "❤️"),
@@ -108,7 +108,7 @@ def test_csv_tsv_and_plain_lines_give_the_same_texts(tmp_path: Path) -> None:
     found = []
     for file in files:
         _, samples = write(tmp_path / file.suffix[1:], file, test_fraction=0)
-        found.append(labelled(samples))
+        found.append(labeled(samples))
     assert found[0] == {('say "hi", twice', "🔥"), ("two words", "🎉"), ("plain", "🔥")}
     assert found[1:] == found[:1] * 3
 
@@ -116,7 +116,7 @@ def test_csv_tsv_and_plain_lines_give_the_same_texts(tmp_path: Path) -> None:
 def test_a_quoted_cell_may_hold_line_breaks(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.csv", "text,lang", '"one', 'two 🔥",en', '"three 🎉",fr')
     _, samples = write(tmp_path, file, test_fraction=0)
-    assert labelled(samples) == {("one\ntwo", "🔥"), ("three", "🎉")}
+    assert labeled(samples) == {("one\ntwo", "🔥"), ("three", "🎉")}
     broken = lines(tmp_path / "b.csv", "text,lang", '"one', *["x" * 1000] * 200)
     with pytest.raises(ValueError, match=r"b\.csv, byte 10: .*: is a quote left open there\?"):
         write(tmp_path / "b", broken)
@@ -125,17 +125,17 @@ def test_a_quoted_cell_may_hold_line_breaks(tmp_path: Path) -> None:
 def test_every_emoji_may_be_a_label_of_its_own(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", "a 😂🙏🏽😂", "b 🙏", "c 🔥")
     _, samples = write(tmp_path, file, policy="each", test_fraction=0)
-    assert labelled(samples) == {("a", "😂"), ("a", "🙏"), ("b", "🙏"), ("c", "🔥")}
+    assert labeled(samples) == {("a", "😂"), ("a", "🙏"), ("b", "🙏"), ("c", "🔥")}
     assert len({key for _, key, _, _ in samples}) == 4
     source, single = write(tmp_path / "2", file, policy="only-if-single", test_fraction=0)
-    assert labelled(single) == {("b", "🙏"), ("c", "🔥")}
+    assert labeled(single) == {("b", "🙏"), ("c", "🔥")}
     assert "texts with several emoji left out by the policy: 1" in source.notes()
 
 
 def test_emoji_may_be_kept_as_they_are(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", "a 👍🏽", "b 👍", "c ❤", "d ❤️")
     source, samples = write(tmp_path, file, emoji_form="keep", test_fraction=0)
-    assert labelled(samples) == {("a", "👍🏽"), ("b", "👍"), ("c", "❤"), ("d", "❤️")}
+    assert labeled(samples) == {("a", "👍🏽"), ("b", "👍"), ("c", "❤"), ("d", "❤️")}
     names = {info.name for info in source.classes()}
     assert {"thumbs up medium skin tone", "red heart (U+2764)", "red heart (U+2764 U+FE0F)"} < names
 
@@ -143,8 +143,8 @@ def test_emoji_may_be_kept_as_they_are(tmp_path: Path) -> None:
 def test_duplicates_are_dropped_by_text_and_label_and_counted(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", "@a hi 🔥", "@b hi 🔥🔥", "@a hi 🎉", "other 🎉", "@a hi 🔥")
     source, samples = write(tmp_path, file, test_fraction=0)
-    assert sorted(labelled(samples)) == sorted(s[2:] for s in samples)
-    assert labelled(samples) == {("@user hi", "🔥"), ("@user hi", "🎉"), ("other", "🎉")}
+    assert sorted(labeled(samples)) == sorted(s[2:] for s in samples)
+    assert labeled(samples) == {("@user hi", "🔥"), ("@user hi", "🎉"), ("other", "🎉")}
     # The first of them stays.
     assert ("train", "und/0-0", "@user hi", "🔥") in samples
     assert "duplicates dropped: 2" in source.notes()
@@ -192,14 +192,14 @@ def test_damaged_records_are_counted_and_the_first_is_named(tmp_path: Path) -> N
     bad += '{"text": "odd id 🔥", "id": "\\ud83d", "lang": "../x"}\n'.encode()
     file.write_bytes(good + bad)
     source, samples = write(tmp_path, file, test_fraction=0)
-    assert labelled(samples) == {("a", "🔥"), ("b", "🎉"), ("odd id", "🔥")}
+    assert labeled(samples) == {("a", "🔥"), ("b", "🎉"), ("odd id", "🔥")}
     assert all(key.startswith("und/0-") for _, key, _, _ in samples)
     assert "records damaged: 5" in source.notes()
     assert any(f"first damaged: {file}, byte {len(good)}: " in note for note in source.notes())
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.jsonl.gz", "x", "ends in '.gz': unpack it first"),
         ("a.docx", "x", "ends in '.docx': give .jsonl"),
@@ -209,12 +209,12 @@ def test_damaged_records_are_counted_and_the_first_is_named(tmp_path: Path) -> N
     ],
 )
 def test_what_is_no_file_of_tweets_is_refused(
-    tmp_path: Path, name: str, content: str, said: str
+    tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     (tmp_path / name).write_text(content)
     done = kway("tweets", tmp_path / name, "-o", tmp_path / "out")
     assert isinstance(done.exception, ValueError)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         raise done.exception
     assert "\n" not in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -371,9 +371,12 @@ def test_tweeteval_texts_may_stay_and_leave_training_for_other_splits(
 
 def test_texts_and_labels_that_do_not_match_are_refused(tweeteval: Path, tmp_path: Path) -> None:
     labels = tweeteval / "train_labels.txt"
-    for content, said in (("0\n1\n", "has 2 labels and .* more texts"), ("0\n" * 4, "more labels")):
+    for content, message in (
+        ("0\n1\n", "has 2 labels and .* more texts"),
+        ("0\n" * 4, "more labels"),
+    ):
         labels.write_text(content)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.write_text("0\n1\n7\n")
     with pytest.raises(ValueError, match="has no line for label '7'"):
@@ -441,7 +444,7 @@ def test_tweets_command_says_what_was_left_out(tmp_path: Path) -> None:
         "--test-fraction=0.2",
     ],
 )
-def test_options_for_raw_tweets_are_refused_for_labelled_texts(
+def test_options_for_raw_tweets_are_refused_for_labeled_texts(
     tweeteval: Path, tmp_path: Path, option: str
 ) -> None:
     refused = kway("tweets", tweeteval, "-o", tmp_path / "out", option)

@@ -56,7 +56,7 @@ def test_help_lists_every_command(kway, capsys):
     assert "--traceback" in shown
 
 
-def test_every_command_explains_itself(kway, capsys):
+def test_every_command_prints_its_help(kway, capsys):
     for command in app.registered_commands:
         assert kway(command.name, "--help") == 0
         assert "Usage:" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
 def no_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:
     copy = moved_shards(run, glyphs, tmp_path)
     (copy / "manifest.json").unlink()
-    return kway("eval", run), f"{copy} holds no manifest.json"
+    return kway("eval", run), "no manifest.json"
 
 
 def damaged_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:

@@ -60,7 +60,7 @@ def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path
     arguments = map(str, ("imagefolder", tmp_path / "in", "-o", tmp_path / "out", *options))
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == 0, done.output
-    assert "1 synsets at and above the classes have several parents" in done.stderr
+    assert "1 synsets of the hierarchy have several parents" in done.stderr
     assert Manifest.load(tmp_path / "out").classes == source.classes()
     assert kway("tree", "build", tmp_path / "out", "-o", tmp_path / "a.tree") == 0
     assert "4 classes, 2 pseudoclasses" in capsys.readouterr().out
@@ -88,7 +88,7 @@ def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, 
 
 def test_shards_that_carry_neither_say_so(kway, images, tmp_path, capsys):
     assert kway("tree", "build", images, "-o", tmp_path / "a.tree") == 2
-    assert "has no hierarchy: source imagefolder gives none" in capsys.readouterr().err
+    assert "has no hierarchy, because source imagefolder has none" in capsys.readouterr().err
     assert kway("tree", "build", images, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
     assert "has no label vectors" in capsys.readouterr().err
 
@@ -146,7 +146,7 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
         ),
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' stands in line 1 too"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' is also in line 1"),
         (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
         (["show", "n.txt"], "no sound tree file"),
     ],

@@ -34,14 +34,14 @@ def test_torchrun_and_the_installed_command_do_the_same_thing(glyphs, tmp_path):
     ("overrides", "message"),
     [
         (["head.num_classes=7"], "head.num_classes is 7 and the shards have 13 classes"),
-        (["data.shards=/nowhere"], "/nowhere holds no manifest.json"),
+        (["data.shards=/nowhere"], "/nowhere has no manifest.json"),
         (
             ["data.eval_split=other"],
-            "data.eval_split is 'other' and the shards have the splits train, test",
+            "data.eval_split is 'other', but the shards have the splits train, test",
         ),
         (
             ["data.train_split=all"],
-            "data.train_split is 'all' and the shards have the splits train, test",
+            "data.train_split is 'all', but the shards have the splits train, test",
         ),
         (["trian.global_batch=3"], "trian is not a known key: did you mean train?"),
         (["backbone.config.num_channels=3"], "num_channels is 3 and data.image.channels is 1"),
