@@ -27,7 +27,7 @@ from tests.data.foreign_tars import images, write_tar
         (("train",), ["train"]),
     ],
 )
-def test_a_single_held_out_split_is_test_and_several_keep_their_names(
+def test_a_single_held_out_split_is_called_test_and_several_keep_their_names(
     words: tuple[str, ...], in_shards: list[str]
 ) -> None:
     names = [split_name(word) for word in words]
@@ -59,7 +59,7 @@ def labeled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
     ("held_out", "splits"),
     [(("val",), {"train", "test"}), (("val", "test"), {"train", "validation", "test"})],
 )
-def test_sources_with_folders_columns_or_files_of_splits_follow_the_rule(
+def test_sources_with_split_folders_columns_or_files_follow_the_rule(
     tmp_path: Path,
     source: Callable[[Path, tuple[str, ...]], Source],
     held_out: tuple[str, ...],
@@ -72,22 +72,22 @@ def test_sources_with_folders_columns_or_files_of_splits_follow_the_rule(
     manifest.of_split(DataConfig(shards=tmp_path).eval_split)
 
 
-def test_the_validation_images_of_imagenet_are_its_test_split(tmp_path: Path) -> None:
+def test_the_imagenet_validation_images_are_the_test_split(tmp_path: Path) -> None:
     assert ImageNet(ilsvrc.write_tars(tmp_path / "in")).splits().keys() == {"train", "test"}
 
 
-def test_a_share_that_is_held_out_by_hash_is_test(tmp_path: Path) -> None:
+def test_texts_held_out_by_hash_are_the_test_split(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"text {i} {'🔥🎉'[i % 2]}\n" for i in range(60)))
     assert Tweets((tmp_path / "a.txt",), tmp_path / "work").splits().keys() == {"train", "test"}
 
 
-def test_names_of_tars_follow_the_rule(tmp_path: Path) -> None:
+def test_splits_from_tar_names_follow_the_rule(tmp_path: Path) -> None:
     for number, name in enumerate(("a-train", "a-eval")):
         write_tar(tmp_path / f"{name}.tar", images(3 * number, 3))
     assert index_shards(tmp_path).manifest.splits == ("train", "test")
 
 
-def test_a_table_notes_a_split_that_it_renames(tmp_path: Path) -> None:
+def test_a_table_notes_a_renamed_split(tmp_path: Path) -> None:
     source = table(tmp_path, ("holdout",))
     assert source.splits().keys() == {"train", "test"}
     assert any("split 'holdout' is called 'test'" in note for note in source.notes())
