@@ -303,9 +303,7 @@ def test_more_damage_than_the_limit_raises_an_error_with_the_list(
     take(resumed, 3)  # bad samples of the cursor are not counted twice
     assert resumed.cursor.bad == loader.cursor.bad
     cursor = Cursor(0, 6, bad=(1, 2, 3, 4))
-    with pytest.raises(
-        ValueError, match=r"number 1 was skipped before this run was resumed; "
-    ):
+    with pytest.raises(ValueError, match=r"number 1 was skipped before this run was resumed; "):
         take(stream_loader(classes, f"{tmp_path}/a.tar", cursor=cursor, max_bad_samples=3), 1)
     with pytest.raises(ValueError, match=r"4 bad samples.*number 7 was skipped on another rank"):
         resumed.add_bad([7])

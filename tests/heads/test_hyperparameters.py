@@ -38,7 +38,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), REFUSED)
-def test_an_out_of_range_option_raises(kind, name, value):
+def test_an_option_out_of_bounds_is_an_error(kind, name, value):
     with pytest.raises(ValueError, match=name):
         LOSSES[kind](**{name: value})
 
