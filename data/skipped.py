@@ -87,7 +87,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """Return the shard of a line, or None if it has no shard or was truncated by a kill."""
+    """Return the shard of a line, or None if there is no shard or the line was truncated."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

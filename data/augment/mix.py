@@ -59,7 +59,7 @@ class Mix(FrozenConfig):
     def _mixes_something(self) -> "Mix":
         if not (self.mixup_alpha or self.cutmix_alpha):
             raise ValueError(
-                "mix has no effect: set mixup_alpha or cutmix_alpha, or set mix to null"
+                "mix changes nothing: set mixup_alpha or cutmix_alpha, or set mix to null"
             )
         return self
 

@@ -42,7 +42,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "shear-y": lambda image, strength, fill: shear(image, 0, 0.3 * strength, fill),
     "translate-x": lambda image, strength, fill: translate(image, _SHIFT * strength, 0, fill),
     "translate-y": lambda image, strength, fill: translate(image, 0, _SHIFT * strength, fill),
-    # Last, so that it can be excluded for gray images, where it has no effect.
+    # Last, so that it can be excluded for gray images, which it would not change.
     "colour": lambda image, strength, fill: saturation(image, 1 + 0.9 * strength),
 }
 _ALL = tuple(OPERATIONS.values())

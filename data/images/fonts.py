@@ -112,7 +112,7 @@ class Pen:
         self._fonts: dict[str, ImageFont.FreeTypeFont] = {}
 
     def glyph(self, face: str, code: int) -> Glyph | None:
-        """Return the character's shape, or None if the face has no ink for it."""
+        """Return the shape of the character, or None if it is blank in this face."""
         if face not in self._fonts:
             self._fonts[face] = ImageFont.truetype(
                 str(font_folder() / f"{face}.ttf"),

@@ -54,7 +54,7 @@ class Inputs(Protocol):
 def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
     """Return the `Inputs` for the modality of the shards.
 
-    Raises ValueError if the recipe has no tokenizer for texts, or has one for images.
+    Raises ValueError if the recipe does not set a tokenizer for texts, or sets one for images.
     """
     if manifest.modality == "image":
         if config.text is not None:

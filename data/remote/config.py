@@ -32,7 +32,7 @@ def check_url(url: str) -> str:
             f"the {scheme}:// URL contains a user name, which would appear in logs: remove it"
         )
     if not rest.strip("/"):
-        raise ValueError(f"{url} has no folder: add one")
+        raise ValueError(f"{url} does not contain a host or folder: add one")
     return url.rstrip("/")
 
 

@@ -52,8 +52,8 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
     found = [_path(folder, info) for info in manifest.classes]
     if not any(found):
         raise ValueError(
-            f"{folder} has no hierarchy, because source {manifest.source.kind} has none: build the "
-            "tree from label vectors, or from a WordNet dict folder or a parent table and --classes"
+            f"{folder}: source {manifest.source.kind} does not provide a hierarchy: build the tree "
+            "from label vectors, or from a WordNet dict folder or a parent table and --classes"
         )
     return found
 

@@ -26,8 +26,8 @@ def load_label_vectors(
     """
     if manifest.label_vectors is None:
         raise ValueError(
-            f"{folder} has no label vectors, because source {manifest.source.kind} has none: use "
-            "dense class weights"
+            f"{folder}: source {manifest.source.kind} does not provide label vectors: use dense "
+            "class weights"
         )
     digest = manifest.label_vectors_sha256
     assert digest is not None
@@ -59,7 +59,9 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
-        raise ValueError(f"{path} has no vectors ({error}): run kway shard again") from error
+        raise ValueError(
+            f"{path} does not contain vectors ({error}): run kway shard again"
+        ) from error
     if vectors.ndim != 2 or len(vectors) != num_classes:
         raise ValueError(
             f"{path} has shape {list(vectors.shape)}, but the manifest has {num_classes} classes: "

@@ -189,8 +189,8 @@ class Manifest(_Record):
                     f"{folder} is a URL, but only local folders are supported here: download it"
                 ) from error
             raise FileNotFoundError(
-                f"{folder} has no {MANIFEST}: run kway shard, run it again if it was interrupted, "
-                "or copy the file if it was lost"
+                f"{path} is missing: run kway shard, run it again if it was interrupted, or copy "
+                "the file if it was lost"
             ) from error
         return cls._parse(content, str(path))
 

@@ -184,8 +184,8 @@ class ImageFolder(PackedImages, CommandSource):
         trained = {file.class_name for file in self._files if file.split in (None, "train")}
         if untrained := [name for name in names if name not in trained]:
             raise ValueError(
-                f"{self.folder / 'train'} has no images of class {untrained[0]!r}, but a test "
-                "folder does: add some, or remove that class"
+                f"class {untrained[0]!r} has test images, but none in {self.folder / 'train'}: add "
+                "some, or remove the class"
             )
         return names
 

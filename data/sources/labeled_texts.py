@@ -68,8 +68,8 @@ class LabeledTexts(FirstPassSource):
             raw = sorted({path.suffix for path in self.folder.iterdir()} & KINDS.keys())
             also = f", or pass files of raw tweets ({self.folder}/*{raw[0]})" if raw else ""
             raise FileNotFoundError(
-                f"{self.folder} has no train_text.txt: pass a folder with train_text.txt and "
-                f"train_labels.txt, and the same files for val and test{also}"
+                f"{self.folder / 'train_text.txt'} is missing: pass a folder with train_text.txt "
+                f"and train_labels.txt, and the same files for val and test{also}"
             )
         for path in self.files:
             if not path.is_file():
@@ -155,9 +155,7 @@ class LabeledTexts(FirstPassSource):
         """
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
-                raise ValueError(
-                    f"{self._mapping_file} has no line for label {unknown[0]!r}: add it"
-                )
+                raise ValueError(f"label {unknown[0]!r} is missing in {self._mapping_file}: add it")
             return list(self._named)
         numbers = all(label.isdecimal() for label in samples)
         return sorted(samples, key=lambda label: (int(label), label) if numbers else (0, label))

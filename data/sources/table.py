@@ -87,7 +87,7 @@ class Table(PackedImages, FirstPassSource):
             missing = [name for name in self._columns if name not in (columns or self._columns)]
             if missing:
                 raise ValueError(
-                    f"{path} has no column {missing[0]!r}: choose from "
+                    f"{path}: column {missing[0]!r} does not exist: choose from "
                     f"{', '.join(columns or ())[:200]}"
                 )
 
@@ -173,8 +173,8 @@ class Table(PackedImages, FirstPassSource):
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None:
                 raise ValueError(
-                    f"{self.files[0]}: class {untrained[0]!r} has no training rows: add some, or "
-                    "remove that class"
+                    f"{self.files[0]}: training rows of class {untrained[0]!r} are missing: add "
+                    "some, or remove the class"
                 )
             names = [name for name in names if trained[name]]
         if len(names) < 2:

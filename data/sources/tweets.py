@@ -213,8 +213,8 @@ class Tweets(FirstPassSource):
             missing = ["text"]
         if missing:
             raise ValueError(
-                f"{one.path} has no column {missing[0]!r}: pass the column of the text with "
-                f"--text, one of {', '.join(one.columns)[:200]}"
+                f"{one.path}: column {missing[0]!r} does not exist: pass the column of the text "
+                f"with --text, one of {', '.join(one.columns)[:200]}"
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:

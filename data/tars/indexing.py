@@ -204,7 +204,7 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
     more = problems.count - len(problems.named[:NAMED])
     listed = "; ".join(map(str, problems.named[:NAMED])) + (f"; and {more:,} more" if more else "")
     if nothing:
-        raise ValueError(f"{folder} has no complete sample: {listed}")
+        raise ValueError(f"{folder} does not contain a complete sample: {listed}")
     if problems.count and not skip_bad:
         raise ValueError(
             f"{folder} has {pluralize(problems.count, 'problem')}: {listed}: fix them, or pass "
@@ -243,7 +243,7 @@ def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> S
 
 
 def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
-    reason = "has no key and extension, so webdataset ignores it"
+    reason = "name without key and extension, which webdataset ignores"
     other_files = [
         Skipped(f"{tar}: {name}", reason)
         for tar, scan in scans.items()

@@ -65,7 +65,7 @@ def _field(text: str, json_field: str) -> str:
         raise ValueError(f"its .json is damaged ({error})") from error
     for name in json_field.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"its .json has no field {json_field!r}")
+            raise ValueError(f"field {json_field!r} is missing in its .json")
         value = value[name]
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"field {json_field!r} of its .json is neither a number nor a name")

@@ -153,7 +153,9 @@ class ExpectedSamples:
             return self.total
         names = {tar.relative_to(folder).as_posix() for tar in tars}
         if uncounted := sorted(names - self.of_tar.keys()):
-            raise ValueError(f"{folder / uncounted[0]} has no expected number of samples: add it")
+            raise ValueError(
+                f"the expected number of samples of {folder / uncounted[0]} is missing: add it"
+            )
         if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
             raise ValueError(
                 f"{folder} has no {absent[0]!r}, in which {self.of_tar[absent[0]]:,} samples are "

@@ -140,7 +140,7 @@ def load_languages(languages: tuple[str, ...]) -> None:
     for language in languages:
         if language not in emoji.LANGUAGES:
             raise ValueError(
-                f"the emoji library has no names in language {language!r}: choose from "
+                f"language {language!r} is not supported by the emoji library: choose from "
                 f"{', '.join(emoji.LANGUAGES)}"
             )
     # The library's type annotations require a list or literal, but it accepts one name.

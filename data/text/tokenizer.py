@@ -57,8 +57,8 @@ class Tokenizer:
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
             raise ValueError(
-                f"tokenizer {name} has no pad token: set pad_token in its {CONFIG_FILE} to one of "
-                "its tokens, or choose another tokenizer"
+                f"tokenizer {name} does not define a pad token: set pad_token in its {CONFIG_FILE} "
+                "to one of its tokens, or choose another tokenizer"
             )
         num_special = backend.num_special_tokens_to_add(is_pair=False)
         if max_length <= num_special:

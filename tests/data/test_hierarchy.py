@@ -78,7 +78,5 @@ def test_the_size_counts_nodes_by_name_and_ancestors() -> None:
 
 def test_a_manifest_without_paths_has_no_hierarchy() -> None:
     assert hierarchy_size(FOLDER, manifest(None, None)) is None
-    with pytest.raises(
-        ValueError, match=r"shards has no hierarchy, because source made up has none"
-    ):
+    with pytest.raises(ValueError, match=r"shards: source made up does not provide a hierarchy"):
         class_paths(FOLDER, manifest(None, None))

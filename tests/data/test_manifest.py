@@ -57,7 +57,7 @@ def test_a_manifest_survives_a_round_trip(shards: Path) -> None:
 
 def test_a_missing_manifest_raises(copy: Path) -> None:
     (copy / "manifest.json").unlink()
-    assert "has no manifest.json: run kway shard" in message(copy, FileNotFoundError)
+    assert "manifest.json is missing: run kway shard" in message(copy, FileNotFoundError)
 
 
 def test_a_damaged_manifest_raises(copy: Path) -> None:
@@ -169,14 +169,14 @@ def test_an_unknown_split_raises_an_error_with_the_existing_splits(shards: Path)
 
 
 def test_label_vectors_that_do_not_match_the_class_list_raise(copy: Path) -> None:
-    with pytest.raises(ValueError, match="has no label vectors"):
+    with pytest.raises(ValueError, match="does not provide label vectors"):
         load_label_vectors(copy, Manifest.load(copy))
     path = copy / "label_vectors.safetensors"
     for wrong, message in (
         (save({"vectors": np.zeros((3, 2), np.float32)}), r"has shape \[3, 2\]"),
         (save({"vectors": np.full((4, 2), np.nan, np.float32)}), "not finite"),
-        (save({"others": np.zeros((4, 2), np.float32)}), "has no vectors"),
-        (b"no safetensors", "has no vectors"),
+        (save({"others": np.zeros((4, 2), np.float32)}), "does not contain vectors"),
+        (b"no safetensors", "does not contain vectors"),
     ):
         path.write_bytes(wrong)
         digest = hashlib.sha256(wrong).hexdigest()

@@ -116,7 +116,7 @@ def test_a_local_folder_does_not_use_the_cache(shards: Path, cache: CacheConfig)
         ("http://host::s3://bucket/set", "use a path, or file://"),
         ("https://host/set?token=1", "has a query or a fragment"),
         ("https://host", None),
-        ("https://", "has no folder"),
+        ("https://", "does not contain a host or folder"),
     ],
 )
 def test_only_plain_urls_of_known_schemes_are_accepted(url: str, reason: str | None) -> None:

@@ -239,7 +239,7 @@ DAMAGE = {
     "cut in a member": (cut_inside, {0, 1, 2}, ["00003.png is truncated"]),
     "cut in a header": (cut_in_a_header, {0, 1, 2}, ["invalid tar header, skipped 100 bytes"]),
     "cut between samples": (cut_between_samples, {0, 1, 2}, ["zero blocks at the end are missing"]),
-    "no member": (lambda tar: write_tar(tar, []), set(), ["the tar has no members"]),
+    "no member": (lambda tar: write_tar(tar, []), set(), ["the tar is empty"]),
     "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["skipped 600 bytes"]),
     "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: no .cls or .json, only"]),
     "no image": (members_with(3, [("cls", b"1")]), NOT_3, ["00003: no .jpg, .jpeg, .png"]),
@@ -371,7 +371,7 @@ def test_skipped_members_do_not_use_memory(tmp_path: Path, monkeypatch: pytest.M
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == 4  # including the key of the film, which has no image
+    assert len(found) == 4  # including the key of the film, a sample without image
     assert peak < 6_000_000
 
 

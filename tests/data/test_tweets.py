@@ -203,7 +203,7 @@ def test_damaged_records_are_counted_and_the_first_is_reported(tmp_path: Path) -
     [
         ("a.jsonl.gz", "x", "unsupported extension '.gz': unpack it first"),
         ("a.docx", "x", "unsupported extension '.docx': use one of .jsonl"),
-        ("a.tsv", "id\tbody\n1\thi 🔥\n", r"has no column 'text': .* one of id, body"),
+        ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* one of id, body"),
         ("a.csv", "id,id\n1,2\n", "a unique name for every column"),
         ("a.txt", "no emoji\nat all\n", "0 emoji with 1 or more training texts"),
     ],
@@ -377,12 +377,12 @@ def test_texts_and_labels_that_do_not_match_raise(tweeteval: Path, tmp_path: Pat
         with pytest.raises(ValueError, match=message):
             LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.write_text("0\n1\n7\n")
-    with pytest.raises(ValueError, match="has no line for label '7'"):
+    with pytest.raises(ValueError, match="label '7' is missing in"):
         LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.unlink()
     with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):
         LabeledTexts(tweeteval, tmp_path / "work")
-    with pytest.raises(FileNotFoundError, match=r"has no train_text\.txt.*val and test$"):
+    with pytest.raises(FileNotFoundError, match=r"train_text\.txt is missing.*val and test$"):
         LabeledTexts(tmp_path, tmp_path / "work")
     (tmp_path / "a.tsv").write_text("text\n")
     with pytest.raises(FileNotFoundError, match=r"pass files of raw tweets \(.*/\*\.tsv\)$"):

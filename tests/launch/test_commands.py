@@ -154,7 +154,7 @@ def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
 def no_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:
     copy = moved_shards(run, glyphs, tmp_path)
     (copy / "manifest.json").unlink()
-    return kway("eval", run), "no manifest.json"
+    return kway("eval", run), f"{copy / 'manifest.json'} is missing"
 
 
 def damaged_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:

@@ -34,7 +34,7 @@ def test_torchrun_and_the_installed_command_do_the_same_thing(glyphs, tmp_path):
     ("overrides", "message"),
     [
         (["head.num_classes=7"], "head.num_classes is 7 and the shards have 13 classes"),
-        (["data.shards=/nowhere"], "/nowhere has no manifest.json"),
+        (["data.shards=/nowhere"], "/nowhere/manifest.json is missing"),
         (
             ["data.eval_split=other"],
             "data.eval_split is 'other', but the shards have the splits train, test",

@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_named(glyphs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.shards=/nowhere"], "/nowhere holds no manifest.json"),
+        (["data.shards=/nowhere"], "/nowhere"),
         (["data.eval_split=other"], "data.eval_split is 'other'"),
         (["head.num_classes=7"], "head.num_classes is 7 and the shards have 13 classes"),
         (["run=/dev/null/run"], "run is /dev/null/run, which cannot be created or written"),

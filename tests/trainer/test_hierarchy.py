@@ -26,5 +26,5 @@ def test_a_run_trains_and_opens_again_on_the_hierarchy_of_its_shards(glyphs, tmp
 
 def test_shards_without_a_hierarchy_are_named(images, tmp_path):
     recipe = glyph_recipe(images, tmp_path / "run", **HIERARCHY)
-    with pytest.raises(ValueError, match="has no hierarchy, because source imagefolder has none"):
+    with pytest.raises(ValueError, match="source imagefolder does not provide a hierarchy"):
         train(recipe, rank_world())

@@ -60,7 +60,7 @@ def test_a_stream_trains_and_its_run_is_evaluated_and_exported(
     step = 4 * 268 // 16
     measured = load_evaluation(recipe.run / "evaluations", step=step)
     assert measured.metrics["top1"] > 0.2  # chance is 0.08
-    assert caplog.text.count(f"left out: {tars}/part-0.tar: damaged: ") == 1
+    assert caplog.text.count(f"skipped {tars}/part-0.tar: damaged: ") == 1
     for path in (recipe.run / "evaluations").iterdir():
         path.unlink()
     evaluate(recipe.run)
@@ -75,12 +75,12 @@ def test_a_resume_goes_on_and_says_what_it_cannot_promise(
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     printed = capsys.readouterr()
     said = printed.out + printed.err
-    assert said.count("4 tars are read as a stream, without an index: batches depend on") == 1
-    assert "going on after" not in said
+    assert said.count("reading 4 tars as a stream without an index: batches depend on") == 1
+    assert "resuming after" not in said
     longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
     train(longer, rank_world())
     printed = capsys.readouterr()
-    assert "going on after 48 samples with a new order" in printed.out + printed.err
+    assert "resuming after 48 samples with a new order" in printed.out + printed.err
     assert saved_state(longer.run)["step"] == 6
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 

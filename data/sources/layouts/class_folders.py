@@ -99,7 +99,8 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
             found = _directories(listing, folder, folder / name, split)
             if not found:
                 raise ValueError(
-                    f"{folder / name} has no class folders with images: add some, or remove it"
+                    f"{folder / name} does not contain class folders with images: add some, or "
+                    "remove it"
                 )
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]

@@ -79,7 +79,7 @@ def read_devkit(path: Path) -> Devkit:
     found = _files(path)
     if missing := {_META, _TRUTH} - found.keys():
         raise FileNotFoundError(
-            f"{path} has no data/{min(missing)}: pass the published {DEVKIT}.tar.gz"
+            f"{path} does not contain data/{min(missing)}: pass the published {DEVKIT}.tar.gz"
         )
     try:
         by_id = _synsets(found[_META])

@@ -141,7 +141,7 @@ def _of_classes(
         for done, (synset, found) in enumerate(listings, start=1):
             images = _image_members(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
             if not images:
-                raise ValueError(f"{where}: class {synset} has no images: add some, or remove it")
+                raise ValueError(f"{where}: class {synset} is empty: add images, or remove it")
             for name, member in images:
                 file = tar or f"{where.name}/{member.name}"
                 image = ImageEntry(f"{synset}/{name}", file, member.offset, member.size, synset)
@@ -155,8 +155,8 @@ def _flat(
 ) -> ImageList:
     if devkit is None:
         raise ValueError(
-            f"{where} has no labels: copy {DEVKIT}.tar.gz to the same folder, or pass it with "
-            "--devkit"
+            f"{where} does not contain labels: copy {DEVKIT}.tar.gz to the same folder, or pass it "
+            "with --devkit"
         )
     listed = ImageList()
     for name, member in _image_members(listed, members, f"{tar}: " if tar else f"{where.name}/"):
@@ -164,9 +164,9 @@ def _flat(
         position = int(number[1]) if number else 0
         if not 1 <= position <= len(devkit.truth):
             raise ValueError(
-                f"{where}: {name} has no label in {devkit.path}, which has labels for "
-                f"ILSVRC2012_val_00000001.JPEG to {len(devkit.truth):08d}: remove the image, or "
-                "pass another devkit"
+                f"{where}: {devkit.path} has labels for ILSVRC2012_val_00000001.JPEG to "
+                f"{len(devkit.truth):08d}, but not for {name}: remove the image, or pass another "
+                "devkit"
             )
         file = tar or f"{where.name}/{name}"
         synset = devkit.truth[position - 1]
