@@ -32,8 +32,8 @@ class TextConfig(FrozenConfig):
         50,
         ge=1,
         le=1000,
-        description="number of batches whose texts are sorted by length together, limited to one "
-        "epoch, or to one group with shuffle_shards; 1: no sorting",
+        description="number of batches in which texts are sorted by length together, at most an "
+        "epoch, or a group with shuffle_shards; 1: no sorting",
     )
 
 

@@ -15,10 +15,10 @@ class Crop(FrozenConfig):
 
     crop_area: tuple[float, float] | None = Field(
         (0.08, 1.0),
-        description="range of the fraction of the image area in a random crop; null: center crop",
+        description="area of a random crop, range of fractions of the image; null: center crop",
     )
     crop_ratio: tuple[float, float] = Field(
-        (3 / 4, 4 / 3), description="range of width / height of a random crop"
+        (3 / 4, 4 / 3), description="aspect ratio (width / height) of a random crop, range"
     )
     pad: int = Field(
         0,

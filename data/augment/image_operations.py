@@ -19,18 +19,18 @@ _LEVELS = np.arange(256)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 gives black, 2 doubles the brightness."""
+    """Scale the brightness. A factor of 0 gives black, 2 doubles the brightness."""
     return cv2.addWeighted(image, factor, image, 0, 0)
 
 
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 gives the mean gray of the image."""
+    """Scale the contrast. A factor of 0 gives the mean gray of the image."""
     mean = round(cv2.mean(_luma(image))[0])
     return cv2.addWeighted(image, factor, image, 0, (1 - factor) * mean)
 
 
 def saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 gives gray. Only for [H, W, 3]."""
+    """Scale the saturation. A factor of 0 gives gray. Only for [H, W, 3]."""
     return cv2.transform(image, factor * np.eye(3) + (1 - factor) * np.tile(_LUMA, (3, 1)))
 
 
@@ -44,7 +44,7 @@ def hue(image: np.ndarray, turn: float) -> np.ndarray:
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 smooths, 2 sharpens. The outermost pixels do not change."""
+    """Sharpen or smooth. A factor of 0 smooths, 2 sharpens. The outermost pixels do not change."""
     kernel = (1 - factor) * _SMOOTH
     kernel[1, 1] += factor
     result = cv2.filter2D(image, -1, kernel)

@@ -37,7 +37,7 @@ class _Sizes(FrozenConfig):
         None, gt=0, le=4096, description="side of training images, pixels; null: image.size"
     )
     progressive: tuple[SizeStage, ...] = Field(
-        (), description="stages with other sizes before that, in order (progressive resizing)"
+        (), description="earlier stages with other sizes, in order (progressive resizing)"
     )
 
 

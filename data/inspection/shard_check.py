@@ -79,7 +79,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
     """Return all damage of one shard."""
     path = rules.folder / shard.file
     if not path.is_file():
-        return [Damage("missing shard", f"{path} is missing, and its {shard.samples:,} samples")]
+        return [Damage("missing shard", f"{path} is missing: {shard.samples:,} samples are lost")]
     found: list[Damage] = []
     index = None
     try:

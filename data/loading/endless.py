@@ -29,7 +29,7 @@ class EndlessLoader(ABC):
     """
 
     remedy: ClassVar[str]
-    """Imperative for the error message about too many bad samples; its object is "the shards"."""
+    """An instruction for the error about too many bad samples; its object, "the shards", follows."""
 
     def __init__(
         self,

@@ -169,8 +169,8 @@ class Manifest(_Record):
                 raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
             if (size := path.stat().st_size) != shard.bytes:
                 raise ValueError(
-                    f"{path} has {size} bytes, but {shard.bytes} in the manifest: copy it again or "
-                    "run kway shard again"
+                    f"{path} has {size} bytes, but the manifest lists {shard.bytes}: copy it again "
+                    "or run kway shard again"
                 )
 
     @classmethod

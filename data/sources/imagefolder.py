@@ -47,7 +47,7 @@ class ImageFolder(PackedImages, CommandSource):
 
     kind = "imagefolder"
     modality = "image"
-    reads = "class folders of images, or the lines `file,class` of the file --labels"
+    reads = "class folders of images, or the images that --labels lists"
     held_out = "test/, val/ and similar, or --test-fraction of the images by a hash of their paths"
     compares_splits = True
 

@@ -232,8 +232,8 @@ def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) 
     notes = []
     if absent := sorted(expected.keys() - found.keys()):
         notes.append(
-            f"training has {len(found):,} of the {len(expected):,} classes in the devkit; "
-            f"{_some(absent)} are missing"
+            f"training has {len(found):,} of the {len(expected):,} classes in the devkit, missing: "
+            f"{_some(absent)}"
         )
     if other := sorted(s for s in expected.keys() & found.keys() if found[s] != expected[s]):
         counts = [f"{s} has {found[s]:,} images instead of {expected[s]:,}" for s in other]

@@ -162,7 +162,7 @@ class LabeledTexts(FirstPassSource):
 
     @property
     def _emoji(self) -> list[str] | None:
-        """Folded emoji of the classes, or None unless the mapping gives an emoji for each."""
+        """The folded emoji of the classes, or None unless the mapping has an emoji for each."""
         found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 

@@ -100,7 +100,7 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
             size = int(extra["size"])
         if not tar.reaches(first + size):
             name = extra.get("path", header.name)
-            what = f"{_shown(name)} is truncated: the file ends before its {size:,} bytes do"
+            what = f"{_shown(name)} is truncated: the tar ends before its {size:,} bytes"
             yield Fault(offset, what, ends_tar=True)
             return
         offset = first + -(-size // BLOCK) * BLOCK

@@ -116,7 +116,7 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
         nested = next(tar for tar in tars if tar.parent != folder)
         raise ValueError(
             f"{nested} is in a subfolder, but a manifest lists only tars in its own folder: pass "
-            "-o DIR, to which links to the tars are written"
+            "-o DIR to write links to the tars to another folder"
         )
     if out != folder and folder.resolve() in out.resolve().parents:
         raise ValueError(f"{out} is inside the folder to index, {folder}: choose another folder")

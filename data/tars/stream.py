@@ -74,7 +74,7 @@ class TarReader:
         if groups:
             yield self._sample(address, groups[0], held)
         elif empty:
-            yield _skipped(address, "all of it", "the tar is empty")
+            yield _skipped(address, "at byte 0", "the tar is empty")
 
     def _sample(
         self, address: str, group: Group, held: dict[int, bytes]

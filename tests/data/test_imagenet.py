@@ -363,7 +363,7 @@ def test_differences_from_the_devkit_are_noted(tars: Path, tmp_path: Path) -> No
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
     source = ImageNet(tars)
     assert source.notes()[1:] == [
-        "training has 2 of the 3 classes in the devkit; n02119789 are missing",
+        "training has 2 of the 3 classes in the devkit, missing: n02119789",
         "training differs from the devkit in 1 classes: n02100735 has 2 images instead of 3",
         "skipped 'ILSVRC2012_img_train.tar: n02100735/notes.txt': "
         "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",

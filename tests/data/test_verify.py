@@ -105,7 +105,7 @@ def test_a_missing_shard_is_reported_with_its_number_of_samples(copy: Path) -> N
     (copy / FIRST).unlink()
     (lost,) = found(copy)
     assert lost.kind == "missing shard"
-    assert lost.line == f"{copy / FIRST} is missing, and its 10 samples"
+    assert lost.line == f"{copy / FIRST} is missing: 10 samples are lost"
 
 
 def test_a_copy_of_another_shard_is_reported(copy: Path) -> None:
