@@ -29,7 +29,7 @@ class EndlessLoader(ABC):
     """
 
     remedy: ClassVar[str]
-    """An instruction for the error about too many bad samples; its object, "the shards", follows."""
+    """An instruction for the error about too many bad samples, without its object, the shards."""
 
     def __init__(
         self,
