@@ -30,11 +30,11 @@ class Duration(FrozenConfig):
     @model_validator(mode="after")
     def _one_unit(self) -> "Duration":
         if sum(v is not None for v in (self.steps, self.epochs, self.samples)) != 1:
-            raise ValueError("give exactly one of steps, epochs, samples")
+            raise ValueError("set exactly one of steps, epochs, samples")
         return self
 
     def in_steps(self, *, num_samples: int, global_batch: int) -> int:
-        """Returns the duration in optimizer steps, rounded up. num_samples: samples per epoch."""
+        """Return the duration in optimizer steps, rounded up. num_samples: samples per epoch."""
         if self.steps is not None:
             return self.steps
         if self.samples is not None:
@@ -53,7 +53,7 @@ Interval = Annotated[Duration, AfterValidator(_not_zero)]
 
 
 def or_instance(base: type) -> WrapValidator:
-    """Returns a validator for a union of built-in kinds that also accepts instances of `base`.
+    """Return a validator for a union of built-in kinds that also accepts instances of `base`.
 
     `trainer/imports.py` creates such instances of user-defined subclasses.
     """

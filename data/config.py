@@ -23,37 +23,39 @@ class TextConfig(FrozenConfig):
 
     tokenizer: str = Field(
         min_length=1,
-        description="folder, such as kway tokenizer makes; hub:NAME is one of the hub",
+        description="tokenizer folder, as written by kway tokenizer, or hub:NAME for the hub",
     )
     max_length: int = Field(
-        128, ge=1, le=32_768, description="tokens a text keeps, the special ones among them"
+        128, ge=1, le=32_768, description="maximum tokens per text, including special tokens"
     )
     batches_by_length: int = Field(
         50,
         ge=1,
         le=1000,
-        description="batches of texts that are sorted by length together, an epoch's at most and, "
-        "under shuffle_shards, a group's; 1: as they come",
+        description="number of batches in which texts are sorted by length together, at most an "
+        "epoch, or a group with shuffle_shards; 1: no sorting",
     )
 
 
 class StreamConfig(FrozenConfig):
-    """Training on webdataset tars without index and manifest, read from front to back.
+    """Training on webdataset tars without an index or a manifest, read sequentially.
 
     docs/data.md lists what this mode does not guarantee. `kway shard index` indexes the tars
     instead.
     """
 
     shards: str | tuple[str, ...] = Field(
-        description="paths or URLs of tars; {000..255} and {a,b} in them are expanded"
+        description="paths or URLs of tars; {000..255} and {a,b} are expanded"
     )
-    samples: int = Field(gt=0, description="what counts as an epoch in durations")
-    label_field: str = Field("label", description="of `<key>.json`, where there is no `<key>.cls`")
+    samples: int = Field(gt=0, description="samples per epoch, for durations in epochs")
+    label_field: str = Field(
+        "label", description="field of `<key>.json` with the label, if there is no `<key>.cls`"
+    )
     sample: str | None = Field(
-        None, description="the extension that is the sample, where there are several"
+        None, description="extension of the sample, if a key has several candidates"
     )
     buffer: int = Field(
-        5000, ge=1, le=10_000_000, description="samples that a loader process shuffles at a time"
+        5000, ge=1, le=10_000_000, description="size of the shuffle buffer per loader process"
     )
 
     @field_validator("shards")
@@ -62,16 +64,16 @@ class StreamConfig(FrozenConfig):
         seen: set[str] = set()
         for shard in _expanded(shards):
             if shard.startswith("pipe:"):
-                raise ValueError(f"{shard} would run a command: give a path or a URL")
+                raise ValueError(f"{shard} would run a command: use a path or a URL")
             if is_url(shard):
                 check_url(shard)
             if shard in seen:
-                raise ValueError(f"{shard} stands there twice: name each tar once")
+                raise ValueError(f"{shard} is listed twice: list each tar once")
             seen.add(shard)
             if len(seen) > _MAX_STREAM_SHARDS:
-                raise ValueError(f"more than {_MAX_STREAM_SHARDS:,} tars: correct the braces")
+                raise ValueError(f"more than {_MAX_STREAM_SHARDS:,} tars: check the braces")
         if not seen:
-            raise ValueError("no tar is named: give paths or URLs")
+            raise ValueError("the list of tars is empty: set paths or URLs")
         return shards
 
     @property
@@ -85,7 +87,9 @@ def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
         try:
             yield from braceexpand(pattern)
         except ValueError as error:
-            raise ValueError(f"{pattern}: {error}: write it as train-{{000..255}}.tar") from error
+            raise ValueError(
+                f"{pattern}: {error}: use braces as in train-{{000..255}}.tar"
+            ) from error
 
 
 def _path_or_url(value: Any) -> Any:
@@ -96,14 +100,14 @@ def _path_or_url(value: Any) -> Any:
 
 class DataConfig(FrozenConfig):
     shards: Annotated[Path | str, BeforeValidator(_path_or_url)] = Field(
-        description="folder with manifest.json, made by `kway shard`: a path, or a URL "
-        "(file://, http://, https://, s3://, gs://)"
+        description="folder written by `kway shard`: a path, or a URL (file://, http://, https://, "
+        "s3://, gs://)"
     )
     cache: CacheConfig = CacheConfig()
     shuffle_shards: int | None = Field(
         None,
         ge=1,
-        description="shards whose samples are mixed at a time; null: all, a global shuffle",
+        description="number of shards that are shuffled together; null: all (global shuffle)",
     )
     stream: StreamConfig | None = Field(
         None, description="train on tars without an index instead of on `train_split`"
@@ -112,16 +116,16 @@ class DataConfig(FrozenConfig):
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
     augment: AugmentConfig = AugmentConfig()
-    text: TextConfig | None = Field(None, description="for shards of texts")
+    text: TextConfig | None = Field(None, description="tokenization, for shards of texts")
     workers: int = Field(
-        0, ge=0, description="loader processes a rank; 0 loads in the trainer itself"
+        0, ge=0, description="loader processes per rank; 0 loads in the training process"
     )
     max_bad_samples: int = Field(
         10,
         ge=0,
         le=10_000,
-        description="different samples that training may meet and replace because they are "
-        "damaged; one more stops it, 0 stops at the first",
+        description="number of damaged samples that training may replace; one more stops it with "
+        "an error",
     )
 
     @property
@@ -131,9 +135,9 @@ class DataConfig(FrozenConfig):
         return max([self.augment.size or self.image.size, *stages])
 
     @model_validator(mode="after")
-    def _a_stream_has_an_order_of_its_own(self) -> "DataConfig":
+    def _stream_is_without_shuffle_shards(self) -> "DataConfig":
         if self.stream is not None and self.shuffle_shards is not None:
             raise ValueError(
-                "shuffle_shards is for shards with an index: with data.stream, give stream.buffer"
+                "shuffle_shards requires shards with an index: with data.stream, set stream.buffer"
             )
         return self

@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 EXTRAS = ("data", "train", "serve")
-# Modules whose name differs from their distribution's.
+# Modules whose name differs from the name of their distribution.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
@@ -21,7 +21,7 @@ _DISTRIBUTIONS = {
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Returns the requirements of the installed kway, or the additional ones of an extra.
+    """Return the requirements of the installed kway, or the additional ones of an extra.
 
     Returns [] if kway is not installed.
     """
@@ -36,17 +36,17 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Returns a one-line error for a module that an extra installs; None for other modules."""
+    """Return a one-line error message if an extra installs the missing module, else None."""
     module = (error.name or "").partition(".")[0]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
     if not commands:
         return None
-    return f"this needs the module {module}, which is not installed: {' or '.join(commands)}"
+    return f"the module {module} is required and not installed: {' or '.join(commands)}"
 
 
 def _all(extra: str) -> set[str]:
-    """Returns the distributions of an extra and of the extras that it includes."""
+    """Return the distributions of an extra and of the extras that it includes."""
     found = requirements(extra)
     included = [_all(name) for one in found if one.name == "kway" for name in one.extras]
     return {canonicalize_name(one.name) for one in found}.union(*included)

@@ -18,9 +18,10 @@ _LOST_AND_FOUND = "lost+found"
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yields a path next to `path` to write to. The block must rename it; it is deleted on failure.
+    """Yield a temporary path next to `path`. The block must write it and rename it to `path`.
 
-    Raises OSError with the path and a remedy if the disk is full.
+    The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
+    full.
     """
     # Includes the process ID, because two processes may write the same file, such as evaluations of
     # one step.
@@ -35,16 +36,17 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Adds `path`, and a remedy if the disk is full, to errors of `write` and `fsync`.
+    """Add `path` to errors of `write` and `fsync`, and a fix if the disk is full.
 
-    Other errors keep their number.
+    Other errors keep their errno.
     """
     try:
         yield
     except OSError as error:
         if error.errno in NO_SPACE:
             raise OSError(
-                f"{path} cannot be written ({error.strerror}): free space and run the same again"
+                f"{path} cannot be written ({error.strerror}): free space and run the same command "
+                "again"
             ) from error
         if error.errno is None or error.filename is not None:
             raise
@@ -52,7 +54,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def commit(path: Path, content: bytes) -> None:
-    """Writes a file atomically: it exists complete or not at all, even after a power failure.
+    """Write a file atomically: it exists complete or not at all, even after a power failure.
 
     Retries after a transient error; raises RetriesExhaustedError if all attempts fail.
     """
@@ -69,7 +71,7 @@ def _commit(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or a folder is on the disk."""
+    """Wait until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -78,13 +80,13 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a whole file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(file: IO[bytes]) -> None:
-    """Writes buffered data to the disk and waits for it."""
+    """Write buffered data to the disk and wait for it."""
     file.flush()
     os.fsync(file.fileno())
 

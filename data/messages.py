@@ -1,10 +1,10 @@
-"""Helpers for messages: counts, names from files, and progress."""
+"""Formatting of messages: counts, names from files, and progress."""
 
 import unicodedata
 from collections.abc import Callable
 
 Report = Callable[[int, int], None]
-"""Called with the progress of a long operation: how much is done, and the total."""
+"""Callback for the progress of a long operation: (done, total)."""
 
 # Control characters, unpaired surrogates and line separators.
 _CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -17,25 +17,25 @@ def silent(done: int, total: int) -> None:
 
 
 def one_line(error: object, limit: int = 300) -> str:
-    """Returns the text of an error, or else its type, on one line of up to `limit` characters."""
+    """Return the text of an error, or else its type, on one line of up to `limit` characters."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
 def pluralize(number: int, what: str) -> str:
-    """Returns a count with its noun, such as `1 shard` or `2,000 shards`."""
+    """Return a count with its noun, such as `1 shard` or `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def printable(text: str) -> str:
-    """Returns one line that is safe to print to a terminal.
+    """Return one line that is safe to print to a terminal.
 
     Line breaks, control characters, unpaired surrogates and direction marks become `U+001B` and so
     on.
     """
-    return "".join(f"U+{ord(char):04X}" if _is_harmful(char) else char for char in text)
+    return "".join(f"U+{ord(char):04X}" if _is_unsafe(char) else char for char in text)
 
 
-def _is_harmful(char: str) -> bool:
+def _is_unsafe(char: str) -> bool:
     return (
         unicodedata.category(char) in _CATEGORIES or unicodedata.bidirectional(char) in _DIRECTIONS
     )

@@ -1,7 +1,7 @@
-"""Markers for the fields of a pydantic class from which a command takes its options.
+"""Markers for the fields of a pydantic class that define the options of a command.
 
-The field defines the name, type, default, bounds and description of an option. A marker in the
-field's `Annotated` type adds the rest. `launch/options.py` reads the markers.
+A field defines the name, type, default, bounds and description of an option. A marker in its
+`Annotated` type overrides or adds to them. `launch/options.py` reads the markers.
 """
 
 from dataclasses import KW_ONLY, dataclass

@@ -1,4 +1,4 @@
-"""Child processes: parallel jobs, and processes that end with their parent."""
+"""Child processes: parallel jobs, and processes that exit when their parent does."""
 
 import ctypes
 import os
@@ -18,20 +18,20 @@ from data.retry import TransientError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_BYTES_A_WORKER = 1 << 28  # fewer are not worth starting a process
+_BYTES_PER_WORKER = 1 << 28  # fewer are not worth starting a process
 _PR_SET_PDEATHSIG = 1
 
 
 def over_jobs(
     work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
 ) -> Iterator[Result]:
-    """Yields `work(job)` of each job, in order, computed by `workers` processes.
+    """Yield `work(job)` of each job, in order, computed by `workers` processes.
 
     workers: 0 or 1 for this process, None for one per core if there is enough to read. `work` must
     be picklable, such as a function of a module.
     """
     if workers is None:
-        workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_A_WORKER)
+        workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
     workers = min(workers, len(jobs))
     if workers < 2:
         yield from map(work, jobs)
@@ -42,18 +42,18 @@ def over_jobs(
 
 @contextmanager
 def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
-    """Starts `workers` processes, each of which first calls `start(*given)`.
+    """Start `workers` processes, each of which first calls `start(*given)`.
 
-    Exiting drops queued jobs. Raises TransientError if one of them was killed.
+    Queued jobs are canceled when the block ends. Raises TransientError if a process was killed.
     """
-    # Spawned, not forked: image libraries and callers hold threads and locks.
+    # Spawned, not forked, because image libraries and callers have threads and locks.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
     try:
         yield pool
     except BrokenProcessPool as error:
         raise TransientError(
-            "a worker process ended before its work, as for want of memory: run the same again, "
-            "or with fewer --workers"
+            "a worker process was killed, possibly because it ran out of memory: run the same "
+            "command again, or pass fewer --workers"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -62,7 +62,7 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
 def in_order(
     pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
 ) -> Iterator[Result]:
-    """Yields `work(job)` of each job, in order. Up to `ahead` jobs are submitted in advance."""
+    """Yield `work(job)` of each job, in order. Up to `ahead` jobs are submitted in advance."""
     running: deque[Future[Result]] = deque()
     for job in jobs:
         running.append(pool.submit(work, job))
@@ -73,7 +73,7 @@ def in_order(
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent ends.
+    """Exit when the parent process ends.
 
     A killed parent leaves the pool's pipes open, so its workers would otherwise wait forever.
     """
@@ -88,7 +88,7 @@ def end_with_parent() -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Makes the kernel kill this process when the thread that started it ends (Linux).
+    """Make the kernel kill this process when the thread that started it ends (Linux).
 
     parent: expected parent process ID. If the parent differs, it died before `prctl` took effect,
     and this process kills itself.

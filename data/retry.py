@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 _log = logging.getLogger("kway.data")
 
-# Errors that a disk, a network file system or a server can recover from. Others (a full disk, a
+# Errors from which a disk, a network file system or a server can recover. Others (a full disk, a
 # missing file, no permission) recur until a person fixes the cause.
 TRANSIENT_ERRNOS = frozenset(
     {
@@ -38,8 +38,8 @@ TRANSIENT_ERRNOS = frozenset(
     }
 )
 
-# At most about 25 s with the waits below, well under `train.timeout_seconds`, after which the other
-# ranks give up.
+# With the waits below, at most about 25 s. This is well under `train.timeout_seconds`, after which
+# collectives on the other ranks fail.
 ATTEMPTS = 8
 _FIRST_SECONDS = 0.2
 _LONGEST_SECONDS = 20.0
@@ -47,7 +47,7 @@ _REMEDY = "check the disk, the file server and the network, then run the same co
 
 
 class TransientError(OSError):
-    """A failure that may not recur when the operation is retried; the message is for a person."""
+    """A failure that may not recur when the operation is retried."""
 
 
 class RetriesExhaustedError(TransientError):
@@ -66,7 +66,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def retried(what: str, operation: Callable[[], Answer]) -> Answer:
-    """Calls `operation` until it succeeds and returns its result. It must be safe to call again.
+    """Call `operation` until it succeeds and return its result. It must be safe to call again.
 
     what: names the file in log lines and in the error. Raises RetriesExhaustedError after the last
     attempt. An error that is not transient is raised immediately.
@@ -89,10 +89,11 @@ def wait_before_retry(
     deadline: float = math.inf,
     remedy: str = _REMEDY,
 ) -> None:
-    """Logs the error of `attempt` (counted from 1) and waits: exponential backoff with jitter.
+    """Log the error of `attempt` (counted from 1) and wait: exponential backoff with jitter.
 
-    Raises `error` itself if it is not transient or was already retried, and RetriesExhaustedError
-    after the last of `attempts` or if the wait would exceed `deadline` (`time.monotonic`).
+    Raises `error` itself if it is not transient or was already retried. Raises
+    RetriesExhaustedError after the last of `attempts`, or if the wait would pass `deadline`
+    (`time.monotonic`).
     """
     if isinstance(error, RetriesExhaustedError) or not is_transient(error):
         raise error

@@ -1,6 +1,6 @@
-"""Files and samples that are not in the shards, each with its name and the reason.
+"""Files and samples that were not written to the shards, each with its name and the reason.
 
-`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line; the commands print
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. The commands print
 only a few.
 """
 
@@ -27,7 +27,7 @@ class Skipped(NamedTuple):
 
 
 def to_lines(skipped: Iterable[Skipped], **fields: str) -> bytes:
-    """Returns a JSON line for each, with `fields` added.
+    """Return a JSON line for each, with `fields` added.
 
     ASCII, because names may not be valid UTF-8.
     """
@@ -36,7 +36,7 @@ def to_lines(skipped: Iterable[Skipped], **fields: str) -> bytes:
 
 
 def by_reason(skipped: Iterable[Skipped]) -> list[str]:
-    """Returns one line for each reason, with the first names."""
+    """Return one line for each reason, with the first names."""
     names: dict[str, list[str]] = {}
     for one in skipped:
         names.setdefault(one.reason, []).append(one.name)
@@ -49,10 +49,10 @@ def _some(names: list[str]) -> str:
 
 
 class SkippedFile:
-    """The file in `folder`. It is created only if something is skipped.
+    """The file `skipped.jsonl` in `folder`. It is created only if something is skipped.
 
-    ignored: files that the source does not read. finished: shards of earlier runs. `last` is the
-    last sample skipped in this run.
+    ignored: files that the source does not read. finished: shards of earlier runs, whose lines are
+    preserved. `last` is the last sample skipped in this run.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SkippedFile:
         self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
 
     def add(self, shard: str, skipped: Sequence[Skipped]) -> None:
-        """Records samples that are not in `shard`. Call it before the shard is finished."""
+        """Record samples that are not in `shard`. Call it before the shard is finished."""
         if not skipped:
             return
         self.last = skipped[-1]
@@ -73,7 +73,7 @@ class SkippedFile:
             flush(file)
 
     def finish(self) -> None:
-        """Sorts the lines by shard, because a resumed run does not write shards in order."""
+        """Sort the lines by shard, because a resumed run does not write shards in order."""
         self._write(sorted(self._lines(), key=lambda line: _shard(line) or ""))
 
     def _write(self, lines: Sequence[bytes]) -> None:
@@ -87,7 +87,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """Returns the shard of a line, or None if there is none or a kill truncated the line."""
+    """Return the shard of a line, or None if there is no shard or the line was truncated."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

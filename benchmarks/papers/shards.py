@@ -18,7 +18,7 @@ from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.writer import write_shards
 from data.skipped import Skipped
-from data.sources import Cifar100, LabelledTexts, Mnist
+from data.sources import Cifar100, LabeledTexts, Mnist
 from data.sources.label_vectors import WithLabelVectors
 from data.sources.packing import lossless
 from data.sources.source import Modality, Sample, Source
@@ -74,7 +74,7 @@ class _KnownSource(NamedTuple):
 _SOURCES = {
     "mnist": _KnownSource(MNIST, Mnist),
     "cifar100": _KnownSource(CIFAR_100, Cifar100),
-    "tweeteval-emoji": _KnownSource(TWEETS, LabelledTexts),
+    "tweeteval-emoji": _KnownSource(TWEETS, LabeledTexts),
 }
 
 

@@ -1,7 +1,8 @@
 """The base class of all augmentations, and their random numbers.
 
-Random numbers are keyed by their use, a sample of an epoch or a pair of the stream. Pixels
-therefore do not depend on ranks, workers, or where a run was resumed.
+Random numbers are keyed by what they are used for: a sample of an epoch, or a pair of positions in
+the stream. Pixels therefore do not depend on the number of ranks or workers, or on where a run was
+resumed.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 Fill = tuple[float, ...]
-"""The level of each channel for pixels that a change leaves empty."""
+"""The value of each channel for pixels that an augmentation leaves empty."""
 
 # Separate these draws from other uses of the same seed.
 _SAMPLES = 0x6B776179  # "kway"
@@ -23,7 +24,7 @@ Box = tuple[int, int, int, int]
 
 
 class Augmentation(ABC):
-    """A random change of one image: a field of `AugmentConfig`, in whose order they are applied.
+    """A random change of one image. `AugmentConfig` has a field for each and applies them in order.
 
     A subclass is a pydantic model of its parameters, a `FrozenConfig` for a mapping in the recipe
     or a `RootModel` for one number. Its docstring names the paper.
@@ -31,16 +32,16 @@ class Augmentation(ABC):
 
     @abstractmethod
     def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Returns an image of the same shape as `image`, which is not modified.
+        """Return an image of the same shape as `image`, which is not modified.
 
         image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, the generator of
-        the sample. Changes that are applied with a probability draw even if it is 0, so that
-        turning one off does not alter the others.
+        the sample. An augmentation with a probability always draws, even if the probability is 0,
+        so that disabling it does not change the random numbers of the others.
         """
 
 
 class SampleGenerator:
-    """Returns a generator for each sample of each epoch, valid until the next one is requested.
+    """A random number generator for each sample of each epoch, valid until the next call of `at`.
 
     A single generator is reseeded, because creating one costs more than decoding a small image.
     """
@@ -50,7 +51,7 @@ class SampleGenerator:
         self._start = self._generator.bit_generator.state
 
     def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
-        """Returns a generator that always yields the same numbers for the same sample."""
+        """Return a generator that always yields the same numbers for the same sample."""
         state: Any = self._start["state"]
         state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
         self._generator.bit_generator.state = self._start
@@ -58,12 +59,12 @@ class SampleGenerator:
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
-    """Returns one generator for the positions 2n and 2n + 1 of the endless stream of samples."""
+    """Return one generator for the positions 2n and 2n + 1 of the endless stream of samples."""
     return _generator(seed, _PAIRS, position // 2, 0)
 
 
 def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
-    """Returns a Philox generator (Salmon et al. 2011).
+    """Return a Philox generator (Salmon et al. 2011).
 
     Philox increments the first word of its counter; the other words identify the stream.
     """
@@ -79,9 +80,10 @@ def random_box(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Box | None:
-    """Returns a random box inside height x width, or None if ten draws do not fit.
+    """Return a random box inside height x width, or None if ten draws do not fit.
 
-    area: fraction of the whole, uniform. ratio: width / height, log-uniform.
+    area: range of the box's fraction of the image area, uniform. ratio: range of width / height,
+    log-uniform.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):

@@ -11,9 +11,9 @@ from data.base_config import FrozenConfig
 class ColorJitter(FrozenConfig, Augmentation):
     """Color jitter (Howard 2013): brightness, contrast, saturation and hue in random order.
 
-    Strengths have the meaning of torchvision's ColorJitter. The first three are multiplied by
-    1 - strength to 1 + strength, and the hue moves by up to `hue` of the color circle. An image of
-    one channel has no saturation or hue.
+    Strengths have the same meaning as in torchvision's ColorJitter. The first three properties are
+    scaled by a factor from 1 - strength to 1 + strength, and the hue is shifted by up to `hue` of
+    the color circle. Saturation and hue do not apply to images with one channel.
     """
 
     brightness: float = Field(0, ge=0)
@@ -26,7 +26,8 @@ class ColorJitter(FrozenConfig, Augmentation):
     def _changes_something(self) -> "ColorJitter":
         if not (self.brightness or self.contrast or self.saturation or self.hue):
             raise ValueError(
-                "colour changes nothing: give brightness, contrast, saturation or hue, or null"
+                "colour changes nothing: set brightness, contrast, saturation or hue, or set "
+                "colour to null"
             )
         return self
 
@@ -41,8 +42,8 @@ class ColorJitter(FrozenConfig, Augmentation):
         ]
         if image.ndim == 2:
             steps = steps[:2]
-        for change, middle, reach in (steps[i] for i in rng.permutation(len(steps))):
-            if reach:
-                low = max(0.0, middle - reach) if middle else -reach
-                image = change(image, rng.uniform(low, middle + reach))
+        for change, neutral, strength in (steps[i] for i in rng.permutation(len(steps))):
+            if strength:
+                low = max(0.0, neutral - strength) if neutral else -strength
+                image = change(image, rng.uniform(low, neutral + strength))
         return image

@@ -11,40 +11,43 @@ from data.images.decode import center_crop
 
 
 class Crop(FrozenConfig):
-    """A random box, resized (Szegedy et al. 2015); or the center, shifted (He et al. 2016, 4.2)."""
+    """A random resized crop (Szegedy et al. 2015) or shifted center crop (He et al. 2016, 4.2)."""
 
     crop_area: tuple[float, float] | None = Field(
         (0.08, 1.0),
-        description="share of the image's area that a random crop keeps; null: the center",
+        description="area of a random crop, range of fractions of the image; null: center crop",
     )
     crop_ratio: tuple[float, float] = Field(
-        (3 / 4, 4 / 3), description="width / height of the crop"
+        (3 / 4, 4 / 3), description="aspect ratio (width / height) of a random crop, range"
     )
     pad: int = Field(
         0,
         ge=0,
         le=4096,
-        description="pixels of a random shift at most, either way; needs crop_area null",
+        description="largest random shift in pixels, in each direction; requires crop_area null",
     )
 
     @model_validator(mode="after")
     def _ranges_are_possible(self) -> "Crop":
         low, high = self.crop_area or (1.0, 1.0)
         if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_area is [{low}, {high}]: give two shares, 0 < low <= high <= 1")
+            raise ValueError(
+                f"crop_area is [{low}, {high}]: set two fractions, 0 < low <= high <= 1"
+            )
         low, high = self.crop_ratio
         if not 0 < low <= high:
-            raise ValueError(f"crop_ratio is [{low}, {high}]: give two numbers, 0 < low <= high")
+            raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers, 0 < low <= high")
         if self.pad and self.crop_area is not None:
             raise ValueError(
-                f"pad is {self.pad} and crop_area {list(self.crop_area)}: set one to null or 0"
+                f"pad is {self.pad} and crop_area is {list(self.crop_area)}: set pad to 0 or "
+                "crop_area to null"
             )
         return self
 
     def cropped(
         self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: np.random.Generator
     ) -> np.ndarray:
-        """Returns the cropped image: uint8 [H, W, C] -> uint8 [size, size, C]."""
+        """Return the cropped image: uint8 [H, W, C] -> uint8 [size, size, C]."""
         if self.crop_area is None:
             middle = center_crop(image, config)
             return _shifted(middle, self.pad, fill, rng) if self.pad else middle
@@ -52,7 +55,7 @@ class Crop(FrozenConfig):
         return resized(image[top : top + height, left : left + width], config.size)
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Returns a box of random area and shape.
+        """Return a box of random area and shape.
 
         After ten draws that do not fit, returns the largest centered box with an allowed aspect
         ratio.
@@ -69,7 +72,7 @@ class Crop(FrozenConfig):
 
 
 def resized(image: np.ndarray, size: int) -> np.ndarray:
-    """Resizes [H, W, C] to [size, size, C], twice as fast as the area averaging used in evaluation.
+    """Resize [H, W, C] to [size, size, C], twice as fast as the area averaging used in evaluation.
 
     If a side is at least twice `size`, whole blocks of pixels are averaged first. The rest is
     bilinear. Compared with Lanczos, the error equals that of area averaging up to a factor of 1.5,
@@ -85,11 +88,11 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
     return drawn.reshape(size, size, -1)
 
 
-def _shifted(image: np.ndarray, most: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-    """Returns a random window of [H, W, C] after padding with `most` pixels of `fill`."""
+def _shifted(image: np.ndarray, pad: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+    """Return a random window of [H, W, C] after padding each side with `pad` pixels of `fill`."""
     height, width, channels = image.shape
-    padded = np.empty((height + 2 * most, width + 2 * most, channels), np.uint8)
+    padded = np.empty((height + 2 * pad, width + 2 * pad, channels), np.uint8)
     padded[:] = fill
-    padded[most : most + height, most : most + width] = image
-    top, left = rng.integers(2 * most + 1, size=2)
+    padded[pad : pad + height, pad : pad + width] = image
+    top, left = rng.integers(2 * pad + 1, size=2)
     return padded[top : top + height, left : left + width]

@@ -10,14 +10,14 @@ class CustomAugmentation(FrozenConfig, Augmentation):
     """A user-defined augmentation. `kind` is its import path, the other fields are its options.
 
     `__call__` must be a function of its arguments and the options alone. `rng` depends on (seed,
-    epoch, sample), so a sample gets the same pixels on every rank and worker and after a resume. It
-    is valid only during the call, because the next sample reuses it.
+    epoch, sample), so a sample gets the same pixels on every rank and worker and after a resume. Do
+    not keep `rng` after the call: it is reseeded for the next sample.
     """
 
     kind: str
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Calls the augmentation.
+        """Call the augmentation.
 
         Raises ValueError if the result differs from `image` in dtype or shape.
         """
@@ -26,14 +26,14 @@ class CustomAugmentation(FrozenConfig, Augmentation):
             raise ValueError(f"{self.kind} returned {type(changed).__name__}: return a numpy array")
         if (changed.dtype, changed.shape) != (image.dtype, image.shape):
             raise ValueError(
-                f"{self.kind} returned {changed.dtype} {list(changed.shape)} for an image "
-                f"{image.dtype} {list(image.shape)}: return an array of the same type and shape"
+                f"{self.kind} returned {changed.dtype} {list(changed.shape)} for an image of "
+                f"{image.dtype} {list(image.shape)}: return an array of the same dtype and shape"
             )
         return changed
 
 
 def check_imported(value: object) -> object:
-    """Validates an entry of `data.augment.custom`, which has already been imported."""
+    """Validate an entry of `data.augment.custom`, which has already been imported."""
     if not isinstance(value, CustomAugmentation):
-        raise ValueError("name a class by its import path, as in kind: my_package.images:Noise")
+        raise ValueError("set kind to the import path of a class, as in my_package.images:Noise")
     return value

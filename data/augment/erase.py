@@ -13,9 +13,9 @@ _RATIO = (0.3, 3.3)
 
 
 class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """Fills a random box with `image.mean`, with this probability (Zhong et al. 2020).
+    """Random erasing: fills a random box with `image.mean`, with this probability.
 
-    Nothing is erased if none of ten random boxes fits.
+    Zhong et al. 2020. Nothing is erased if none of ten random boxes fits.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -19,23 +19,23 @@ _LEVELS = np.arange(256)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 gives black, 2 doubles the brightness."""
+    """Scale the brightness. A factor of 0 gives black, 2 doubles the brightness."""
     return cv2.addWeighted(image, factor, image, 0, 0)
 
 
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 gives the mean gray of the image."""
+    """Scale the contrast. A factor of 0 gives the mean gray of the image."""
     mean = round(cv2.mean(_luma(image))[0])
     return cv2.addWeighted(image, factor, image, 0, (1 - factor) * mean)
 
 
 def saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 gives gray. Only for [H, W, 3]."""
+    """Scale the saturation. A factor of 0 gives gray. Only for [H, W, 3]."""
     return cv2.transform(image, factor * np.eye(3) + (1 - factor) * np.tile(_LUMA, (3, 1)))
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
-    """Rotates the hue by `turn` of the color circle, -0.5 to 0.5. Only for [H, W, 3]."""
+    """Rotate the hue by `turn` of the color circle, -0.5 to 0.5. Only for [H, W, 3]."""
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
     hsv[:, :, 0] += np.uint8(
         round(turn * 256) % 256
@@ -44,7 +44,7 @@ def hue(image: np.ndarray, turn: float) -> np.ndarray:
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-    """A factor of 0 smooths, 2 sharpens. The outermost pixels do not change."""
+    """Sharpen or smooth. A factor of 0 smooths, 2 sharpens. The outermost pixels do not change."""
     kernel = (1 - factor) * _SMOOTH
     kernel[1, 1] += factor
     result = cv2.filter2D(image, -1, kernel)
@@ -58,22 +58,22 @@ def _luma(image: np.ndarray) -> np.ndarray:
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:
-    """Stretches each channel to the range 0 to 255."""
+    """Stretch each channel to the range 0 to 255."""
     return _by_channel(image, _contrast_curve)
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
-    """Spreads the levels of each channel so that all are about equally frequent."""
+    """Spread the levels of each channel so that all are about equally frequent."""
     return _by_channel(image, _equalizing_curve)
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
-    """Keeps the `bits` highest bits of each level, 1 to 8."""
+    """Keep the `bits` highest bits of each level, 1 to 8."""
     return image & np.uint8(256 - 2 ** (8 - bits))
 
 
 def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
-    """Inverts levels of at least `threshold`; 256 inverts none."""
+    """Invert levels of at least `threshold`; 256 inverts none."""
     table = np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS)
     return cv2.LUT(image, table.astype(np.uint8))
 
@@ -101,18 +101,18 @@ def _equalizing_curve(channel: np.ndarray) -> np.ndarray:
 
 
 def shear(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Shears by `x` to the left and `y` up, per pixel of distance from the top and left edges."""
+    """Shear by `x` to the left and `y` up, per pixel of distance from the top and left edges."""
     return _affine(image, [[1, x, 0], [y, 1, 0]], fill)
 
 
 def translate(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Shifts left by `x` and up by `y`, fractions of width and height, rounded to whole pixels."""
+    """Shift left by `x` and up by `y`, fractions of width and height, rounded to whole pixels."""
     height, width = image.shape[:2]
     return _affine(image, [[1, 0, round(x * width)], [0, 1, round(y * height)]], fill)
 
 
 def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
-    """Rotates counter-clockwise around the center."""
+    """Rotate counter-clockwise around the center."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = (side / 2 for side in image.shape[:2])
     return _affine(
@@ -123,7 +123,7 @@ def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
 
 
 def _affine(image: np.ndarray, matrix: list[list[float]], fill: Fill) -> np.ndarray:
-    """Maps each result pixel to `matrix` @ (x, y, 1), measured from the image corner."""
+    """Map each result pixel to `matrix` @ (x, y, 1), measured from the image corner."""
     inverse = np.array(matrix, dtype=np.float64)
     # OpenCV measures from the center of the first pixel instead.
     inverse[:, 2] += inverse[:, :2].sum(axis=1) / 2 - 0.5

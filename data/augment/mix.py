@@ -1,7 +1,7 @@
-"""Mixup and CutMix of the two images of a pair.
+"""Mixup and CutMix of two images.
 
-Positions 2n and 2n + 1 of the endless stream are a pair. Both use the same draw from `pair_rng`:
-each image keeps the same fraction of itself and takes the rest from the other.
+Positions 2n and 2n + 1 of the endless stream form a pair. Both images use the same draw from
+`pair_rng`, so each keeps the same fraction of itself and gets the rest from the other.
 """
 
 import math
@@ -29,7 +29,7 @@ class MixDraw:
     box: Box = (0, 0, 0, 0)
 
     def __call__(self, image: np.ndarray, partner: np.ndarray) -> np.ndarray:
-        """Returns `image`, uint8 [C, H, W], mixed with `partner`. Neither input is modified."""
+        """Return `image`, uint8 [C, H, W], mixed with `partner`. Neither input is modified."""
         if self.kind == "mixup":
             # Reshaped to matrix rows, because OpenCV treats the last of three axes as channels.
             own, other = (array.reshape(-1, array.shape[-1]) for array in (image, partner))
@@ -51,18 +51,20 @@ class Mix(FrozenConfig):
     mixup_alpha: float = Field(0, ge=0, le=1000)
     cutmix_alpha: float = Field(0, ge=0, le=1000)
     cutmix_share: float = Field(
-        0.5, ge=0, le=1, description="of the mixed pairs, where both of them are on"
+        0.5, ge=0, le=1, description="fraction of the mixed pairs that use CutMix, if both are on"
     )
-    probability: float = Field(1, ge=0, le=1, description="that a pair is mixed")
+    probability: float = Field(1, ge=0, le=1, description="probability that a pair is mixed")
 
     @model_validator(mode="after")
     def _mixes_something(self) -> "Mix":
         if not (self.mixup_alpha or self.cutmix_alpha):
-            raise ValueError("mix changes nothing: give mixup_alpha or cutmix_alpha, or null")
+            raise ValueError(
+                "mix changes nothing: set mixup_alpha or cutmix_alpha, or set mix to null"
+            )
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draws the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
+        """Draw the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact
         fraction of pixels, because the box is clipped at the edges of the image.
@@ -82,7 +84,7 @@ class Mix(FrozenConfig):
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """Returns a random square with 1 - `weight` of the area, clipped at the edges."""
+    """Return a random square with 1 - `weight` of the area, clipped at the edges."""
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

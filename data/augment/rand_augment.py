@@ -1,7 +1,6 @@
-"""RandAugment (Cubuk et al. 2020): a few of 14 operations, drawn at random, equally strong.
+"""RandAugment (Cubuk et al. 2020): a few random operations out of 14, all with one magnitude.
 
-Strength grows with the magnitude. A magnitude of 10 is the end of each operation's range in
-AutoAugment (Cubuk et al. 2019).
+A magnitude of 10 is the end of each operation's range in AutoAugment (Cubuk et al. 2019).
 """
 
 from collections.abc import Callable
@@ -43,7 +42,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "shear-y": lambda image, strength, fill: shear(image, 0, 0.3 * strength, fill),
     "translate-x": lambda image, strength, fill: translate(image, _SHIFT * strength, 0, fill),
     "translate-y": lambda image, strength, fill: translate(image, 0, _SHIFT * strength, fill),
-    # Last, so that it can be excluded for gray images, where it has no effect.
+    # Last, so that it can be excluded for gray images, which it would not change.
     "colour": lambda image, strength, fill: saturation(image, 1 + 0.9 * strength),
 }
 _ALL = tuple(OPERATIONS.values())
@@ -52,12 +51,12 @@ _ALL = tuple(OPERATIONS.values())
 class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
-    Each of a few operations is drawn with replacement. torchvision's scale ends at 30 instead of
-    10: its magnitude 9 is 3 here.
+    Operations are drawn with replacement. The scale ends at 10. torchvision's ends at 30, so its
+    magnitude 9 is 3 here.
     """
 
-    operations: int = Field(2, ge=1, le=14, description="how many, one after the other")
-    magnitude: float = Field(9, ge=0, le=10, description="how strong each of them is")
+    operations: int = Field(2, ge=1, le=14, description="number of operations per image")
+    magnitude: float = Field(9, ge=0, le=10, description="strength of each operation")
 
     def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         chosen = _ALL if image.ndim == 3 else _ALL[:-1]

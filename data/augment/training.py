@@ -29,7 +29,7 @@ class SizeStage(FrozenConfig):
     """The size of training images until a point of the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
-    until: Interval = Field(description="counted from the start of the run")
+    until: Interval = Field(description="end of the stage, counted from the start of the run")
 
 
 class _Sizes(FrozenConfig):
@@ -37,7 +37,7 @@ class _Sizes(FrozenConfig):
         None, gt=0, le=4096, description="side of training images, pixels; null: image.size"
     )
     progressive: tuple[SizeStage, ...] = Field(
-        (), description="sides before that, one after the other (progressive resizing)"
+        (), description="earlier stages with other sizes, in order (progressive resizing)"
     )
 
 
@@ -45,7 +45,7 @@ _Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_
 
 
 class AugmentConfig(Crop, _Sizes):
-    """Random changes of training images, applied in this order. `null` and 0 disable a change.
+    """Augmentation of training images, applied in this order. `null` and 0 disable a change.
 
     Draws are keyed by (seed, epoch, sample), never by rank or worker.
     """
@@ -56,7 +56,7 @@ class AugmentConfig(Crop, _Sizes):
     rand_augment: RandAugment | None = None
     erase: Erase = Erase(0)
     custom: tuple[_Imported, ...] = Field(
-        (), description="your own, named by import path and applied in this order"
+        (), description="user-defined augmentations by import path, applied in this order"
     )
     mix: Mix | None = None
 
@@ -69,7 +69,7 @@ class AugmentConfig(Crop, _Sizes):
 def for_training(
     image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """Augments uint8 [H, W, C]. Returns a new array uint8 [C, size, size]."""
+    """Augment uint8 [H, W, C]. Returns a new array uint8 [C, size, size]."""
     fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in config.mean)
     drawn = augment.cropped(image, config, fill, rng)
     if config.channels == 1:
@@ -101,10 +101,11 @@ class ProgressiveSizes:
             if end <= before:
                 raise ValueError(
                     f"data.augment.progressive: the stage of {side} pixels ends at step "
-                    f"{end // global_batch} and the one before it at {before // global_batch}: "
-                    "give stages in order, each of a step or more"
+                    f"{end // global_batch}, but the previous stage ends at step "
+                    f"{before // global_batch}: list the stages in order, each at least one step "
+                    "long"
                 )
 
     def at(self, samples: int) -> int:
-        """Returns the image size in pixels for the batch that begins after `samples`."""
+        """Return the image size in pixels for the batch that begins after `samples`."""
         return next((side for end, side in self._stages if samples < end), self._last)

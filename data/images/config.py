@@ -1,4 +1,4 @@
-"""How an image becomes a tensor, in a recipe and in a bundle."""
+"""The image preprocessing of a recipe and of a bundle."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from data.base_config import FrozenConfig
 
 
 class ImageConfig(FrozenConfig):
-    """How an image becomes a tensor. The bundle contains it, so that serving does the same.
+    """Image preprocessing. The bundle contains it, so that serving does the same as evaluation.
 
     Evaluation resizes the short side to `resize` and crops `size` x `size` at the center, or at
     several positions; the device computes `(x / 255 - mean) / std`.
@@ -19,7 +19,7 @@ class ImageConfig(FrozenConfig):
         None, gt=0, le=4096, description="short side before the crop; default: size"
     )
     crops: Literal[1, 5, 10] = Field(
-        1, description="of evaluation: the centre; and the corners; and all of them mirrored"
+        1, description="evaluation crops: 1: center, 5: center and corners, 10: these and mirrored"
     )
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -28,19 +28,20 @@ class ImageConfig(FrozenConfig):
     @model_validator(mode="after")
     def _channel_constants_fit(self) -> "ImageConfig":
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ValueError(f"mean and std need {self.channels} numbers, one a channel")
+            raise ValueError(f"mean and std need {self.channels} numbers, one per channel")
         if min(self.std) <= 0:
             raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize {self.resize} is smaller than size {self.size}")
         if self.crops > 1 and (self.resize or self.size) == self.size:
             raise ValueError(
-                f"crops {self.crops} would all be the same: give a resize above size {self.size}"
+                f"crops is {self.crops}, but all crops are the same: set resize above size "
+                f"{self.size}"
             )
         return self
 
     def scaled_to(self, size: int) -> "ImageConfig":
-        """Returns the configuration for images with sides of `size` pixels."""
+        """Return the configuration for images with sides of `size` pixels."""
         if size == self.size:
             return self
         resize = self.resize and max(size, round(self.resize * size / self.size))

@@ -40,7 +40,7 @@ MAX_ASPECT = 100
 # Scans of a JPEG. Each one costs a pass over all pixels, so a few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes decide the format, not the file name. Plugins are called by class, because
+# The first bytes determine the format, not the file name. Plugins are called by class, because
 # Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
@@ -66,7 +66,7 @@ _DAMAGE = (
 
 
 def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
-    """Returns the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
+    """Return the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
 
     Raises ValueError for other formats, a damaged header, more than `max_pixels` pixels, or an
     aspect ratio over 100.
@@ -75,7 +75,7 @@ def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
 
 
 def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Returns the format, and whether the image has transparency."""
+    """Return the format, and whether the image has transparency."""
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as header:
@@ -92,13 +92,13 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
-            f"an image of {width} x {height} pixels is over the limit of {max_pixels}: "
-            "make it smaller"
+            f"the image has {width} x {height} pixels, over the limit of {max_pixels}: make it "
+            "smaller"
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
-            f"an image of {width} x {height} pixels is too thin a strip: at most "
-            f"{MAX_ASPECT} times as long as wide"
+            f"the image has {width} x {height} pixels: the longer side may be at most "
+            f"{MAX_ASPECT} times the shorter one"
         )
 
 
@@ -106,11 +106,11 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
     for magic, found in _FORMATS.items():
         if data.startswith(magic):
             return found
-    raise ValueError("not an image: JPEG, PNG, WebP, BMP and GIF are read")
+    raise ValueError("not an image: use JPEG, PNG, WebP, BMP or GIF")
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Returns pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
+    """Return pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
     Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
     truncated, for more than `max_pixels` pixels, and for an aspect ratio over 100.
@@ -121,10 +121,10 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     if extension == "jpg" and has_more_scans(data, MAX_SCANS):
-        raise ValueError(f"an image of over {MAX_SCANS} JPEG scans: save it again")
+        raise ValueError(f"the image has more than {MAX_SCANS} JPEG scans: save it again")
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if decoded is None:
-        raise ValueError(f"an image that cannot be decoded: its {extension} data is damaged")
+        raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
 
 
@@ -140,24 +140,22 @@ def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
 
 
 def _on_white(data: bytes) -> np.ndarray:
-    """Blends with white.
+    """Return the pixels of a transparent image, blended with white.
 
-    Uses Pillow: OpenCV either drops transparency or ignores the EXIF orientation.
+    This uses Pillow, because OpenCV either drops transparency or ignores the EXIF orientation.
     """
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as opened:
             image = ImageOps.exif_transpose(opened.convert("RGBA"))
     except _DAMAGE as error:
-        raise ValueError(
-            f"an image that cannot be decoded: its {extension} data is damaged"
-        ) from error
-    ground = Image.new("RGBA", image.size, "white")
-    return np.asarray(Image.alpha_composite(ground, image).convert("RGB"))
+        raise ValueError(f"the image cannot be decoded: its {extension} data is damaged") from error
+    background = Image.new("RGBA", image.size, "white")
+    return np.asarray(Image.alpha_composite(background, image).convert("RGB"))
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
+    """Resize [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height <= image.shape[0] and width <= image.shape[1]
@@ -167,7 +165,7 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
-    """Resizes [H, W, C] so that its shorter side has `side` pixels."""
+    """Resize [H, W, C] so that its shorter side has `side` pixels."""
     height, width = image.shape[:2]
     if height <= width:
         return resize(image, side, max(side, round(width * side / height)))
@@ -175,7 +173,7 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Maps uint8 [H, W, C] to uint8 [C, size, size]: short side to `resize`, then a center crop.
+    """Map uint8 [H, W, C] to uint8 [C, size, size]: short side to `resize`, then a center crop.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
@@ -183,7 +181,7 @@ def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Returns uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
+    """Return uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
 
     Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
     add the mirror images of those five (Krizhevsky et al. 2012).
@@ -198,7 +196,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Maps [H, W, C] to [size, size, C]: short side to `resize`, then a center crop."""
+    """Map [H, W, C] to [size, size, C]: short side to `resize`, then a center crop."""
     image = resize_short_side(image, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in image.shape[:2])
     return _square(image, top, left, config.size)
@@ -209,7 +207,7 @@ def _square(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
 
 
 def planes(image: np.ndarray) -> np.ndarray:
-    """Maps [H, W, C] or gray [H, W] to a new array [C, H, W]. Faster than a transposed copy."""
+    """Map [H, W, C] or gray [H, W] to a new array [C, H, W]. Faster than a transposed copy."""
     if image.ndim == 2:
         return image[None].copy()
     return np.stack(cv2.split(image))

@@ -1,6 +1,6 @@
-"""The font faces that matplotlib ships, and rendering of their characters as small gray images.
+"""The font faces that matplotlib ships, rendered as small gray images of characters.
 
-`glyphs.py` selects the characters that make a class.
+`data/sources/glyphs.py` selects the characters that form a class.
 """
 
 import math
@@ -30,7 +30,7 @@ def font_folder() -> Path:
 
 
 def face_characters() -> dict[str, frozenset[int]]:
-    """Maps each face name to the code points that it supports, sorted by name.
+    """Map each face name to the code points that it supports, sorted by name.
 
     TeX's Computer Modern assigns other glyphs to some ASCII and Latin-1 codes, such as an opening
     quote to the backslash. In these faces a character counts only if the name of its glyph matches
@@ -112,7 +112,7 @@ class Pen:
         self._fonts: dict[str, ImageFont.FreeTypeFont] = {}
 
     def glyph(self, face: str, code: int) -> Glyph | None:
-        """Returns the character's shape, or None if the face has no ink for it."""
+        """Return the shape of the character, or None if it is blank in this face."""
         if face not in self._fonts:
             self._fonts[face] = ImageFont.truetype(
                 str(font_folder() / f"{face}.ttf"),
@@ -131,9 +131,9 @@ class Pen:
         return Glyph(np.asarray(canvas.crop(box)), top + box[1])
 
     def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
-        """Draws the glyph on its baseline, centered horizontally.
+        """Draw the glyph on its baseline, centered horizontally.
 
-        Shrinks or moves it only if it would be cut.
+        Shrink or move it only if it would be clipped.
         """
         matrix = self._affine_map(glyph, distortion)
         ink = cv2.warpAffine(glyph.ink, matrix, (self._side, self._side), flags=cv2.INTER_LINEAR)
@@ -143,7 +143,7 @@ class Pen:
         return 255 - cv2.convertScaleAbs(ink, alpha=distortion.weight)
 
     def _affine_map(self, glyph: Glyph, change: Distortion) -> np.ndarray:
-        """Returns the affine map [2, 3] from the glyph's pixels to the canvas."""
+        """Return the affine map [2, 3] from the glyph's pixels to the canvas."""
         height, width = glyph.ink.shape
         cos, sin = math.cos(change.angle), math.sin(change.angle)
         # rotation @ shear @ scale
@@ -159,19 +159,19 @@ class Pen:
         room = self._side - 2 * edge
         shrink = min(1.0, room / (max(along) - min(along)), room / (max(down) - min(down)))
         xx, xy, yx, yy = (factor * shrink for factor in (xx, xy, yx, yy))
-        centre_x = _inside(self._side * (0.5 + change.shift_x), along, shrink, edge, room)
-        centre_y = _inside(self._side * (0.5 + change.shift_y), down, shrink, edge, room)
-        # cv2 measures from pixel centers, the boxes above from pixel corners.
+        center_x = _inside(self._side * (0.5 + change.shift_x), along, shrink, edge, room)
+        center_y = _inside(self._side * (0.5 + change.shift_y), down, shrink, edge, room)
+        # OpenCV measures from pixel centers, the boxes above from pixel corners.
         middle_x, middle_y = middle_x - 0.5, middle_y - 0.5
-        offset_x = centre_x - 0.5 - xx * middle_x - xy * middle_y
-        offset_y = centre_y - 0.5 - yx * middle_x - yy * middle_y
+        offset_x = center_x - 0.5 - xx * middle_x - xy * middle_y
+        offset_y = center_y - 0.5 - yx * middle_x - yy * middle_y
         return np.array([[xx, xy, offset_x], [yx, yy, offset_y]])
 
 
 def _inside(
-    centre: float, corners: Sequence[float], shrink: float, edge: float, room: float
+    center: float, corners: Sequence[float], shrink: float, edge: float, room: float
 ) -> float:
-    """Moves `centre` so that the shrunk corners around it lie between `edge` and `edge + room`."""
+    """Move `center` so that the shrunk corners around it lie between `edge` and `edge + room`."""
     low = edge - min(corners) * shrink
     high = edge + room - max(corners) * shrink
-    return min(max(centre, low), high)
+    return min(max(center, low), high)

@@ -1,8 +1,8 @@
 """Reads the size of a JPEG or PNG from its first bytes in about a microsecond.
 
-Only plain headers are parsed, the way libjpeg and libpng do. Other headers, such as those with
-text, profiles or EXIF, are left to Pillow (`data/images/decode.py`). Pillow's header parsing costs
-more than decoding the pixels of a small PNG, and a twentieth of decoding a JPEG.
+Only plain headers are parsed, in the same way as libjpeg and libpng. Pillow parses all others, such
+as those with text, profiles or EXIF (`data/images/decode.py`). Parsing a header with Pillow takes
+longer than decoding the pixels of a small PNG, and a twentieth of the time of decoding a JPEG.
 """
 
 import re
@@ -24,14 +24,14 @@ _PNG_COLOR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
 # The header chunk has 13 bytes of data, after its length and name and before its checksum.
 _PNG_HEADER_END = 33
 _PALETTE_BYTES = 3 * 256
-# Small chunks. Not tRNS, which adds transparency: Pillow handles it.
+# Small chunks. tRNS is not among them, because it adds transparency, which Pillow handles.
 _PNG_CHUNKS_SKIPPED = frozenset(
     {b"PLTE", b"bKGD", b"cHRM", b"gAMA", b"pHYs", b"sBIT", b"sRGB", b"tIME"}
 )
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Returns (height, width) before EXIF rotation, or None if the header is not plain."""
+    """Return (height, width) before EXIF rotation, or None if the header is not plain."""
     if data[:2] != b"\xff\xd8":
         return None
     at = 2
@@ -46,20 +46,20 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def has_more_scans(data: bytes, most: int) -> bool:
-    """Whether a JPEG has more than `most` scans. A decoder processes the whole image for each scan.
+def has_more_scans(data: bytes, limit: int) -> bool:
+    """Whether a JPEG has more than `limit` scans. A decoder processes all pixels for each scan.
 
     A progressive JPEG from a camera has about ten. A scan without content takes only about a
     hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is not counted.
     """
     # The count includes false matches in thumbnails and appended video.
-    if data.count(b"\xff\xda") <= most:
+    if data.count(b"\xff\xda") <= limit:
         return False
     scans, at = 0, 2
     while (found := _MARKER.search(data, at)) is not None and found[1] != _END_OF_IMAGE:
         at = found.end()
         scans += found[1] == _START_OF_SCAN
-        if scans > most:
+        if scans > limit:
             return True
         at += int.from_bytes(data[at : at + 2], "big")
     return False
@@ -74,15 +74,15 @@ class PngHeader(NamedTuple):
 
 
 def png_header(data: bytes) -> PngHeader | None:
-    """Returns the header of a PNG with 8 bits per channel, or None if the header is not plain."""
+    """Return the header of a PNG with 8 bits per channel, or None if the header is not plain."""
     if data[:16] != _PNG_SIGNATURE + b"\0\0\0\x0dIHDR" or len(data) < _PNG_HEADER_END:
         return None
-    width, height, depth, colour, *methods, crc = struct.unpack_from(">IIBBBBBI", data, 16)
-    if depth != 8 or colour not in _PNG_COLOR_TYPES or any(methods) or not (width and height):
+    width, height, depth, color, *methods, crc = struct.unpack_from(">IIBBBBBI", data, 16)
+    if depth != 8 or color not in _PNG_COLOR_TYPES or any(methods) or not (width and height):
         return None
     if zlib.crc32(data[12:29]) != crc:
         return None
-    return PngHeader(height, width, colour in _WITH_ALPHA) if _pixels_follow(data) else None
+    return PngHeader(height, width, color in _WITH_ALPHA) if _pixels_follow(data) else None
 
 
 def _pixels_follow(data: bytes) -> bool:

@@ -1,1 +1,1 @@
-"""Inspects shards: damage, characters that leak the label, counts and contact sheets."""
+"""Inspection of shards: damage, characters that leak the label, counts and contact sheets."""

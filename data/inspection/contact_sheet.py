@@ -28,7 +28,7 @@ _FACES = ("DejaVuSans", "STIXGeneral", "DejaVuSerif")
 
 
 def contact_sheet(split: Split, number: int) -> Image.Image:
-    """Draws up to `number` examples of a split of images, at most 8 per row."""
+    """Draw up to `number` examples of a split of images, at most 8 per row."""
     chosen = examples(split, number)
     columns = min(8, len(chosen))
     rows = -(-len(chosen) // columns)
@@ -48,7 +48,7 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
 
 
 def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) -> str | None:
-    """Pastes the whole sample into its tile and returns its class name, or None if it is damaged.
+    """Paste the whole sample into its tile and return its class name, or None if it is damaged.
 
     Small images are enlarged without smoothing, so that single pixels stay visible.
     """
@@ -76,7 +76,7 @@ class _Pen:
         self._faces = _Faces()
 
     def lines(self, text: str, left: float, top: float, width: float, *, lines: int) -> None:
-        """Draws `text` from the top left corner, wrapped at `width`, truncated with an ellipsis."""
+        """Draw `text` from the top left corner, wrapped at `width`, truncated with an ellipsis."""
         rest = self._faces.drawable(text)
         for line in range(lines):
             rest = rest.lstrip()
@@ -97,7 +97,7 @@ class _Pen:
                 x += font.getlength(run)
 
     def _prefix(self, text: str, width: float) -> int:
-        """Returns how many characters of `text` fit into `width`, at least one."""
+        """Return the number of characters of `text` that fit into `width`, at least one."""
         fits = (n for n in range(len(text), 0, -1) if self._width(text[:n]) <= width)
         return next(fits, min(1, len(text)))
 
@@ -111,10 +111,7 @@ class _Pen:
 
 
 class _Faces:
-    """The fonts that matplotlib ships, then those of the system.
-
-    Each is opened when first needed.
-    """
+    """The fonts that matplotlib ships, then the system fonts. Each is opened when first needed."""
 
     def __init__(self) -> None:
         shipped = {path.stem: path for path in sorted(font_folder().glob("*.ttf"))}
@@ -124,7 +121,7 @@ class _Faces:
         self._found: dict[str, ImageFont.FreeTypeFont | None] = {}
 
     def font_of(self, char: str) -> ImageFont.FreeTypeFont | None:
-        """Returns the first font that has `char`, or None."""
+        """Return the first font that has `char`, or None."""
         if char not in self._found:
             self._found[char] = next(
                 (font for font, codes in self._all() if ord(char) in codes), None
@@ -132,7 +129,7 @@ class _Faces:
         return self._found[char]
 
     def drawable(self, text: str) -> str:
-        """Returns `text` on one line, with U+… for characters that no font has.
+        """Return `text` on one line, with U+… for characters that no font has.
 
         Format characters and marks that no font has are dropped.
         """

@@ -1,6 +1,6 @@
-"""The contents of a folder of shards, in numbers and examples. The command formats the output.
+"""Counts and examples of a folder of shards. The command `kway shard show` formats them.
 
-Examples are deterministic: the first samples of classes spread evenly over the class list.
+Examples are deterministic: the first samples of classes that are evenly spaced in the class list.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class SplitContents:
 
 
 class Bin(NamedTuple):
-    """`classes` classes have between `low` and `high` samples, inclusive."""
+    """A bin of a histogram: `classes` classes have from `low` to `high` samples, inclusive."""
 
     low: int
     high: int
@@ -41,7 +41,7 @@ class Bin(NamedTuple):
 
 
 def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
-    """Returns the contents of each split. Raises as `open_split` does."""
+    """Return the contents of each split. Raises as `open_split` does."""
     found = []
     for name in manifest.splits:
         shards = manifest.of_split(name)
@@ -52,12 +52,15 @@ def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
 
 
 def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
-    """Opens a split with any number of bad labels, because it is only displayed."""
+    """Open a split without a limit on bad labels, because it is only displayed."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
 
 
 def histogram(counts: np.ndarray) -> list[Bin]:
-    """Bins classes by their number of samples [K]: 0, 1, 2-3, 4-7 and so on, without empty ends."""
+    """Return bins of classes by number of samples: 0, 1, 2-3, 4-7 and so on.
+
+    counts: samples per class [K]. Empty bins at both ends are left out.
+    """
     powers = np.array([int(count).bit_length() for count in counts], np.int64)
     return [
         Bin(power and 1 << (power - 1), (1 << power) - 1, int((powers == power).sum()))
@@ -66,20 +69,22 @@ def histogram(counts: np.ndarray) -> list[Bin]:
 
 
 def examples(split: Split, number: int) -> list[int]:
-    """Returns up to `number` samples of a split, in class-list order.
+    """Return up to `number` samples of a split, in class-list order.
 
-    If there are more than `number` classes, returns one sample of each of `number` classes, else
-    equally many of each.
+    If there are more than `number` classes, the result has one sample of each of `number` classes,
+    otherwise the same number of samples of each class.
     """
-    there = np.flatnonzero(split.class_counts())
-    chosen = there[np.linspace(0, len(there) - 1, min(number, len(there))).round().astype(int)]
+    present = np.flatnonzero(split.class_counts())
+    chosen = present[
+        np.linspace(0, len(present) - 1, min(number, len(present))).round().astype(int)
+    ]
     each = max(1, number // max(1, len(chosen)))
     found = split.first_of(chosen.tolist(), each)
     return [index for label in chosen.tolist() for index in found[label]]
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:
-    """Yields (class name, text) of examples. Invalid UTF-8 is shown as U+FFFD."""
+    """Yield (class name, text) of examples. Invalid UTF-8 is shown as U+FFFD."""
     for index in examples(split, number):
         try:
             data, _, label = split.read(index)

@@ -1,7 +1,7 @@
-"""A bag-of-characters model of text shards that finds single characters that give the label away.
+"""Finds single characters in text shards that leak the label, with a bag-of-characters model.
 
-Naive Bayes over the presence of code points is trained on one half of a split and evaluated on the
-other. Words are not checked, because what they reveal about the label is what a model should learn.
+A naive Bayes model over the presence of code points is trained on one half of a split and evaluated
+on the other. Words are not checked: a model is expected to learn the label from them.
 """
 
 import unicodedata
@@ -19,7 +19,7 @@ from data.shards.split import open_split
 from data.text.emoji_table import PARTS, ZWJ
 
 MIN_TEXTS = 20
-FALL = 0.02
+MIN_DROP = 0.02
 _MIN_DEVIATIONS = 4.0
 _MIN_PART_LIFT = 2.0
 _MIN_PRECISION, _MIN_LIFT = 0.8, 3.0
@@ -30,12 +30,13 @@ _BLOCK_ENTRIES = 10_000_000
 
 @dataclass(frozen=True)
 class CharacterLeak:
-    """What one character reveals about the label, in the evaluated half of the texts.
+    """How much one character reveals about the label, in the evaluated half of the texts.
 
-    texts: number of texts that contain it. class_name: the most likely class given the character in
-    the training half. precision: fraction of these texts in that class. lift: precision over the
-    frequency of the class in all texts. information: bits about the label. fall: decrease of the
-    model's accuracy without the character. suspect: why it is suspicious, or None.
+    texts: number of texts that contain it. class_name: the most likely class of training texts that
+    contain it. precision: fraction of `texts` in that class. lift: precision divided by the
+    frequency of the class in all texts. information: mutual information with the label in bits.
+    drop: decrease of the model's accuracy without the character. suspect: why it is suspicious, or
+    None.
     """
 
     char: str
@@ -44,7 +45,7 @@ class CharacterLeak:
     precision: float
     lift: float
     information: float
-    fall: float
+    drop: float
     suspect: str | None
 
     @property
@@ -70,7 +71,7 @@ class LeakReport:
         return [leak for leak in self.leaks if leak.suspect is not None]
 
 
-class _Fall(NamedTuple):
+class _Drop(NamedTuple):
     """The decrease of accuracy without a character.
 
     deviations: standard deviations from chance, over the texts whose result changes (McNemar 1947).
@@ -91,7 +92,7 @@ class _Half:
     labels: np.ndarray
 
     def table(self, num_chars: int, num_classes: int) -> np.ndarray:
-        """Returns the number of texts of a class that contain a character, float64 [V, K]."""
+        """Return the number of texts of a class that contain a character, float64 [V, K]."""
         where = [
             chars * num_classes + label
             for chars, label in zip(self.chars, self.labels, strict=True)
@@ -111,7 +112,7 @@ class _Model:
 
     @classmethod
     def fit(cls, table: np.ndarray, classes: np.ndarray) -> "_Model":
-        """Fits the model, smoothed towards each character's overall frequency."""
+        """Fit the model, smoothed towards each character's overall frequency."""
         overall = table.sum(axis=1, keepdims=True) / classes.sum()
         share = (table + overall + 0.01) / (classes + 1.02)
         absent = np.log1p(-share)
@@ -120,21 +121,23 @@ class _Model:
 
 
 def check_leaks(
-    folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = FALL
+    folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = MIN_DROP
 ) -> LeakReport:
-    """Ranks the characters of `folder`'s texts by what they reveal about the label.
+    """Rank the characters of `folder`'s texts by what they reveal about the label.
 
-    limit: number of texts, chosen by a fixed permutation; half train the model, half evaluate it. A
-    character is suspicious in three cases: without it, the accuracy falls by at least `threshold`
+    limit: maximum number of texts, chosen by a fixed permutation; half of them train the model, the
+    others evaluate it.
+
+    A character is suspicious in three cases: the accuracy without it drops by at least `threshold`
     and 4 standard deviations; it is part of an emoji and its lift is at least 2; or it is not a
-    letter, mark or digit, at least 8 in 10 texts that contain it are of one class, and its lift is
-    at least 3.
+    letter, mark or digit, at least 80% of the texts that contain it are of one class, and its lift
+    is at least 3.
 
     Raises ValueError for shards that are not text, or for too few texts.
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
-        raise ValueError(f"{folder} holds images: the leak check reads texts")
+        raise ValueError(f"{folder} contains images: the leak check requires texts")
     texts, labels, names = _read(folder, manifest, split, limit)
     middle = len(texts) // 2
     chars = _vocabulary(texts[:middle], len(names))
@@ -145,23 +148,23 @@ def check_leaks(
     classes = np.bincount(learned.labels, minlength=len(names)).astype(np.float64)
     model = _Model.fit(counts, classes)
     candidates = _candidates(chars, counts, classes)
-    accuracy, falls = _falls(model, measured, candidates)
+    accuracy, drops = _drops(model, measured, candidates)
     of_class = np.bincount(measured.labels, minlength=len(names)) / len(measured.labels)
     table = measured.table(len(chars), len(names))
     bits = _information(table, of_class * len(measured.labels))
     leaks = []
-    for at, fall in zip(candidates, falls, strict=True):
+    for at, drop in zip(candidates, drops, strict=True):
         num, best = int(table[at].sum()), int(counts[at].argmax())
         precision = float(table[at, best]) / max(1, num)
         lift = precision / float(of_class[best]) if of_class[best] else 0.0
-        why = _suspicion(chars[at], num, precision, lift, fall, threshold)
+        why = _suspicion(chars[at], num, precision, lift, drop, threshold)
         information = float(bits[at])
         leaks.append(
             CharacterLeak(
-                chars[at], num, names[best], precision, lift, information, fall.accuracy, why
+                chars[at], num, names[best], precision, lift, information, drop.accuracy, why
             )
         )
-    leaks.sort(key=lambda leak: (leak.suspect is None, -leak.fall, leak.char))
+    leaks.sort(key=lambda leak: (leak.suspect is None, -leak.drop, leak.char))
     return LeakReport(len(texts), accuracy, float(of_class.max()), leaks)
 
 
@@ -172,8 +175,8 @@ def _read(
         num = min(len(opened), limit)
         if num < 2 * MIN_TEXTS:
             raise ValueError(
-                f"{folder}: {num} texts of split {split!r} are too few to learn from: "
-                f"at least {2 * MIN_TEXTS} are needed"
+                f"{folder}: split {split!r} has {num} texts: the leak check requires at least "
+                f"{2 * MIN_TEXTS}"
             )
         chosen = permuted_index(0, 0, np.arange(num), len(opened))
         texts = [opened.read(i)[0].decode("utf-8", "replace") for i in chosen.tolist()]
@@ -181,7 +184,7 @@ def _read(
 
 
 def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
-    """Returns characters that occur in enough texts, most frequent first, up to the table limit."""
+    """Return characters that occur in enough texts, most frequent first, up to the table limit."""
     count = Counter(char for text in texts for char in set(text))
     found = [char for char, num in count.items() if num >= MIN_TEXTS]
     found.sort(key=lambda char: (-count[char], char))
@@ -199,7 +202,7 @@ def _half(texts: Sequence[str], labels: np.ndarray, index: dict[str, int]) -> _H
 
 
 def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) -> list[int]:
-    """Returns the characters to evaluate: the most informative, parts of emoji, and the purest."""
+    """Return the characters to evaluate: the most informative, parts of emoji, and the purest."""
     purity = table.max(axis=1) / table.sum(axis=1)
     purity = np.where([_is_letter(char) for char in chars], 0, purity)
     found = {i for i, char in enumerate(chars) if char in PARTS or char == ZWJ}
@@ -209,14 +212,14 @@ def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) ->
 
 
 def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the mutual information [V] of presence and label in bits.
+    """Return the mutual information [V] of presence and label in bits.
 
     table: counts [V, K]. classes: counts [K].
     """
     total = classes.sum()
 
     def bits(counts: np.ndarray) -> np.ndarray:
-        """Returns the entropy of each row, weighted by the row's fraction of all texts."""
+        """Return the entropy of each row, weighted by the row's fraction of all texts."""
         rows = counts.sum(axis=-1, keepdims=True)
         share = counts / np.maximum(rows, 1)
         logs = np.log2(share, out=np.zeros_like(share), where=share > 0)
@@ -225,8 +228,8 @@ def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return bits(classes[None]) - bits(table) - bits(classes - table)
 
 
-def _falls(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Fall]]:
-    """Returns the accuracy of the model, and its decrease without each candidate."""
+def _drops(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Drop]]:
+    """Return the accuracy of the model, and its decrease without each candidate."""
     right, lost, won = 0, np.zeros(len(candidates)), np.zeros(len(candidates))
     rows = max(1, _BLOCK_ENTRIES // max(model.present.shape))
     for first in range(0, len(half.labels), rows):
@@ -243,22 +246,22 @@ def _falls(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float
             lost[i] += (hit & ~still).sum()
             won[i] += (still & ~hit).sum()
     num = len(half.labels)
-    falls = [
-        _Fall(float(a - b) / num, float(a - b) / max(1, a + b) ** 0.5)
+    drops = [
+        _Drop(float(a - b) / num, float(a - b) / max(1, a + b) ** 0.5)
         for a, b in zip(lost, won, strict=True)
     ]
-    return right / num, falls
+    return right / num, drops
 
 
 def _suspicion(
-    char: str, texts: int, precision: float, lift: float, fall: _Fall, threshold: float
+    char: str, texts: int, precision: float, lift: float, drop: _Drop, threshold: float
 ) -> str | None:
     if texts < MIN_TEXTS:
         return None
-    if fall.accuracy >= threshold and fall.deviations >= _MIN_DEVIATIONS:
-        return f"accuracy falls by {fall.accuracy:.3f} without it"
+    if drop.accuracy >= threshold and drop.deviations >= _MIN_DEVIATIONS:
+        return f"accuracy drops by {drop.accuracy:.3f} without it"
     if (char in PARTS or char == ZWJ) and lift >= _MIN_PART_LIFT:
-        return f"part of an emoji, {lift:.1f} times as telling as chance"
+        return f"part of an emoji, with a lift of {lift:.1f}"
     if precision >= _MIN_PRECISION and lift >= _MIN_LIFT and not _is_letter(char):
         return f"{precision:.0%} of its texts are of one class"
     return None

@@ -1,7 +1,7 @@
-"""Finds the damage in one shard with a single read from its first byte to its last.
+"""Finds the damage in one shard in a single sequential read.
 
-Checks the SHA-256 of the file, the crc32 of each member, labels, UTF-8 of texts and optionally
-pixels. Tar headers are checked only if the SHA-256 does not match.
+It checks the SHA-256 of the file, the crc32 of each member, labels, UTF-8 of texts and, optionally,
+whether images decode. Tar headers are checked only if the SHA-256 does not match.
 """
 
 import os
@@ -22,7 +22,7 @@ from data.tars.samples import ShardPass
 
 Kind = Literal[
     "missing shard",
-    "cut shard",
+    "truncated shard",
     "replaced shard",
     "changed shard",
     "index",
@@ -37,9 +37,10 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Damage:
-    """Damage at `count` locations. line: names the shard, and the key if there is one.
+    """One line of the report.
 
-    kind: one of `Kind`.
+    line: the message, with the shard and the key of the sample, if any. count: number of damaged
+    locations that the line covers.
     """
 
     kind: Kind
@@ -49,10 +50,11 @@ class Damage:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the samples of a folder are checked against.
+    """The properties that the samples of a folder must have.
 
-    classes: how to read the labels of tars that kway only indexed; None: each label is its number.
-    incomplete: shards whose missing samples the manifest records.
+    classes: maps the labels of tars that kway only indexed to numbers; None: the labels are numbers
+    already. incomplete: shards with missing samples that the manifest records. named: number of
+    samples per shard that get a line of their own; None: no limit.
     """
 
     folder: Path
@@ -66,24 +68,25 @@ class Rules:
     named: int | None
 
 
-_CUT_BEFORE_INDEXED = "copy the tar again, or record this with kway shard index --skip-bad"
+_TRUNCATED_BEFORE_INDEXING = "copy the tar again, or record this with kway shard index --skip-bad"
 
+_ENDS_BEFORE = " (the file ends before the sample)"
 # Row of a bad sample -> (kind, text that follows its key in a line).
 _Wrong = dict[int, tuple[Kind, str]]
 
 
 def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
-    """Returns all damage of one shard."""
+    """Return all damage of one shard."""
     path = rules.folder / shard.file
     if not path.is_file():
-        return [Damage("missing shard", f"{path} is missing, and its {shard.samples:,} samples")]
+        return [Damage("missing shard", f"{path} is missing: {shard.samples:,} samples are lost")]
     found: list[Damage] = []
     index = None
     try:
         index = open_index(path)
         if index.info != shard:
             index = None
-            raise ValueError(f"{path}: its index belongs to other shards than the manifest")
+            raise ValueError(f"{path}: its index does not match the manifest")
     except (ValueError, OSError) as error:
         found.append(Damage("index", str(error)))
     try:
@@ -95,20 +98,20 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
     except (ValueError, OSError) as error:  # an unreadable disk, or overlapping entries
         return [*found, Damage("changed shard", f"{path} cannot be read: {error}")]
     if digest != shard.sha256:
-        whole = _of_file(rules, path, shard, digest, wrong)
-        found.append(whole)
-        if whole.kind == "replaced shard":
+        damage = _of_file(rules, path, shard, digest, wrong)
+        found.append(damage)
+        if damage.kind == "replaced shard":
             return found
     if end is not None:
-        line = f"{path}, at byte {end.offset:,}: {end.what}; {_CUT_BEFORE_INDEXED}"
-        found.append(Damage("cut shard", line))
+        line = f"{path}, at byte {end.offset:,}: {end.what}; {_TRUNCATED_BEFORE_INDEXING}"
+        found.append(Damage("truncated shard", line))
     if index is not None:
         found += _of_samples(rules, path, index, wrong, changed=digest != shard.sha256)
     return found
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """Returns the fault at the end of a tar that has not changed since indexing, or None."""
+    """Return the fault that truncates a tar, if it was there at indexing already, else None."""
     start = 0
     if index is not None:
         ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)
@@ -124,26 +127,28 @@ def _wrong_samples(rules: Rules, index: ShardIndex, opened: ShardPass) -> _Wrong
     )
     labels, extensions = index.labels.tolist(), index.extension[:, 1].tolist()
     wrong: _Wrong = {}
-    for place in np.argsort(index.blocks, axis=None, kind="stable").tolist():
-        row, column = divmod(place, 2)
-        data = opened.take(blocks[place] * BLOCK, sizes[place])
-        sound = isal_zlib.crc32(data) == crc32[place]
+    # In the order of the file, so that it is read sequentially.
+    for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
+        row, column = divmod(entry, 2)
+        data = opened.take(blocks[entry] * BLOCK, sizes[entry])
+        intact = isal_zlib.crc32(data) == crc32[entry]
         if column == 0:
-            problem = _of_sample(rules, data, sound=sound, cut=len(data) < sizes[place])
+            truncated = len(data) < sizes[entry]
+            problem = _of_sample(rules, data, intact=intact, truncated=truncated)
         else:
             extension = index.extensions[extensions[row]]
-            problem = _of_label(rules, data, extension, labels[row], sound=sound)
+            problem = _of_label(rules, data, extension, labels[row], intact=intact)
         if problem is not None and (row not in wrong or column == 0):
             wrong[row] = problem
     return wrong
 
 
 def _of_sample(
-    rules: Rules, data: memoryview, *, sound: bool, cut: bool
+    rules: Rules, data: memoryview, *, intact: bool, truncated: bool
 ) -> tuple[Kind, str] | None:
-    if not sound:
-        end = " (the file ends before them)" if cut else ""
-        return "bytes", f": its bytes are not those that were written{end}"
+    if not intact:
+        end = _ENDS_BEFORE if truncated else ""
+        return "bytes", f": its checksum does not match{end}"
     try:
         if rules.text:
             str(data, "utf-8")
@@ -152,49 +157,54 @@ def _of_sample(
 
             decode(bytes(data), 3)
     except UnicodeDecodeError as error:
-        return "text", f": not UTF-8 from its byte {error.start} on"
+        return "text", f": invalid UTF-8 at byte {error.start}"
     except ValueError as error:
         return "image", f": {error}"
     return None
 
 
 def _of_label(
-    rules: Rules, data: memoryview, extension: str, label: int, *, sound: bool
+    rules: Rules, data: memoryview, extension: str, label: int, *, intact: bool
 ) -> tuple[Kind, str] | None:
     if not 0 <= label < rules.num_classes:
-        return "label", f" has label {label} and there are {rules.num_classes} classes"
-    if sound and rules.classes is None:
-        sound = data == str(label).encode()
-    elif sound and rules.classes is not None:
+        return "label", f" has label {label}, but there are {rules.num_classes} classes"
+    matches = intact
+    if intact and rules.classes is None:
+        matches = data == str(label).encode()
+    elif intact and rules.classes is not None:
         try:
-            sound = rules.classes.label(label_text(extension, data, rules.label_field)) == label
+            matches = rules.classes.label(label_text(extension, data, rules.label_field)) == label
         except ValueError:
-            sound = False
-    return None if sound else ("label", f".{extension} does not say {label}, as the index does")
+            matches = False
+    if matches:
+        return None
+    return "label", f".{extension} differs from the label in the index, {label}"
 
 
 def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wrong) -> Damage:
-    """Returns the damage of a file whose SHA-256 does not match."""
+    """Return the damage of a file whose SHA-256 does not match."""
     if (other := rules.file_of_sha256.get(digest)) is not None:
-        return Damage("replaced shard", f"{path} is a copy of {other}: put the right one there")
-    sums = f"SHA-256 {digest[:12]}…, not {shard.sha256[:12]}… as written"
+        return Damage("replaced shard", f"{path} is a copy of {other}: copy the right shard")
+    sums = f"SHA-256 {digest[:12]}…, the manifest has {shard.sha256[:12]}…"
     hit = [text for kind, text in wrong.values() if kind == "bytes"]
     size = path.stat().st_size
-    if len(hit) == shard.samples and not all(text.endswith("before them)") for text in hit):
-        line = f"{path} has {sums}: none of its {shard.samples:,} samples is there: another file"
+    if len(hit) == shard.samples and not all(text.endswith(_ENDS_BEFORE) for text in hit):
+        line = (
+            f"{path} contains none of its {shard.samples:,} samples, so it is another file: {sums}"
+        )
         return Damage("replaced shard", line)
     if size < shard.bytes:
         return Damage(
-            "cut shard", f"{path} has {size:,} bytes of {shard.bytes:,}: it is cut off; {sums}"
+            "truncated shard", f"{path} is truncated to {size:,} of {shard.bytes:,} bytes: {sums}"
         )
-    more = "" if size == shard.bytes else f" and {size:,} bytes, not {shard.bytes:,}"
-    return Damage("changed shard", f"{path} has {sums}{more}")
+    more = "" if size == shard.bytes else f"; {size:,} bytes, the manifest has {shard.bytes:,}"
+    return Damage("changed shard", f"{path} was changed: {sums}{more}")
 
 
 def _of_samples(
     rules: Rules, path: Path, index: ShardIndex, wrong: _Wrong, *, changed: bool
 ) -> list[Damage]:
-    """Returns a damage per bad sample, then per bad header. Those beyond `named` share one."""
+    """Return one `Damage` per bad sample, then per bad header. Those beyond `named` share one."""
     found: list[Damage] = []
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -224,7 +234,7 @@ def _key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def _bad_headers(descriptor: int, index: ShardIndex) -> list[str]:
-    """Returns the members whose header is invalid or declares another size."""
+    """Return the members whose header is invalid or declares another size."""
     found = []
     for row in range(index.info.samples):
         for column in (0, 1):

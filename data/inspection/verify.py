@@ -1,4 +1,4 @@
-"""Reads a whole folder of shards, several in parallel, and reports what is damaged.
+"""Reads all shards of a folder, several in parallel, and reports damage.
 
 `data/inspection/shard_check.py` checks a single shard.
 """
@@ -16,8 +16,8 @@ from data.skipped import SKIPPED
 from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList
 
-NAMED_A_SHARD = 10
-_DECODING_COSTS = 20  # relative time per byte, which makes more processes worthwhile
+NAMED_PER_SHARD = 10
+_DECODING_COST = 20  # time per byte relative to reading
 
 
 def damages(
@@ -25,18 +25,18 @@ def damages(
     report: Report,
     *,
     decode: bool = False,
-    named: int | None = NAMED_A_SHARD,
+    named: int | None = NAMED_PER_SHARD,
     workers: int | None = None,
 ) -> Iterator[Damage]:
-    """Yields each damage. `report(done, total)` counts samples.
+    """Yield each damage. `report(done, total)` counts samples.
 
     decode: also decode images. named: number of samples per shard that get a line of their own; the
-    others share one (None: no limit). workers: number of processes; None: one per core if
-    worthwhile.
+    others share one (None: no limit). workers: number of processes; None: one per core if there is
+    enough to read.
     """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)
-    size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COSTS if decode else 1)
+    size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
     work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
     done = 0
     found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers)
@@ -52,13 +52,13 @@ def damages(
 
 
 def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
-    """Returns what `kway shard index` skipped or missed, one line each: recorded, so not damage."""
+    """Return one line for each loss that `kway shard index` recorded. These are not damage."""
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
     indexed = sum(shard.samples for shard in manifest.shards)
     expected = about.get("expected_samples", indexed)
     if expected != indexed:
-        lines.append(f"{indexed:,} samples are indexed and {expected:,} were expected")
+        lines.append(f"{indexed:,} samples are indexed, but {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
         # Earlier versions counted the problems but did not write the file.
         where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""

@@ -1,1 +1,1 @@
-"""Turns shards into batches: the global order, each rank's share and the training streams."""
+"""From shards to batches: the global order, each rank's share and the training streams."""

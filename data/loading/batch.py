@@ -12,10 +12,12 @@ from data.loading.substitute import Substitute
 
 @dataclass(frozen=True)
 class Cursor:
-    """Complete state of the training stream: the seed of its order and the global samples consumed.
+    """Complete state of a training stream. Every sample of the rest of the run follows from it.
 
-    bad: bad samples found so far (sorted positions in the split), at most `data.max_bad_samples`.
-    Each rank knows only those of its own shares; `join` merges them.
+    seed: seed of the order. samples: number of samples that all ranks have consumed together, so
+    it does not depend on the number of ranks. bad: positions in the split of the bad samples found
+    so far, sorted, at most `data.max_bad_samples`. Each rank finds only those in its own shares;
+    `join` merges them.
     """
 
     seed: int
@@ -23,7 +25,7 @@ class Cursor:
     bad: tuple[int, ...] = ()
 
     def join(self, bad: Iterable[int]) -> "Cursor":
-        """Returns this cursor with more bad samples, such as those that other ranks found."""
+        """Return this cursor with more bad samples, such as those that other ranks found."""
         return replace(self, bad=tuple(sorted({*self.bad, *bad})))
 
     def to_json(self) -> dict[str, Any]:
@@ -31,13 +33,13 @@ class Cursor:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cursor":
-        """Raises ValueError for anything that `to_json` does not return; `bad` may be missing."""
+        """Raise ValueError for anything that `to_json` does not return; `bad` may be missing."""
         bad = value.get("bad", [])
         numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]
         if value.keys() - {"bad"} != {"seed", "samples"} or not all(
             type(number) is int and number >= 0 for number in numbers
         ):
-            raise ValueError(f"a data cursor is {{seed, samples, bad}}, all >= 0, not {value}")
+            raise ValueError(f"invalid data cursor {value}: expected {{seed, samples, bad}} >= 0")
         return cls(value["seed"], value["samples"]).join(bad)
 
 
@@ -71,7 +73,7 @@ class Batch:
     substitutes: tuple[Substitute, ...] = ()
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Returns the batch with `change` applied to every tensor."""
+        """Return the batch with `change` applied to every tensor."""
         mixed = self.mixed and Mixed(change(self.mixed.labels), change(self.mixed.weights))
         return replace(
             self,
@@ -82,17 +84,17 @@ class Batch:
         )
 
     def pin_memory(self) -> "Batch":
-        """Copies to page-locked memory for asynchronous copies to a GPU.
+        """Copy to page-locked memory for asynchronous copies to a GPU.
 
         `DataLoader` calls this.
         """
         return self.each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
-        """Moves the batch to a device. Copies from page-locked memory are asynchronous."""
+        """Move the batch to a device. Copies from page-locked memory are asynchronous."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors of the batch."""
+        """Return all tensors of the batch."""
         mixed = [] if self.mixed is None else [self.mixed.labels, self.mixed.weights]
         return [*self.inputs.values(), self.labels, self.indices, *mixed]

@@ -1,6 +1,6 @@
-"""The base class of the training streams of an indexed split and of tars without an index.
+"""The base class of training streams, from an indexed split or from tars without an index.
 
-Both yield batches without end. Each rank gets its share of the global batch, with a cursor and the
+Both yield batches indefinitely. Each rank gets its share of the global batch, with a cursor and the
 bad samples found so far.
 """
 
@@ -23,13 +23,13 @@ _log = logging.getLogger("kway.data")
 class EndlessLoader(ABC):
     """Yields batches on `device`, starting at `cursor`.
 
-    A new iteration continues where the last stopped. Raises ValueError for a rank outside the world
-    or an empty global batch. Iterating raises ValueError with the list of bad samples if this rank
-    and the cursor know of more than `config.max_bad_samples`.
+    A new iteration continues where the last one stopped. Raises ValueError for a rank outside the
+    world or an empty global batch. Iterating raises ValueError with the list of bad samples if this
+    rank and the cursor contain more than `config.max_bad_samples` of them.
     """
 
     remedy: ClassVar[str]
-    """What to do with the shards if they contain too many bad samples, for the error message."""
+    """An instruction for the error about too many bad samples, without its object, the shards."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class EndlessLoader(ABC):
 
     @abstractmethod
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
-        """Yields batches from the current cursor.
+        """Yield batches from the current cursor.
 
         Workers run ahead of it, so it is read only once.
         """
 
     @abstractmethod
     def _unseen(self, index: int, where: str) -> str:
-        """Returns a message for a bad sample that another rank or an earlier run found."""
+        """Return a message for a bad sample that another rank or an earlier run found."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -77,35 +77,37 @@ class EndlessLoader(ABC):
         except BaseException:
             self._batches = None  # the next call starts again at this batch
             raise
-        self._note(batch.substitutes)
+        self._record(batch.substitutes)
+        # The cursor advances when the trainer gets a batch, not when a worker reads it ahead, so
+        # that a checkpoint never skips batches that were read but not trained on.
         after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
         self.cursor = after.join(self._bad)
         return replace(batch, cursor=self.cursor)
 
     def add_bad(self, bad: Iterable[int]) -> None:
-        """Adds bad samples that other ranks found to the limit and the cursor.
+        """Add bad samples that other ranks found to the limit and the cursor.
 
         Raises ValueError as iterating does.
         """
         for index in bad:
             if index not in self._bad:
-                self._bad[index] = self._unseen(index, "on another rank, whose log names it")
+                self._bad[index] = self._unseen(index, "on another rank, see its log")
         self.cursor = self.cursor.join(self._bad)
         self._check_limit()
 
-    def _note(self, met: Iterable[Substitute]) -> None:
-        """Logs each bad sample the first time it is found."""
-        for one in met:
-            if self._bad.get(one.index) != one.reason:
-                self._bad[one.index] = one.reason
-                _log.warning("%s", one)
+    def _record(self, substitutes: Iterable[Substitute]) -> None:
+        """Log each bad sample the first time it is found."""
+        for substitute in substitutes:
+            if self._bad.get(substitute.index) != substitute.reason:
+                self._bad[substitute.index] = substitute.reason
+                _log.warning("%s", substitute)
         self._check_limit()
 
     def _check_limit(self) -> None:
         check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
 
     def close(self) -> None:
-        """Stops the worker processes. Reading the next batch starts them again."""
+        """Stop the worker processes. Reading the next batch starts them again."""
         self._batches = None
 
     def __enter__(self) -> Self:
@@ -116,16 +118,17 @@ class EndlessLoader(ABC):
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Raises ValueError if `rank` is outside the world."""
+    """Raise ValueError if `rank` is outside the world."""
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in a world of {world_size}")
+        raise ValueError(f"rank {rank} is out of range for world size {world_size}")
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yields `batches` on `device`.
+    """Yield `batches` on `device`.
 
-    On CUDA the next batch is read and copied, on a separate stream, before the current one is
-    yielded. On other devices batches are yielded unchanged.
+    On CUDA, the next batch is read and copied on a separate stream before the current one is
+    yielded, so that the copy overlaps with the training step. On other devices batches are yielded
+    unchanged.
     """
     if device.type != "cuda":
         yield from batches

@@ -1,7 +1,7 @@
 """Converts a sample's bytes into model inputs: images to pixels, texts to token IDs.
 
-This module does not depend on order, shards or ranks. A loader decodes each sample, makes an item
-of it and collates the items of a batch.
+This module does not depend on order, shards or ranks. A loader decodes each sample, converts it to
+an item and collates the items of a batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,44 +33,44 @@ class Inputs(Protocol):
     """Whether samples of similar length should share a batch."""
 
     def decode(self, data: bytes) -> Any:
-        """Decodes a sample's bytes. Raises ValueError if they are damaged."""
+        """Decode a sample's bytes. Raises ValueError if they are damaged."""
 
     def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
-        """Returns the item of a sample with random augmentation keyed by (seed, epoch, index).
+        """Return the item of a sample with random augmentation keyed by (seed, epoch, index).
 
         side: height and width of an image in pixels.
         """
 
     def for_evaluation(self, decoded: Any) -> Any:
-        """Returns the item of a sample without random changes."""
+        """Return the item of a sample without random changes."""
 
     def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
-        """Collates the `num` items of a batch into the model's inputs [num, ...].
+        """Collate the `num` items of a batch into the model's inputs [num, ...].
 
         `num` may be 0.
         """
 
 
 def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
-    """Returns the `Inputs` for the modality of the shards.
+    """Return the `Inputs` for the modality of the shards.
 
-    Raises ValueError if the recipe has no tokenizer for texts, or has one for images.
+    Raises ValueError if the recipe does not set a tokenizer for texts, or sets one for images.
     """
     if manifest.modality == "image":
         if config.text is not None:
             raise ValueError(
-                f"{config.shards} holds images and data.text is given: leave it out, or choose "
-                "shards of texts"
+                f"{config.shards} contains images, but data.text is set: remove data.text, or "
+                "choose shards of texts"
             )
         return ImageInputs(config.image, config.augment)
     if config.text is None:
         raise ValueError(
-            f"{config.shards} holds texts and data.text is missing: name a tokenizer in "
-            "data.text.tokenizer (kway tokenizer makes one)"
+            f"{config.shards} contains texts, but data.text is missing: set data.text.tokenizer "
+            "(kway tokenizer trains one)"
         )
     if config.augment != AugmentConfig():
         raise ValueError(
-            f"{config.shards} holds texts and data.augment is for images: leave it out"
+            f"{config.shards} contains texts, but data.augment is for images: remove data.augment"
         )
     return TextInputs(config.text)
 
@@ -136,7 +136,7 @@ class TextInputs:
 def pad_tokens(
     tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
 ) -> dict[str, Tensor]:
-    """Pads the token IDs of b texts. Returns `input_ids` and `attention_mask`, int64 [b, T].
+    """Pad the token IDs of b texts. Returns `input_ids` and `attention_mask`, int64 [b, T].
 
     No text may be longer than `max_length`. T is the greatest length, rounded up to a multiple of 8
     but at most `max_length`, the number of positions of the model. The mask is 0 at padding.

@@ -1,8 +1,8 @@
 """The batches of a split: an endless training stream with a cursor, and one pass for evaluation.
 
 `data/loading/order.py` defines the order of the samples. Global batches are the same for every
-world size and number of workers; ranks and workers only divide the reading
-(`data/loading/reader.py`).
+world size and number of workers: ranks and workers only divide the reading among them
+(`data/loading/reader.py`). A run can therefore resume on a different number of ranks.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class TrainLoader(EndlessLoader):
     without samples or a recipe whose modality is not that of the shards.
     """
 
-    remedy = "run kway shard verify --decode, mend"
+    remedy = "run kway shard verify --decode, fix"
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TrainLoader(EndlessLoader):
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
         order = split.order(seed, config.shuffle_shards, groups_at_once=2 if num_batches > 1 else 1)
-        # At most one group long, so that a window reads from at most two groups.
+        # A window is at most one group long, so that it reads from at most two groups.
         num_batches = max(1, min(num_batches, order.samples_at_least // global_batch))
         locate = order.locate
         if num_batches > 1:
@@ -71,11 +71,11 @@ class TrainLoader(EndlessLoader):
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
     def share(self, step: int) -> range:
-        """Returns the stream positions that this rank reads `step` batches after the cursor."""
+        """Return the stream positions that this rank reads `step` batches after the cursor."""
         return self._share(self.cursor.samples + step * self._global_batch).positions
 
     def _share(self, start: int) -> Share:
-        """Returns this rank's share of the global batch that begins at `start`."""
+        """Return this rank's share of the global batch that begins at `start`."""
         positions = range(start + self._part.start, start + self._part.stop)
         return Share(positions, self._sides.at(start))
 
@@ -94,8 +94,8 @@ class EvalLoader:
 
     Each rank reads a contiguous share, and every sample is read exactly once. Texts of a local
     folder are sorted by length to reduce padding. Shares differ by at most one sample and may be
-    empty, but every rank gets the same number of batches (the last may be empty), so that
-    collectives inside an evaluation step match. Raises ValueError as `TrainLoader` does.
+    empty. Every rank gets the same number of batches, of which the last may be empty, so that
+    collectives in an evaluation step match across ranks. Raises ValueError as `TrainLoader` does.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class EvalLoader:
         part = share(len(split), rank, world_size)
         inputs = open_inputs(config, split.manifest)
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
-        # Shards behind a URL are read one after the other: sorting by length would touch all of
-        # them.
+        # Shards at a URL are fetched one after the other. Sorting by length would mix samples of
+        # all shards, so the cache would have to hold all of them at once.
         by_length = inputs.by_length and split.folder.bytes_at_once is None
         if by_length:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]
@@ -132,7 +132,7 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         starts = (number * self._batch for number in range(len(self)))
-        asked = [self._indices[start : start + self._batch] for start in starts]
+        requests = [self._indices[start : start + self._batch] for start in starts]
         pinned = self._device.type == "cuda"
-        batches = self._reader.batches(asked, workers=self._workers, pinned=pinned)
+        batches = self._reader.batches(requests, workers=self._workers, pinned=pinned)
         return prefetch_to_device(batches, self._device)

@@ -1,8 +1,24 @@
 """The global order of samples, a pure function of (seed, epoch), and each rank's share of it.
 
-An order is a keyed permutation, not a stored list. Any position of any epoch takes the same time to
-compute, and resuming needs no replay. `ByLength` sorts windows of an order to reduce padding.
-`data/loading/loader.py` decides which rank reads what.
+Training reads an endless stream of positions 0, 1, 2, ... With N samples, position p belongs to
+epoch p // N, and the sample there is element p % N of a permutation that (seed, epoch) selects. The
+permutation is a cipher, not a shuffled list: it computes a single element without the others. This
+gives three properties:
+
+- Resuming is exact and immediate. The number of samples consumed is the whole state of the order;
+  nothing is replayed.
+- All ranks and workers agree on the order without communication, for any number of them. They only
+  divide the positions of a global batch among them with `share`.
+- Memory does not grow with the number of samples.
+
+Example: N = 10 and a global batch of 4. With seed 0, epoch 0 is 4 6 8 9 0 2 5 7 3 1 and epoch 1 is
+9 0 1 5 2 6 4 7 8 3. The third batch has positions 8 to 11: samples 3 and 1 end epoch 0, samples 9
+and 0 begin epoch 1. One rank reads all four; of three ranks, the first reads sample 3, the second
+sample 1 and the third samples 9 and 0. A run that resumes after 8 samples begins with this batch,
+whatever its number of ranks.
+
+`ByLength` sorts windows of an order to reduce padding. `data/loading/loader.py` decides which rank
+reads what.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +30,21 @@ _ROUNDS = 8
 _MASK = (1 << 64) - 1
 # Maps stream positions, int64 [n], to their epochs and sample indices, int64 [n] each.
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-_LENGTHS = 0x6C656E67  # "leng": separates these random draws from those of the order
+_LENGTHS = 0x6C656E67  # "leng": keeps the order of sorted batches independent of `Order`
 
 
 def permuted_index(
     seed: int, epoch: int, position: np.ndarray, num_samples: int, *, part: int | None = None
 ) -> np.ndarray:
-    """Returns the sample indices at `position` (int64 [...]) of an epoch's order.
+    """Return the sample indices at `position` (int64 [...]) of an epoch's order.
 
     Each position must be in [0, num_samples), else ValueError is raised.
 
     part: selects an independent order of the same epoch. For each (seed, epoch, part) the result is
     a bijection of [0, num_samples): a Feistel network over the next power of four, applied
     repeatedly until the value is below `num_samples` (cycle walking; Black and Rogaway 2002,
-    "Ciphers with Arbitrary Finite Domains"). The expected number of applications is below four.
+    "Ciphers with Arbitrary Finite Domains"). The expected number of applications is below four,
+    because the power of four is less than four times `num_samples`.
     """
     position = np.asarray(position)
     if len(outside := position[(position < 0) | (position >= num_samples)]):
@@ -35,12 +52,22 @@ def permuted_index(
     half = np.uint64(max(1, -(-(num_samples - 1).bit_length() // 2)))
     keys = _round_keys(seed, epoch, part)
     value = _feistel(position.astype(np.uint64), half, keys)
+    # The network permutes [0, 4**half), which is larger than the epoch. Applying it again to values
+    # outside the epoch follows the cycle of the permutation on which they are. Every cycle returns
+    # to its start, which is inside, so the walk ends. Two positions cannot reach the same sample,
+    # because every value has exactly one predecessor. Hence the result is a bijection too.
     while len(walking := np.flatnonzero(value >= np.uint64(num_samples))):
         value.flat[walking] = _feistel(value.flat[walking], half, keys)
     return value.astype(np.int64)
 
 
 def _feistel(value: np.ndarray, half: np.uint64, keys: list[int]) -> np.ndarray:
+    """Permute [0, 4**half), keyed by `keys`.
+
+    A round maps (left, right) to (right, left ^ f(right)), which can be inverted for any f: `right`
+    is in the output, so f(right) is known and the xor can be undone. `_mix` therefore only has to
+    scramble bits well, not be invertible.
+    """
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = value >> half, value & mask
     for key in keys:
@@ -81,9 +108,13 @@ class Order:
     """Maps each position of the endless stream of epochs to a sample.
 
     If `shuffle_shards` is None, every epoch is one permutation of all samples. If it is N, an epoch
-    permutes the shards, divides them into groups of at most N of nearly equal count, and permutes
-    the samples inside each group. Consecutive reads then touch one group, or two at a boundary.
-    Memory: a few numbers per shard.
+    permutes the shards, divides them into groups of at most N shards of nearly equal count, and
+    permutes the samples in each group. Consecutive reads then touch one group, or two at a
+    boundary, so that a cache has to hold only these shards. Memory: a few numbers per shard.
+
+    Example: four shards of 3 samples, shuffle_shards = 2, seed 0. Epoch 0 visits shards 2 1 | 0 3.
+    Its first six samples, 3 8 6 7 5 4, are those of shards 2 and 1 (samples 6 to 8 and 3 to 5), the
+    other six, 2 9 10 1 11 0, those of shards 0 and 3.
     """
 
     def __init__(
@@ -97,6 +128,7 @@ class Order:
         self.is_global = shuffle_shards is None
         self._sizes = np.asarray(shard_sizes, dtype=np.int64)
         self._first = np.cumsum(self._sizes) - self._sizes
+        # Group g has the shards [bounds[g], bounds[g + 1]) in the order of the epoch.
         self._bounds = np.arange(self.num_groups + 1) * num_shards // self.num_groups
         self._epochs: dict[int, _Epoch] = {}
 
@@ -112,7 +144,7 @@ class Order:
         return int(np.sort(self._sizes)[:fewest].sum())
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (epoch, sample index), int64 [...] each, at `positions` (int64 [...], >= 0)."""
+        """Return (epoch, sample index), int64 [...] each, at `positions` (int64 [...], >= 0)."""
         epochs, inside = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         indices = np.empty_like(inside)
         for epoch in np.unique(epochs).tolist():
@@ -124,41 +156,47 @@ class Order:
         return epochs, indices
 
     def group(self, position: int) -> int:
-        """Returns the number of the group at a position, counted over all epochs."""
+        """Return the number of the group at a position, counted over all epochs."""
         epoch, inside = divmod(position, self.num_samples)
         groups = self._epoch(epoch).groups
         return epoch * self.num_groups + int(np.searchsorted(groups, inside, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """Returns the shards of a group, as positions in the split."""
+        """Return the shards of a group, as positions in the split."""
         epoch, number = divmod(group, self.num_groups)
         shards = self._epoch(epoch).shards[self._bounds[number] : self._bounds[number + 1]]
         return [int(shard) for shard in shards]
 
     def _inside(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Returns sample indices at `positions` (int64 [N]) of an epoch with several groups."""
+        """Return sample indices at `positions` (int64 [N]) of an epoch with several groups."""
         shards, starts, groups = self._epoch(epoch)
         numbers = np.searchsorted(groups, positions, side="right") - 1
         permuted = np.empty_like(positions)
         for number in np.unique(numbers).tolist():
-            # Group number `number` covers positions [first, end) of the epoch. It is permuted
-            # within itself.
+            # Group `number` covers positions [first, end) of the epoch. Its positions are permuted
+            # among themselves.
             here, (first, end) = numbers == number, groups[number : number + 2].tolist()
             permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
             )
+        # A permuted position counts through the shards in the order of the epoch. Find its shard,
+        # then add the offset in that shard to the index of the shard's first sample.
         visit = np.searchsorted(starts, permuted, side="right") - 1
         indices: np.ndarray = self._first[shards[visit]] + permuted - starts[visit]
         return indices
 
     def _epoch(self, number: int) -> _Epoch:
-        """Caches two epochs, because a batch may straddle the boundary between them."""
+        """Cache two epochs, because a batch may straddle the boundary between them."""
         if number not in self._epochs:
             if len(self._epochs) > 1:
                 del self._epochs[min(self._epochs)]
-            everyone = np.arange(len(self._sizes))
+            # Groups use the parts 0 to num_groups - 1, so the shards use the next number.
             shards = permuted_index(
-                self.seed, number, everyone, len(everyone), part=self.num_groups
+                self.seed,
+                number,
+                np.arange(len(self._sizes)),
+                len(self._sizes),
+                part=self.num_groups,
             )
             starts = np.concatenate([[0], np.cumsum(self._sizes[shards])])
             self._epochs[number] = _Epoch(shards, starts, starts[self._bounds])
@@ -172,16 +210,16 @@ class InOrder:
         self._first = np.cumsum([0, *shard_sizes])
 
     def group(self, position: int) -> int:
-        """Returns the shard that contains a position."""
+        """Return the shard that contains a position."""
         return int(np.searchsorted(self._first, position, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """Returns that shard, or an empty list after the last one."""
+        """Return that shard, or an empty list after the last one."""
         return [group] if group < len(self._first) - 1 else []
 
 
 def share(count: int, rank: int, world_size: int) -> range:
-    """Returns the part of `count` items for `rank`.
+    """Return the part of `count` items for `rank`.
 
     Parts differ by at most one item and may be empty.
     """
@@ -191,7 +229,10 @@ def share(count: int, rank: int, world_size: int) -> range:
 class ByLength:
     """An order whose windows of `num_batches` batches are sorted by length.
 
-    locate: the underlying order. lengths: maps samples, int64 [n], to their lengths [n].
+    A window is a fixed range of the stream, so this order too is a function of the position alone
+    and can be resumed in the middle of a window. Only the samples inside a window change positions,
+    so each window contains the same samples as before. locate: the underlying order. lengths: maps
+    samples, int64 [n], to their lengths [n].
     """
 
     def __init__(
@@ -208,11 +249,11 @@ class ByLength:
         self._seed = seed
         self._batch = batch
         self._num_batches = num_batches
-        # Cache of the last window: a reader asks for its positions one batch at a time.
+        # Cache of the last window, because a reader requests one batch at a time.
         self._window: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (epoch, sample), int64 [n] each, at stream positions [n]."""
+        """Return (epoch, sample), int64 [n] each, at stream positions [n]."""
         positions = np.asarray(positions, np.int64)
         windows, inside = np.divmod(positions, self._batch * self._num_batches)
         epochs, samples = np.empty_like(positions), np.empty_like(positions)
@@ -229,7 +270,7 @@ class ByLength:
             epochs, samples = self._locate(np.arange(window * size, (window + 1) * size))
             # A stable sort keeps the underlying order among samples of equal length.
             by_length = np.argsort(self._lengths(samples), kind="stable")
-            # Sorted batches are shuffled, so that lengths do not grow over the window.
+            # Shuffle the sorted batches, so that lengths do not grow over the window.
             batches = permuted_index(
                 self._seed ^ _LENGTHS, window, np.arange(self._num_batches), self._num_batches
             )

@@ -18,7 +18,7 @@ from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import Locate, Order
-from data.loading.substitute import Substitute, read_sound
+from data.loading.substitute import Substitute, read_or_substitute
 from data.loading.workers import read_ahead
 from data.shards.split import Split
 
@@ -27,7 +27,7 @@ Row = tuple[Any, int, Substitute | None]
 
 
 class Share(NamedTuple):
-    """What a rank reads of a global batch: stream positions, and the image size in pixels."""
+    """A rank's share of a global batch: stream positions, and the image size in pixels."""
 
     positions: range
     side: int
@@ -43,22 +43,22 @@ class Reader(Dataset):
         self.split = split
         self.inputs = inputs
 
-    def __getitem__(self, asked: Any) -> Batch | ValueError | OSError:
+    def __getitem__(self, request: Any) -> Batch | ValueError | OSError:
         try:
-            return self.read(asked)
+            return self.read(request)
         except (ValueError, OSError) as error:
             return error
 
     @abstractmethod
-    def read(self, asked: Any) -> Batch:
-        """Raises ValueError or OSError if the samples cannot be read."""
+    def read(self, request: Any) -> Batch:
+        """Return the batch. Raises ValueError or OSError if the samples cannot be read."""
 
-    def batches(self, asked: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
-        """Yields a batch for each of `asked`, in order, read ahead by `workers` processes."""
-        return read_ahead(self, asked, workers=workers, pinned=pinned)
+    def batches(self, requests: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
+        """Yield a batch for each of `requests`, in order, read ahead by `workers` processes."""
+        return read_ahead(self, requests, workers=workers, pinned=pinned)
 
     def batch(self, rows: Iterable[Row], indices: np.ndarray, *, side: int) -> Batch:
-        """Collates `rows`, the samples `indices`. Rows are consumed one at a time."""
+        """Collate `rows`, the samples `indices`. Rows are consumed one at a time."""
         labels, substitutes = np.empty(len(indices), np.int64), []
 
         def items() -> Iterator[Any]:
@@ -77,7 +77,7 @@ class Reader(Dataset):
         )
 
     def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
-        """Returns the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
+        """Return the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
 
         read: its bytes and label, if they have already been read.
         """
@@ -102,14 +102,14 @@ class EvaluationReader(Reader):
         self._side = side
         self._in_order = split.in_order() if in_order else None
 
-    def read(self, asked: np.ndarray) -> Batch:
-        if self._in_order is not None and len(asked):
-            self.split.will_read(self._in_order, int(asked[0]))
+    def read(self, request: np.ndarray) -> Batch:
+        if self._in_order is not None and len(request):
+            self.split.will_read(self._in_order, int(request[0]))
         rows = (
             (self.inputs.for_evaluation(decoded), label, None)
-            for decoded, label in map(self.decoded, asked.tolist(), self.split.read_many(asked))
+            for decoded, label in map(self.decoded, request.tolist(), self.split.read_many(request))
         )
-        return self.batch(rows, asked, side=self._side)
+        return self.batch(rows, request, side=self._side)
 
 
 class TrainingReader(Reader):
@@ -136,10 +136,10 @@ class TrainingReader(Reader):
         self._order = order
         self._locate = locate
 
-    def read(self, asked: Share) -> Batch:
-        here, side = asked
-        self.split.will_read(self._order, here.start)
-        positions = np.arange(here.start, here.stop, dtype=np.int64)
+    def read(self, request: Share) -> Batch:
+        self.split.will_read(self._order, request.positions.start)
+        positions = np.arange(request.positions.start, request.positions.stop, dtype=np.int64)
+        side = request.side
         mix = self._config.augment.mix
         if mix is not None and self.split.manifest.modality == "image":
             return self._mixed(positions, side, mix)
@@ -147,7 +147,7 @@ class TrainingReader(Reader):
         return self.batch(self._rows(epochs, indices, side), indices, side=side)
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yields the samples `indices` of `epochs`, augmented, or their substitutes."""
+        """Yield the samples `indices` of `epochs`, augmented, or their substitutes."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
@@ -155,15 +155,15 @@ class TrainingReader(Reader):
             try:
                 data, label = read or self.split.read(index)[::2]
                 decoded = decode(data)
-            except ValueError:  # `read_sound` finds the error again and replaces the sample
-                (decoded, label), substitute = read_sound(
+            except ValueError:  # reads it again, and replaces it if the error occurs again
+                (decoded, label), substitute = read_or_substitute(
                     self.decoded, seed, epoch, index, len(self.split)
                 )
             item = change(decoded, side=side, seed=seed, epoch=epoch, index=index)
             yield item, label, substitute
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
-        """Mixes each row with its partner.
+        """Mix each row with its partner.
 
         Partners are adjacent positions 2n and 2n + 1 of the stream. Each sample is decoded once and
         used for both rows of its pair. If the partner belongs to the share of another rank, that

@@ -1,7 +1,8 @@
 """Training on webdataset tars that have no index: the stream and its batches.
 
 This replaces a split and its `TrainLoader` (`data/loading/loader.py`) when no index is available.
-It guarantees less; `Stream.notice` lists what. `data/loading/stream_reader.py` reads the samples.
+It has fewer guarantees; `Stream.notice` lists the missing ones. `data/loading/stream_reader.py`
+reads the samples.
 """
 
 import hashlib
@@ -36,10 +37,7 @@ class Stream:
     manifest: Manifest
 
     def __len__(self) -> int:
-        """Number of samples that count as an epoch.
-
-        The recipe sets it, because the tars are not counted.
-        """
+        """Number of samples per epoch. The recipe sets it, because the tars are not counted."""
         return self.config.samples
 
     @property
@@ -47,33 +45,33 @@ class Stream:
         return len(self.manifest.classes)
 
     def class_counts(self) -> None:
-        """Returns None: the samples are not counted."""
+        """Return None: the samples are not counted."""
 
     def digest(self) -> str:
-        """Returns 16 hexadecimal digits of a hash of the tar list and the class list."""
+        """Return 16 hexadecimal digits of a hash of the tar list and the class list."""
         content = "\n".join([*self.config.addresses, "", *self.manifest.class_names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """Returns one line on what a stream does not guarantee.
+        """Return one line on what a stream does not guarantee.
 
         samples: consumed before a resume.
         """
         resumed = (
-            f"going on after {samples:,} samples with a new order, in which some of them come "
-            "again before others have come once; "
+            f"resuming after {samples:,} samples with a new order, so some samples repeat before "
+            "others are read once; "
             if samples
             else ""
         )
         return (
-            f"{resumed}{len(self.config.addresses):,} tars are read as a stream, without an index: "
-            "batches depend on the number of ranks and workers, a resume begins a new order, "
-            "nothing checks that bytes are those that were written, an epoch is what "
-            "data.stream.samples says, and classes are not counted (see kway shard index)"
+            f"{resumed}reading {len(self.config.addresses):,} tars as a stream without an index: "
+            "batches depend on the number of ranks and workers, a resumed run begins a new order, "
+            "checksums are not verified, data.stream.samples defines an epoch, and samples per "
+            "class are not counted (kway shard index indexes the tars)"
         )
 
     def tars(self, attempts: int) -> TarReader:
-        """Returns a reader for the tars.
+        """Return a reader for the tars.
 
         Labels have the same meaning as in the shards of the manifest.
         """
@@ -94,22 +92,22 @@ class Stream:
 
 
 def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
-    """Opens the stream of a recipe.
+    """Open the stream of a recipe.
 
     Raises FileNotFoundError if a tar at a local path is missing.
     """
     for address in config.addresses:
         if not is_url(address) and not Path(address).is_file():
-            raise FileNotFoundError(f"{address} is no file: check data.stream.shards")
+            raise FileNotFoundError(f"{address} does not exist: check data.stream.shards")
     return Stream(config, manifest)
 
 
 class StreamLoader(EndlessLoader):
     """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
-    Every rank gets as many batches as it requests. A damaged sample is skipped and the next one
-    follows. `indices` are hashes of shard and key. Raises ValueError as `EndlessLoader` does, and
-    for fewer tars than readers (ranks x workers). After `close` it begins a new order.
+    Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
+    hashes of shard and key. Raises ValueError as `EndlessLoader` does, and for fewer tars than
+    readers (ranks x workers). After `close` a new order begins.
     """
 
     remedy = REMEDY
@@ -147,9 +145,9 @@ class StreamLoader(EndlessLoader):
     def _check_readers(self, num_tars: int, workers: int) -> None:
         if num_tars < self._num_ranks * workers:
             raise ValueError(
-                f"data.stream.shards names {num_tars} tar(s) for {self._num_ranks} rank(s) x "
-                f"{workers} worker(s), each of which reads tars of its own: lower data.workers, "
-                "use fewer ranks, or give smaller tars (or use kway shard index)"
+                f"data.stream.shards lists {num_tars} tar(s), fewer than the {self._num_ranks} "
+                f"rank(s) x {workers} worker(s) that read them: lower data.workers, use fewer "
+                "ranks or more tars, or run kway shard index"
             )
 
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
@@ -174,4 +172,4 @@ class StreamLoader(EndlessLoader):
         return read_ahead(reader, None, workers=self._config.workers, pinned=pinned)
 
     def _unseen(self, index: int, where: str) -> str:
-        return f"number {index} was left out {where}"
+        return f"sample number {index} was skipped {where}"

@@ -1,7 +1,7 @@
 """Reads the batches of a stream. Runs in the loader's worker processes.
 
-Each reader (one worker of one rank) takes its shards of every pass, shuffles their samples in a
-bounded buffer of undecoded bytes, and decodes those of a batch.
+Each reader (one worker of one rank) gets its own shards in every pass over the tars, shuffles their
+samples in a bounded buffer of undecoded bytes, and decodes those of a batch.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from data.loading.order import permuted_index
 from data.loading.substitute import Substitute, check_limit
 from data.tars.stream import StreamSample, TarReader
 
-REMEDY = "mend"
+REMEDY = "fix"
 _NAMED = 3
 # A small bad tar may be assigned to the same reader several times by chance, but not this often.
 _MAX_REPEATS = 100
@@ -55,10 +55,10 @@ class RankShare:
 
 
 class StreamReader(IterableDataset):
-    """Yields the batches of a rank without end; workers alternate.
+    """Yields the batches of a rank indefinitely; its workers alternate.
 
-    A batch lists the samples that were newly skipped. Errors are returned, not raised: torch would
-    wrap them into a message of many lines.
+    A batch lists the samples that were skipped since the previous one. Errors are returned, not
+    raised: torch would wrap them into a message of many lines.
     """
 
     def __init__(
@@ -89,37 +89,37 @@ class StreamReader(IterableDataset):
         reader = rank_share.rank * count + number
         rng = random.Random(f"{rank_share.seed} {rank_share.start} {reader}")
         samples = shuffled(self._samples(reader, rank_share.num_ranks * count), self._buffer, rng)
-        sound = self._decoded(samples)
+        decoded = self._decoded(samples)
         try:
             for step in itertools.count(number, count):
                 start = rank_share.start + step * rank_share.global_batch
-                yield self._batch(itertools.islice(sound, rank_share.rows), start)
+                yield self._batch(itertools.islice(decoded, rank_share.rows), start)
         except (ValueError, OSError) as error:
             yield error
 
     def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
-        """Yields the samples of one of `readers`, pass after pass.
+        """Yield the samples of one of `readers`, pass after pass.
 
         Raises ValueError if no tar has a sample.
         """
         seed, start, num_shards = self._rank_share.seed, self._rank_share.start, len(self._shards)
-        # Reader r takes every `readers`-th position of the epoch's permutation of shards, from r.
-        dealt = np.arange(reader, num_shards, readers)
+        # Reader r reads every `readers`-th position of the epoch's permutation of shards, from r.
+        positions = np.arange(reader, num_shards, readers)
         empty: set[int] = set()
         for epoch in itertools.count():
-            for shard in permuted_index(seed, epoch, dealt, num_shards, part=start).tolist():
+            for shard in permuted_index(seed, epoch, positions, num_shards, part=start).tolist():
                 empty.add(shard)
                 for found in self._tars.samples(self._shards[shard]):
                     if isinstance(found, Substitute):
-                        self._leave_out(found)
+                        self._skip(found)
                     else:
                         empty.clear()
                         yield _Buffered(epoch, found)
                 if len(empty) == num_shards:
-                    raise ValueError(self._nothing())
+                    raise ValueError(self._no_samples())
 
     def _decoded(self, samples: Iterator[_Buffered]) -> Iterator[tuple[Any, _Buffered]]:
-        """Yields the samples that can be decoded. Raises ValueError if only damaged ones come."""
+        """Yield the samples that can be decoded. Raises ValueError if all of them are damaged."""
         undecoded = Counter[int]()
         for waiting in samples:
             sample = waiting.sample
@@ -128,29 +128,29 @@ class StreamReader(IterableDataset):
             except ValueError as error:
                 undecoded[sample.number] += 1
                 if undecoded[sample.number] == _MAX_REPEATS:
-                    raise ValueError(self._nothing()) from error
-                self._leave_out(Substitute(sample.number, None, f"{sample.name}: {error}"))
+                    raise ValueError(self._no_samples()) from error
+                self._skip(Substitute(sample.number, None, f"{sample.name}: {error}"))
                 continue
             undecoded.clear()
             yield decoded, waiting
 
-    def _leave_out(self, left: Substitute) -> None:
-        """Records a new bad sample. Raises ValueError with the list if there are too many."""
-        if left.index in self._bad:
+    def _skip(self, skipped: Substitute) -> None:
+        """Record a new bad sample. Raises ValueError with the list if there are too many."""
+        if skipped.index in self._bad:
             return
-        self._bad[left.index] = left.reason
-        self._new.append(left)
+        self._bad[skipped.index] = skipped.reason
+        self._new.append(skipped)
         check_limit(self._bad, self._config.max_bad_samples, remedy=REMEDY)
 
-    def _nothing(self) -> str:
+    def _no_samples(self) -> str:
         named = "; ".join(list(self._bad.values())[:_NAMED])
         return (
-            f"not one whole sample in {len(self._shards)} tar(s): {named}: check "
-            "data.stream.sample, data.stream.label_field and the class list of data.shards"
+            f"no usable sample in {len(self._shards)} tar(s): {named}: check data.stream.sample, "
+            "data.stream.label_field and the class list of data.shards"
         )
 
     def _batch(self, rows: Iterable[tuple[Any, _Buffered]], start: int) -> Batch:
-        """Collates `rows`, this rank's share of the global batch that begins at `start`."""
+        """Collate `rows`, this rank's share of the global batch that begins at `start`."""
         side = self._sides.at(start)
         items, labels, numbers = [], [], []
         for decoded, (epoch, sample) in rows:
@@ -161,19 +161,19 @@ class StreamReader(IterableDataset):
         mix = self._config.augment.mix
         if mix is not None and self._config.text is None:
             items, pairs = self._mixed(items, known, start + self._rank_share.offset, side, mix)
-        left, self._new = tuple(self._new), []
+        skipped, self._new = tuple(self._new), []
         return Batch(
             self._inputs.collate(items, len(items), side=side),
             known,
             torch.tensor(numbers, dtype=torch.int64),
             mixed=pairs,
-            substitutes=left,
+            substitutes=skipped,
         )
 
     def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
-        """Applies random augmentation.
+        """Apply random augmentation.
 
-        A resumed run draws different values than the interrupted pass.
+        A resumed run draws other values than the interrupted pass.
         """
         return self._inputs.for_training(
             decoded,
@@ -186,7 +186,7 @@ class StreamReader(IterableDataset):
     def _mixed(
         self, items: Sequence[Any], labels: Tensor, position: int, side: int, mix: Mix
     ) -> tuple[list[Any], Mixed]:
-        """Mixes rows 2n and 2n + 1 of this rank's batch.
+        """Mix rows 2n and 2n + 1 of this rank's batch.
 
         An unpaired last row is mixed with itself.
         """
@@ -207,7 +207,7 @@ class StreamReader(IterableDataset):
 
 
 def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Iterator[_Buffered]:
-    """Yields `samples` in random order from a buffer of at most `size`.
+    """Yield `samples` in random order from a buffer of at most `size`.
 
     All samples of a pass are yielded before the next pass begins. Early samples of the next pass
     wait in the buffer.

@@ -1,7 +1,8 @@
 """Selects a substitute for each bad sample in training, and limits the number of bad samples.
 
 The choice depends only on (seed, epoch, index) and on which samples are bad, so it is the same for
-every world size.
+every world size. Replacing a sample, instead of skipping it, keeps all later samples at their
+positions in the global order.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,12 +36,12 @@ class Substitute:
 
     def __str__(self) -> str:
         if self.by is None:
-            return f"left out: {self.reason}"
-        return f"sample {self.by} stands in: {self.reason}"
+            return f"skipped {self.reason}"
+        return f"replaced by sample {self.by}: {self.reason}"
 
 
 def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
-    """Yields candidate substitutes for `index`."""
+    """Yield candidate substitutes for `index`."""
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = np.array([seed, _STREAM], dtype=np.uint64)
     rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -49,13 +50,13 @@ def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[
             yield candidate
 
 
-def read_sound(
+def read_or_substitute(
     read: Callable[[int], Content], seed: int, epoch: int, index: int, num_samples: int
 ) -> tuple[Content, Substitute | None]:
-    """Returns `read(index)`, or the result for the first valid substitute.
+    """Return `read(index)`, or the result for the first valid substitute.
 
-    `read` raises BadSampleError for a bad sample. The first such error is raised again if a
-    thousand candidates are bad too.
+    `read` raises BadSampleError for a bad sample. If a thousand candidates are bad too, the error
+    of `index` is raised.
     """
     try:
         return read(index), None
@@ -70,16 +71,16 @@ def read_sound(
 
 
 def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
-    """Raises ValueError with the list if more than `limit` samples are bad.
+    """Raise ValueError with the list if more than `limit` samples are bad.
 
-    bad: maps index to a reason that names shard and key. remedy: what to do with the shards.
+    bad: maps index to a reason that names shard and key. remedy: see `EndlessLoader.remedy`.
     """
     if len(bad) <= limit:
         return
     named = "; ".join(list(bad.values())[:_NAMED])
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise ValueError(
-        f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, and "
-        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards or raise the "
+        f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, but "
+        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards, or raise the "
         "limit"
     )

@@ -1,4 +1,4 @@
-"""The worker processes of a loader: batches read ahead, and the memory that workers write to."""
+"""The worker processes of a loader: reading ahead, and the memory that workers write to."""
 
 import math
 import os
@@ -16,26 +16,27 @@ from data.processes import die_with_parent
 from data.retry import TransientError
 
 LOST_WORKER = (
-    "a loader process was ended from outside, perhaps for want of memory: lower data.workers or "
-    "train.global_batch, or find who ended it"
+    "a loader process was killed, possibly because it ran out of memory: lower data.workers or "
+    "train.global_batch, or find out what killed it"
 )
 
-# Batches that a worker has made, or has been asked for, before the trainer takes the next one.
+# Batches per worker that are requested or ready ahead of the trainer.
 PREFETCHED = 2
-# In addition, one batch is being made and one is being copied.
+# In addition, the worker fills one batch, and the trainer copies one.
 _NUM_SLOTS = PREFETCHED + 2
 
 
 def read_ahead(
-    reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
+    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    """Yields the batches of `reader` in order, read ahead by `workers` processes.
+    """Yield the batches of `reader` in order, read ahead by `workers` processes.
 
-    Raises the errors that the reader returns, and TransientError if a process was killed.
+    requests: one per batch; None for an iterable reader. Raises the errors that the reader returns,
+    and TransientError if a process was killed.
     """
     loader = DataLoader(
         reader,
-        sampler=asked,
+        sampler=requests,
         batch_size=None,
         num_workers=workers,
         prefetch_factor=PREFETCHED if workers else None,
@@ -53,7 +54,7 @@ def read_ahead(
 
 
 def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
-    """Yields what the workers send. Raises TransientError if a worker was killed."""
+    """Yield what the workers send. Raises TransientError if a worker was killed."""
     try:
         yield from loader
     except (RuntimeError, ConnectionError, EOFError) as error:
@@ -64,7 +65,7 @@ def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
 
 
 def _own(batch: Batch) -> Batch:
-    """Copies the pixels to memory that no worker writes to."""
+    """Copy the pixels to memory that no worker writes to."""
     if (pixels := batch.inputs.get("pixel_values")) is None:
         return batch
     return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
@@ -79,10 +80,11 @@ def is_lost_worker(error: RuntimeError) -> bool:
 
 
 def begin_worker(_number: int, *, parent: int) -> None:
-    """Makes a new worker end with its rank, the process `parent`.
+    """Make a new worker end with its rank, the process `parent`.
 
-    torch alone checks only every five seconds. The worker gets its own process group. A launcher
-    signals the rank's whole group, and the rank needs its workers to finish the step and save.
+    torch alone checks only every five seconds. The worker gets its own process group, because a
+    launcher signals the whole group of a rank, and the rank still needs its workers to finish the
+    step and save a checkpoint.
     """
     os.setpgrp()
     die_with_parent(parent)
@@ -91,7 +93,7 @@ def begin_worker(_number: int, *, parent: int) -> None:
 class PixelMemory:
     """Memory for the batches of one process.
 
-    Pickling it gives an empty one, so that each process has its own.
+    Pickling creates an empty instance, so that each process has its own.
     """
 
     def __init__(self) -> None:
@@ -99,7 +101,7 @@ class PixelMemory:
         self._next_slot = 0
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns an uninitialized uint8 tensor of `shape`.
+        """Return an uninitialized uint8 tensor of `shape`.
 
         In a worker the memory is shared with the trainer and reused `PREFETCHED` + 2 batches later.
         The trainer must copy it before that.

@@ -1,1 +1,1 @@
-"""Shards behind a URL: fetched once per machine, verified, and kept in a bounded cache."""
+"""Shards at a URL: fetched once per machine, verified, and stored in a bounded cache."""

@@ -1,4 +1,4 @@
-"""A bounded folder of files that all processes of a machine share.
+"""A bounded cache folder that all processes of a machine share.
 
 Each file is created once, by the first process that needs it. The least recently used files are
 evicted when space is needed. The caller defines what the files are and how to create them; a file's
@@ -21,8 +21,8 @@ _INCOMING = "incoming"
 _LOCK = "lock"
 _POLL_SECONDS = 0.1
 _AHEAD_AT_ONCE = 16
-# Small files (indices, label vectors) are read whole at every start, so they are evicted later than
-# shards of the same age.
+# Small files (indices, label vectors) are read completely at every start, so they are evicted later
+# than shards of the same age.
 _SMALL = ".safetensors"
 _SMALL_STAYS_SECONDS = 600
 
@@ -42,28 +42,28 @@ class Cache:
             self._incoming.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
-                f"data.cache.folder is {self.folder} and cannot be made ({error.strerror}): name "
-                "another one"
+                f"data.cache.folder {self.folder} cannot be created ({error.strerror}): choose "
+                "another folder"
             ) from error
 
     def path(self, name: str) -> Path:
-        """Returns the path of the file `name`, whether or not it exists."""
+        """Return the path of the file `name`, whether or not it exists."""
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Whether `name` exists. Marks it as in use."""
+        """Whether `name` exists. If it does, mark it as in use."""
         _touch(self.path(name))
         return self.path(name).exists()
 
     def size(self, name: str) -> int:
-        """Returns the size of the file `name` in bytes, or 0 if it does not exist."""
+        """Return the size of the file `name` in bytes, or 0 if it does not exist."""
         return _size(self.path(name))
 
     def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
-        """Returns a descriptor of the file `name`. If it does not exist, `fill` writes it first.
+        """Return a descriptor of the file `name`. If it does not exist, `fill` writes it first.
 
         size: the expected size in bytes; space is reserved before the file is written. None: a
-        small file. Raises what `fill` raises, and OSError with a remedy if the disk is full.
+        small file. Raises what `fill` raises, and OSError with a fix if the disk is full.
         """
         while True:
             try:
@@ -80,9 +80,9 @@ class Cache:
             self.remove(name)
 
     def fetch(self, name: str, fill: Fill, *, size: int | None = None) -> None:
-        """Creates `name` unless it exists or another process is creating it.
+        """Create `name` unless it exists or another process is creating it.
 
-        Waits while many files are being created, so that many processes do not overload a server.
+        Wait while many files are being created, so that many processes do not overload a server.
         """
         while not self.has(name) and self._num_incoming() >= _AHEAD_AT_ONCE:
             time.sleep(_POLL_SECONDS)
@@ -90,16 +90,16 @@ class Cache:
             os.close(made)
 
     def remove(self, name: str) -> None:
-        """Deletes a damaged file."""
+        """Delete a damaged file."""
         self.path(name).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Evicts down to the limit after small files, for which no space was reserved."""
-        with self._alone():
+        """Evict down to the limit after small files, for which no space was reserved."""
+        with self._locked():
             self._evict(self.max_bytes)
 
     def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
-        """Creates the file and opens it.
+        """Create the file and open it.
 
         Returns None if another process has created it or is creating it. The temporary file is
         locked while it is written, and renamed while locked. A process that waited for the lock
@@ -109,7 +109,7 @@ class Cache:
         with explained(temporary), ExitStack() as stack:
             # Under the folder lock: otherwise another process could delete the new file as
             # abandoned before it is locked.
-            with self._alone():
+            with self._locked():
                 file = stack.enter_context(open(temporary, "r+b", opener=_open_or_create))
                 _lock(file, wait=False)
             if not _lock(file, wait=wait):
@@ -121,7 +121,7 @@ class Cache:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
-        """Fills the locked file and renames it to `path`.
+        """Fill the locked file and rename it to `path`.
 
         Returns None if another process has done so.
         """
@@ -145,14 +145,14 @@ class Cache:
             raise
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
-        """Reserves space for `size` bytes by giving the file its full length before its content."""
+        """Reserve space for `size` bytes by giving the file its full length before its content."""
         if size > self.max_bytes:
             raise ValueError(
-                f"{Path(file.name).name} has {size} bytes and the cache holds {self.max_bytes}: "
-                "raise data.cache.gigabytes"
+                f"{Path(file.name).name} has {size} bytes, but the cache is limited to "
+                f"{self.max_bytes}: raise data.cache.gigabytes"
             )
         while True:
-            with self._alone():
+            with self._locked():
                 file.truncate(0)
                 if self._evict(self.max_bytes - size):
                     file.truncate(size)
@@ -161,23 +161,24 @@ class Cache:
             time.sleep(_POLL_SECONDS)
 
     def _num_incoming(self) -> int:
-        """Counts the files being written, and deletes those that a killed process left behind."""
+        """Count the files being written, and delete those that killed processes left behind."""
         if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
             return 0  # few, even if some are abandoned
-        with self._alone():
-            self._drop_left()
+        with self._locked():
+            self._remove_abandoned()
         return len(os.listdir(self._incoming))
 
-    def _drop_left(self) -> None:
-        for left in self._incoming.iterdir():
-            _remove_unless_locked(left)
+    def _remove_abandoned(self) -> None:
+        for path in self._incoming.iterdir():
+            _remove_unless_locked(path)
 
     def _evict(self, max_bytes: int) -> bool:
-        """Unlinks the least recently used files until at most `max_bytes` remain.
+        """Unlink the least recently used files until at most `max_bytes` remain.
 
-        Returns False if it cannot. Also deletes unfinished files of killed processes.
+        Unfinished files of killed processes are deleted too. Returns False if the rest of the files
+        cannot be deleted.
         """
-        self._drop_left()
+        self._remove_abandoned()
         total = sum(_size(path) for path in self._incoming.iterdir())
         files = []
         for entry in os.scandir(self.folder):
@@ -195,8 +196,8 @@ class Cache:
         return total <= max_bytes
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Serializes counting and eviction across the processes of a machine."""
+    def _locked(self) -> Iterator[None]:
+        """Lock the folder, so that only one process of the machine counts and evicts files."""
         # Opened for reading, because the file may belong to another user.
         with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -211,7 +212,7 @@ def _open_or_create(path: str, flags: int) -> int:
 
 
 def _touch(file: Path | int) -> None:
-    """Updates the modification time, which marks a file as in use, if the file exists.
+    """Update the modification time, which marks a file as in use, if the file exists.
 
     In a shared folder this fails for files of other users; only their owner's processes update
     them.
@@ -237,7 +238,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _unlink(path: Path) -> bool:
-    """Unlinks a file. Returns False if it belongs to another user and the folder protects it."""
+    """Unlink a file. Returns False if it belongs to another user and the folder protects it."""
     try:
         path.unlink(missing_ok=True)
     except PermissionError:

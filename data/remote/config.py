@@ -1,4 +1,4 @@
-"""The configuration of shards behind a URL: supported URL schemes, and the cache.
+"""The configuration of shards at a URL: supported URL schemes, and the cache.
 
 This module does not access the network.
 """
@@ -19,40 +19,40 @@ def is_url(shards: Path | str) -> bool:
 
 
 def check_url(url: str) -> str:
-    """Returns `url` without trailing slashes. Raises ValueError for an unsupported URL."""
+    """Return `url` without trailing slashes. Raises ValueError for an unsupported URL."""
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or "://" in rest:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise ValueError(f"{url} is no URL that shards are read from: give a path, or {known}")
+        raise ValueError(f"{url} has an unsupported URL scheme: use a path, or {known}")
     parts = urlsplit(url)
     if parts.query or parts.fragment:
-        raise ValueError(f"{url} has a query or a fragment: give the URL of a folder")
+        raise ValueError(f"{url} has a query or a fragment: use the URL of a folder")
     if parts.username is not None:
         raise ValueError(
-            f"the {scheme}:// URL holds a user name: it would stand in every log; leave it out"
+            f"the {scheme}:// URL contains a user name, which would appear in logs: remove it"
         )
     if not rest.strip("/"):
-        raise ValueError(f"{url} names no folder: give one")
+        raise ValueError(f"{url} does not contain a host or folder: add one")
     return url.rstrip("/")
 
 
 def file_url(folder: str, file: str) -> str:
-    """Returns the URL of a file, named by a manifest, in the folder at URL `folder`."""
+    """Return the URL of a file, named by a manifest, in the folder at URL `folder`."""
     if file in (".", ".."):
-        raise ValueError(f"{folder}: {file!r} is no name of a file: make the manifest again")
+        raise ValueError(f"{folder}: {file!r} is not a file name: create the manifest again")
     return f"{folder}/{quote(file) if folder.startswith('http') else file}"
 
 
 class CacheConfig(FrozenConfig):
-    """The cache that all processes of a machine share for the shards of a URL.
+    """The cache for shards at a URL, shared by all processes of a machine.
 
-    Local folders need none.
+    It is not used for local folders.
     """
 
-    folder: Path = Field(Path("~/.cache/kway/shards"), description="on a disk of this machine")
-    gigabytes: float = Field(50, gt=0, description="of that disk at most; 1 GB is 10^9 bytes")
+    folder: Path = Field(Path("~/.cache/kway/shards"), description="folder on a local disk")
+    gigabytes: float = Field(50, gt=0, description="maximum size in GB; 1 GB is 10^9 bytes")
     attempts: int = Field(
-        8, ge=1, le=100, description="to fetch a file where the network or the server fails"
+        8, ge=1, le=100, description="attempts to fetch a file when the network or server fails"
     )
 
     @property

@@ -1,7 +1,7 @@
 """Fetches a file from a URL through fsspec.
 
-The size is bounded, content is verified while it arrives, transient failures are retried, and all
-backends raise the same errors.
+The size is bounded, content is verified during the download, transient failures are retried, and
+all backends raise the same errors.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ _RANGE = 1 << 23  # bytes per request, for backends that read by ranges
 _SILENCE_SECONDS = 60
 _PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
-# Exceptions of these packages are network errors whatever their type. Others are bugs in this code.
+# Exceptions of these packages are network errors whatever their type. Any others are bugs.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 _WRONG_TWICE = 2
 
 
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
-    """Yields the content of the file at `url` from byte `start`, in pieces.
+    """Yield the content of the file at `url` from byte `start`, in pieces.
 
     Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
     FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
@@ -51,8 +51,8 @@ def _open(url: str, start: int) -> IO[bytes]:
             # With a size and no blocks, fsspec sends one plain GET without a HEAD before it. The
             # range starts one byte early, because servers reject a range that begins at the end of
             # the file.
-            asked = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
-            stream: Any = files.open(url, "rb", block_size=0, size=1, **asked)
+            options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
+            stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
             if start:
                 _skip(stream, 1 if stream.r.status == _PARTIAL_CONTENT else start)
         else:
@@ -70,8 +70,9 @@ def _skip(stream: IO[bytes], count: int) -> None:
 
 
 async def _client(**settings: Any) -> Any:
-    """Creates fsspec's HTTP session. It limits idle time, not duration, and rejects TLS
-    downgrades.
+    """Create the HTTP session of fsspec.
+
+    It limits idle time, not duration, and rejects redirects from https to http.
     """
     import aiohttp
 
@@ -85,7 +86,7 @@ async def _client(**settings: Any) -> Any:
 
 
 async def _check_redirect(session: Any, context: Any, request: Any) -> None:
-    """Accepts redirects to any host, but not from https to another scheme."""
+    """Accept redirects to any host, but not from https to another scheme."""
     target = request.response.headers.get("Location", "")
     scheme = target.partition("://")[0].lower() if "://" in target else request.url.scheme
     if scheme not in (request.url.scheme, "https"):
@@ -94,7 +95,7 @@ async def _check_redirect(session: Any, context: Any, request: Any) -> None:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Maps the errors of each backend to transient and permanent ones."""
+    """Map the errors of each backend to transient and permanent ones."""
     try:
         yield
     except FileNotFoundError as error:
@@ -102,7 +103,7 @@ def _explained(url: str) -> Iterator[None]:
             f"{url} does not exist: check data.shards, or copy the file there"
         ) from error
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        raise _refused(url, error) from error
+        raise _denied(url, error) from error
     except (OSError, TimeoutError) as error:
         raise _of_status(url, error) from error
     except Exception as error:
@@ -112,27 +113,27 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _of_status(url: str, error: Exception) -> OSError:
-    """Classifies an error by its HTTP status, if it has one. gcsfs stores the status as text."""
+    """Classify an error by its HTTP status, if it has one. gcsfs stores the status as text."""
     kind = type(error).__name__
     if kind == "TooManyRedirects" or "Credential" in kind:
-        return _refused(url, error)
+        return _denied(url, error)
     code = str(getattr(error, "status", None) or getattr(error, "code", None))
     status = int(code) if code.isdecimal() else None
     if status and 400 <= status < 500 and status not in _TRANSIENT_STATUS:
-        return _refused(url, error)
+        return _denied(url, error)
     return TransientError(_reason(error))
 
 
-def _refused(url: str, error: Exception) -> PermissionError:
+def _denied(url: str, error: Exception) -> PermissionError:
     return PermissionError(
-        f"{url} may not be read ({_reason(error)}): check its address and your credentials for it"
+        f"{url} cannot be read ({_reason(error)}): check the URL and your credentials"
     )
 
 
 def _reason(error: Exception) -> str:
-    """Returns one short line. Many network errors have no text of their own."""
+    """Return one short line. Many network errors have no text of their own."""
     if type(error).__name__ == "TooManyRedirects":
-        return "it redirects without end"
+        return "too many redirects"
     status, message = getattr(error, "status", None), getattr(error, "message", "")
     if status and message:
         return f"{status} {message}"
@@ -158,7 +159,7 @@ def fetch(
     sha256: str | None = None,
     check: Callable[[Path], object] | None = None,
 ) -> None:
-    """Writes the file at `url` to `file`, from its start.
+    """Write the file at `url` to `file`, from its start.
 
     exact: the size must be `max_bytes`, not just at most that. sha256: expected digest. check:
     raises ValueError if the file at the path of `file` is wrong. Transient failures are tried up to
@@ -177,8 +178,8 @@ def fetch(
             cut = isinstance(error, _ShortContentError)
             if attempt == attempts or (attempt >= _WRONG_TWICE and not cut):
                 raise ValueError(
-                    f"{url} is not the file that the manifest means ({error}): copy it there "
-                    "again, or make the manifest of what is there"
+                    f"{url} does not match the manifest ({error}): upload the file again, or run "
+                    "kway shard again"
                 ) from error
             failure = TransientError(str(error))
         except TransientError as error:
@@ -187,7 +188,7 @@ def fetch(
 
 
 def fetch_bytes(url: str, *, attempts: int, max_bytes: int) -> bytes:
-    """Returns the content of a small file at `url`. Raises as `fetch` does."""
+    """Return the content of a small file at `url`. Raises as `fetch` does."""
     content = BytesIO()
     fetch(url, content, attempts=attempts, max_bytes=max_bytes)
     return content.getvalue()
@@ -204,9 +205,9 @@ def _fetch_once(url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: 
             digest.update(piece)
             file.write(piece)
     if exact and received < max_bytes:
-        raise _ShortContentError(f"{received} of {max_bytes} bytes came")
+        raise _ShortContentError(f"received {received} of {max_bytes} bytes")
     if sha256 is not None and digest.hexdigest() != sha256:
-        raise _WrongContentError("its SHA-256 is another")
+        raise _WrongContentError("its SHA-256 differs")
     file.truncate()
 
 

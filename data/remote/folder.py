@@ -1,4 +1,4 @@
-"""A folder of shards behind a URL, read through the cache of this machine.
+"""A folder of shards at a URL, read through the cache of this machine.
 
 In the cache, a shard is named by its SHA-256, and an index by the manifest entry of its shard.
 Different datasets or versions therefore never mix, and identical shards are stored once.
@@ -56,12 +56,12 @@ class RemoteFolder(ShardFolder):
         return file_url(self.url, shard.file)
 
     def remedy(self, shard: ShardInfo) -> str:
-        return f"delete {self._cache.path(_shard_name(shard))}, its copy here, and run it again"
+        return f"delete the cached copy {self._cache.path(_shard_name(shard))} and run it again"
 
     # ---------------------------------------------------------------- indices
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Returns the indices of `shards`. Missing ones are fetched first, several in parallel.
+        """Return the indices of `shards`. Missing ones are fetched first, several in parallel.
 
         Raises ValueError also if the cache is too small for the indices and the largest shard.
         """
@@ -71,14 +71,14 @@ class RemoteFolder(ShardFolder):
         if missing:
             self._cache.trim()
         found = [self._index(shard) for shard in shards]
-        taken = sum(self._cache.size(_index_name(shard)) for shard in shards)
-        self.bytes_at_once = self._cache.max_bytes - taken
+        used = sum(self._cache.size(_index_name(shard)) for shard in shards)
+        self.bytes_at_once = self._cache.max_bytes - used
         largest = max(shard.bytes for shard in shards)
         if largest > self.bytes_at_once:
             raise ValueError(
                 f"{self.url} has a shard of {_gigabytes(largest)} and indices of "
-                f"{_gigabytes(taken)}, and data.cache.gigabytes is {self._bound}: raise it to "
-                f"{_rounded_up(largest + taken)} or more"
+                f"{_gigabytes(used)}, but data.cache.gigabytes is {self._bound}: raise it to "
+                f"{_rounded_up(largest + used)} or more"
             )
         return found
 
@@ -87,11 +87,11 @@ class RemoteFolder(ShardFolder):
             self._cache.has(_index_name(shard))
 
     def _check_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Raises ValueError, before any fetch, if the cache is too small for the indices."""
+        """Raise ValueError, before any fetch, if the cache is too small for the indices."""
         most = sum(map(_max_index_bytes, shards))
         if most > self._cache.max_bytes:
             raise ValueError(
-                f"{self.url} has {len(shards):,} indices of up to {_gigabytes(most)} together, and "
+                f"{self.url} has {len(shards):,} indices of up to {_gigabytes(most)} in total, but "
                 f"data.cache.gigabytes is {self._bound}: raise it to {_rounded_up(most)} or more"
             )
 
@@ -99,12 +99,12 @@ class RemoteFolder(ShardFolder):
         pool = ThreadPoolExecutor(_INDEX_THREADS)
         try:
             reported = time.monotonic()
-            coming = [pool.submit(self._fetch_index, shard) for shard in shards]
-            for number, one in enumerate(as_completed(coming), start=1):
-                one.result()
+            futures = [pool.submit(self._fetch_index, shard) for shard in shards]
+            for number, future in enumerate(as_completed(futures), start=1):
+                future.result()
                 if time.monotonic() - reported > _REPORT_SECONDS:
                     reported = time.monotonic()
-                    line = f"{self.url}: {number:,} of {len(shards):,} indices are here"
+                    line = f"{self.url}: fetched {number:,} of {len(shards):,} indices"
                     print(line, file=sys.stderr, flush=True)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -124,7 +124,7 @@ class RemoteFolder(ShardFolder):
         os.close(self._cache.open(_index_name(shard), fill))
 
     def _index(self, shard: ShardInfo) -> ShardIndex:
-        """Opens the cached index. Fetches it again if the copy is damaged or was just evicted."""
+        """Open the cached index. Fetch it again if the copy is damaged or was just evicted."""
         path = self._cache.path(_index_name(shard))
         for _ in range(_INDEX_TRIES):
             try:
@@ -132,7 +132,7 @@ class RemoteFolder(ShardFolder):
             except FileNotFoundError:
                 pass
             except ValueError as error:
-                _log.warning("%s %s; it is fetched again", path, error)
+                _log.warning("%s %s; fetching it again", path, error)
                 self._cache.remove(path.name)
             self._fetch_index(shard)
         return _open_index(path, shard)
@@ -140,7 +140,7 @@ class RemoteFolder(ShardFolder):
     # ---------------------------------------------------------------- shards
 
     def open(self, shard: ShardInfo) -> int:
-        """Opens a shard in the cache, fetching it first if necessary."""
+        """Open a shard in the cache, fetching it first if necessary."""
         return self._cache.open(
             _shard_name(shard), lambda file: self._fetch(shard, file), size=shard.bytes
         )
@@ -164,7 +164,7 @@ class RemoteFolder(ShardFolder):
         )
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Checks the worst case: the largest shards may be in the same groups."""
+        """Check the worst case: the largest shards may be in the same groups."""
         largest = sorted((shard.bytes for shard in shards), reverse=True)
         at_once = min(order.shards_at_once * groups_at_once, len(shards))
         needed = sum(largest[:at_once])
@@ -177,7 +177,7 @@ class RemoteFolder(ShardFolder):
         what = "all shards" if order.is_global else f"{at_once} shards at a time"
         enough = _rounded_up(needed + self._cache.max_bytes - self.bytes_at_once)
         raise ValueError(
-            f"the order mixes {what} of {self.url}, {_gigabytes(needed)}, and data.cache.gigabytes "
+            f"shuffling mixes {what} of {self.url}, {_gigabytes(needed)}, but data.cache.gigabytes "
             f"is {self._bound}: raise it to {enough} or more, or set data.shuffle_shards to "
             f"{max(1, fitting // groups_at_once)} or less"
         )
@@ -188,9 +188,9 @@ def _shard_name(shard: ShardInfo) -> str:
 
 
 def _key(shard: ShardInfo) -> str:
-    """Returns the cache key of an index.
+    """Return the cache key of an index.
 
-    One tar may have several, for other class lists, splits or names.
+    The same tar may have several, with other class lists, splits or names.
     """
     return hashlib.sha256(shard.model_dump_json().encode()).hexdigest()
 
@@ -205,10 +205,10 @@ def _max_index_bytes(shard: ShardInfo) -> int:
 
 
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
-    """Opens the index at `path`. Raises ValueError with the reason, without the path."""
+    """Open the index at `path`. Raises ValueError with the reason, without the path."""
     index = map_index(path)
     if index.info != shard:
-        raise ValueError("belongs to other shards than the manifest")
+        raise ValueError("does not match the manifest")
     return index
 
 
@@ -217,5 +217,5 @@ def _gigabytes(count: int) -> str:
 
 
 def _rounded_up(count: int) -> str:
-    """Returns `count` bytes in gigabytes, rounded up to two decimals."""
+    """Return `count` bytes in gigabytes, rounded up to two decimals."""
     return f"{math.ceil(count / 1e7) / 100:g}"

@@ -1,6 +1,6 @@
 """Prefetches shards: while one group of an order is read, the next one is fetched.
 
-Fetching runs in daemon threads. It only affects speed, not which samples are read.
+Fetching runs in daemon threads. It affects only speed, not which samples are read.
 """
 
 import logging
@@ -22,7 +22,7 @@ _REFRESH_SECONDS = 60.0
 class ShardPrefetcher:
     """Prefetches the `shards` of one split in `folder`.
 
-    Call `stop`, or let it end with the process. A forked child has none of its threads and may
+    Call `stop`, or let it end with the process. A forked child does not inherit its threads and may
     start its own.
     """
 
@@ -35,10 +35,10 @@ class ShardPrefetcher:
         self._waits = False
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetches the shards that `order` reads from `position`: this group and the next one.
+        """Fetch the shards that `order` reads from `position`: this group and the next one.
 
-        The call is cheap if the group is unchanged. Once a minute it marks the group and the
-        indices as in use, so that they are not evicted. It does nothing for a local folder.
+        The call is cheap if the group is unchanged. Once a minute the group and the indices are
+        marked as in use, so that they are not evicted. Nothing happens for a local folder.
         """
         if (capacity := self._folder.bytes_at_once) is None:
             return
@@ -49,14 +49,14 @@ class ShardPrefetcher:
         self._start(self._shards_to_fetch(order, current[1], capacity))
 
     def stop(self) -> None:
-        """Starts no more downloads. Downloads in progress finish."""
+        """Stop starting downloads. Downloads in progress finish."""
         self._queue.clear()
         self._current = None
 
     def _shards_to_fetch(
         self, order: Order | InOrder, group: int, capacity: int
     ) -> list[ShardInfo]:
-        """Returns the shards of a group, and those of the next group that also fit."""
+        """Return the shards of a group, and those of the next group that also fit."""
         wanted = {number: self._shards[number] for number in order.shards(group)}
         held = sum(shard.bytes for shard in wanted.values())
         for number in order.shards(group + 1):
@@ -73,8 +73,8 @@ class ShardPrefetcher:
         if not self._waits:
             self._waits = True
             _log.warning(
-                "%s: the cache holds the shards that are mixed at a time and not the next ones "
-                "beside them: reading waits for some; raise data.cache.gigabytes or lower "
+                "%s: the next shards do not fit in the cache together with the current ones, so "
+                "training waits for downloads: raise data.cache.gigabytes or lower "
                 "data.shuffle_shards",
                 self._folder,
             )
@@ -101,4 +101,4 @@ def _drain(queue: deque[ShardInfo], folder: ShardFolder) -> None:
             if not main_thread().is_alive():
                 return
             # The reader of this shard gets the same error and raises it.
-            _log.warning("not fetched ahead: %s", error)
+            _log.warning("prefetch failed: %s", error)

@@ -18,25 +18,25 @@ from data.skipped import SKIPPED
 UNFINISHED = "unfinished.json"
 
 
-def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
-    """Raises ValueError if `folder` contains shards of another source."""
-    if there != asked:
+def check_same(folder: Path, found: SourceInfo, expected: SourceInfo) -> None:
+    """Raise ValueError if `folder` contains shards of another source."""
+    if found != expected:
         raise ValueError(
-            f"{folder} holds {there}, not {asked}: choose another folder, or delete this one"
+            f"{folder} contains {found}, not {expected}: choose another folder, or delete this one"
         )
 
 
 @contextmanager
 def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
-    """Locks `folder` while shards of `about` are written to it.
+    """Lock `folder` while shards of `about` are written to it.
 
-    Creates the folder if it is missing. Raises ValueError, and changes nothing, if the folder
-    contains anything else or is locked by another process. A ValueError inside the block deletes
-    the files that were written: the input must change, so the run cannot be resumed. A folder that
-    was finished before keeps its shards.
+    The folder is created if it is missing. Raises ValueError, and changes nothing, if the folder
+    contains anything else or is locked by another process. If the block raises ValueError, the
+    files that were written are deleted: the input must change, so the run cannot be resumed. A
+    folder that was finished before keeps its shards.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: name a folder that shards can go to")
+        raise ValueError(f"{folder} is a file: choose a folder for the shards")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / UNFINISHED
@@ -58,7 +58,7 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
 
 
 def _lock(held: IO[bytes], folder: Path) -> None:
-    busy = f"{folder} is being written by another kway shard: wait for it"
+    busy = f"{folder} is being written by another kway shard: wait until it finishes"
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed this file since it was opened.
@@ -69,7 +69,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Checks the note against `about`. An empty note is new, and `about` is written to it."""
+    """Check the note against `about`. An empty note is new, and `about` is written to it."""
     held.seek(0)
     content = held.read()
     try:
@@ -92,13 +92,13 @@ def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) 
 
 
 def _check_free(folder: Path, about: SourceInfo) -> None:
-    """Raises ValueError unless the folder is empty or has finished shards of `about`."""
+    """Raise ValueError unless the folder is empty or has finished shards of `about`."""
     if (folder / MANIFEST).is_file():
         check_same(folder, Manifest.read(folder).source, about)
         return
     if others := sorted(path.name for path in folder.iterdir() if path.name != UNFINISHED):
         raise ValueError(
-            f"{folder} holds something else ({others[0]}) and would become {about}: "
+            f"{folder} is not empty (it contains {others[0]}), so {about} cannot be written to it: "
             "choose an empty folder, or delete this one"
         )
 

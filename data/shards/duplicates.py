@@ -1,7 +1,8 @@
-"""Finds byte-identical samples, to count them in finished shards or keep them out of training.
+"""Finds byte-identical samples, to count them in finished shards or to exclude them from training.
 
-The sizes and checksums in the offset indices give the candidates, and only those are read, so no
-extra pass over the data is needed for any source. Images that only look similar are not found.
+The offset indices contain sizes and checksums. Samples with equal ones are candidates, and only
+these are read, so no source needs another pass over its data. Images that only look similar are not
+found.
 """
 
 import hashlib
@@ -25,9 +26,8 @@ from data.sources.source import Sample
 class Duplicates:
     """Duplicates in one split.
 
-    in_training: samples that training contains too. other_class: those of them that training
-    contains only under other classes. repeated: samples that repeat an earlier sample of the same
-    split.
+    in_training: samples that are also in the training split. other_class: how many of those have
+    only other classes there. repeated: samples that repeat an earlier sample of the same split.
     """
 
     split: str
@@ -39,15 +39,15 @@ class Duplicates:
     def __str__(self) -> str:
         parts = []
         if self.in_training:
-            under = f", {self.other_class:,} of them under another class" * bool(self.other_class)
-            parts.append(f"{self.in_training:,} of {self.samples:,} stand in {TRAIN} too{under}")
+            under = f", {self.other_class:,} of them with another class" * bool(self.other_class)
+            parts.append(f"{self.in_training:,} of {self.samples:,} are also in {TRAIN}{under}")
         if self.repeated:
-            parts.append(f"{self.repeated:,} of {self.samples:,} repeat another")
+            parts.append(f"{self.repeated:,} of {self.samples:,} repeat an earlier sample")
         return f"{self.split}: {'; '.join(parts) or 'none'}"
 
 
 def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
-    """Counts exact duplicates in finished shards, for each split.
+    """Count exact duplicates in finished shards, for each split.
 
     Memory: about 30 bytes per sample. Raises ValueError or FileNotFoundError as `Manifest.load`
     does, and for a damaged sample.
@@ -59,7 +59,7 @@ def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
     }
     shards = _Shards(folder / shard.file for shard in manifest.shards)
     groups: dict[bytes, list[tuple[str, int]]] = {}
-    for shard, row, data in shards.read(shards.twins()):
+    for shard, row, data in shards.read(shards.candidates()):
         member = (manifest.shards[shard].split, int(shards.indices[shard].labels[row]))
         groups.setdefault(hashlib.sha256(data).digest(), []).append(member)
     for members in groups.values():
@@ -86,20 +86,20 @@ class HeldOut:
 
     def __init__(self, shards: Iterable[Path]) -> None:
         self._shards = _Shards(shards)
-        self._order = np.argsort(self._shards.prints, kind="stable")
-        self._sorted = self._shards.prints[self._order]
+        self._order = np.argsort(self._shards.fingerprints, kind="stable")
+        self._sorted = self._shards.fingerprints[self._order]
         self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
-        """Yields `samples`, with those that another split contains replaced by `Skipped`."""
+        """Yield `samples`, with those that another split contains replaced by `Skipped`."""
         for sample in samples:
-            if isinstance(sample, Sample) and self._holds(sample.data):
+            if isinstance(sample, Sample) and self._contains(sample.data):
                 self.dropped += 1
                 yield Skipped(sample.key, "duplicate of a sample in another split")
             else:
                 yield sample
 
-    def _holds(self, data: bytes) -> bool:
+    def _contains(self, data: bytes) -> bool:
         fingerprint = np.uint64(len(data) << 32 | isal_zlib.crc32(data))
         first = np.searchsorted(self._sorted, fingerprint, "left")
         last = np.searchsorted(self._sorted, fingerprint, "right")
@@ -110,23 +110,25 @@ class HeldOut:
 class _Shards:
     """Samples of several shards with consecutive numbers.
 
-    prints: uint64 [N], the size and crc32 of each sample.
+    fingerprints: size and crc32 of each sample, uint64 [N].
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = list(paths)
         self.indices = [open_index(path) for path in self.paths]
-        self.prints = np.concatenate([np.zeros(0, np.uint64), *map(_prints, self.indices)])
+        self.fingerprints = np.concatenate(
+            [np.zeros(0, np.uint64), *map(_fingerprints, self.indices)]
+        )
         self._starts = np.cumsum([0, *(index.info.samples for index in self.indices)])
 
-    def twins(self) -> np.ndarray:
-        """Returns the samples, int64 [M], whose fingerprint occurs more than once."""
-        order = np.argsort(self.prints, kind="stable")
-        same = self.prints[order][1:] == self.prints[order][:-1]
+    def candidates(self) -> np.ndarray:
+        """Return the samples, int64 [M], whose fingerprint occurs more than once."""
+        order = np.argsort(self.fingerprints, kind="stable")
+        same = self.fingerprints[order][1:] == self.fingerprints[order][:-1]
         return np.union1d(order[1:][same], order[:-1][same])
 
     def read(self, samples: np.ndarray) -> Iterator[tuple[int, int, bytes]]:
-        """Yields (shard, row, bytes) for `samples`, which must be sorted."""
+        """Yield (shard, row, bytes) for `samples`, which must be sorted."""
         numbers = np.searchsorted(self._starts, samples, side="right") - 1
         for shard in np.unique(numbers).tolist():
             path, index = self.paths[shard], self.indices[shard]
@@ -136,13 +138,13 @@ class _Shards:
                     data = read_member(descriptor, index, row)
                     if data is None:
                         raise ValueError(
-                            f"{path}: sample {row} is damaged: see kway shard verify {path.parent}"
+                            f"{path}: sample {row} is damaged: run kway shard verify {path.parent}"
                         )
                     yield shard, row, data
             finally:
                 os.close(descriptor)
 
 
-def _prints(index: ShardIndex) -> np.ndarray:
+def _fingerprints(index: ShardIndex) -> np.ndarray:
     size, crc32 = index.sizes[:, 0].astype(np.uint64), index.crc32[:, 0].astype(np.uint64)
     return size << np.uint64(32) | crc32

@@ -1,4 +1,4 @@
-"""The interface to a folder of shards, local or behind a URL.
+"""The interface to a folder of shards, local or at a URL.
 
 `data/remote/folder.py` implements it for URLs.
 """
@@ -27,7 +27,7 @@ class ShardFolder(ABC):
     verified: bool = False
     """Whether files from `open` have been checked against the SHA-256 in the manifest."""
     bytes_at_once: int | None = None
-    """Bytes of shards that fit at a time. None: no limit."""
+    """Bytes of shards that fit at the same time. None: no limit."""
 
     @property
     @abstractmethod
@@ -36,37 +36,37 @@ class ShardFolder(ABC):
 
     @abstractmethod
     def address(self, shard: ShardInfo) -> str:
-        """Returns the path or URL of a shard, for messages."""
+        """Return the path or URL of a shard, for messages."""
 
     @abstractmethod
     def remedy(self, shard: ShardInfo) -> str:
-        """Returns what to do if the bytes of a sample are not those that were written."""
+        """Return an instruction for a shard whose checksum does not match."""
 
     @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Returns the indices of `shards`.
+        """Return the indices of `shards`.
 
         Raises ValueError if one is damaged or does not match.
         """
 
     @abstractmethod
     def open(self, shard: ShardInfo) -> int:
-        """Returns a new file descriptor of a shard, for `pread`."""
+        """Return a new file descriptor of a shard, for `pread`."""
 
     def evicted(self, descriptor: int) -> bool:
-        """Whether the file of a descriptor has been deleted and exists only while it is open."""
+        """Whether the file of a descriptor was deleted, so that it exists only while it is open."""
         return False
 
     def prefetch(self, shard: ShardInfo) -> None:
-        """Fetches a shard that will be read soon and marks it as in use."""
+        """Fetch a shard that will be read soon and mark it as in use."""
         return
 
     def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Marks the indices of `shards` as in use."""
+        """Mark the indices of `shards` as in use."""
         return
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Raises ValueError if the shards of `groups_at_once` groups do not fit in the cache."""
+        """Raise ValueError if the shards of `groups_at_once` groups do not fit in the cache."""
         return
 
 
@@ -87,7 +87,7 @@ class LocalFolder(ShardFolder):
         return str(self.path / shard.file)
 
     def remedy(self, shard: ShardInfo) -> str:
-        return f"see kway shard verify {self.path}"
+        return f"run kway shard verify {self.path}"
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
         return [self._index(shard) for shard in shards]
@@ -97,8 +97,8 @@ class LocalFolder(ShardFolder):
         index = open_index(path)
         if index.info != shard:
             raise ValueError(
-                f"the index of {path} belongs to other shards than the manifest: "
-                "delete the folder and run kway shard again"
+                f"the index of {path} does not match the manifest: delete the folder and run kway "
+                "shard again"
             )
         return replace(index, info=shard)  # equal objects are shared to save memory
 
@@ -118,7 +118,7 @@ class OpenShards:
         self._files: OrderedDict[int, int] = OrderedDict()
 
     def read(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
-        """Calls `read(descriptor, *where)` on a shard. Retries after a transient error."""
+        """Call `read(descriptor, *where)` on a shard. Retries after a transient error."""
         attempt = 1
         while True:
             try:
@@ -130,7 +130,7 @@ class OpenShards:
             attempt += 1
 
     def close(self) -> None:
-        """Closes all files. A later read opens them again."""
+        """Close all files. A later read opens them again."""
         while self._files:
             os.close(self._files.popitem()[1])
 
@@ -139,9 +139,9 @@ class OpenShards:
             os.close(descriptor)
 
     def _file(self, shard: int) -> int:
-        """Returns the descriptor of a shard.
+        """Return the descriptor of a shard.
 
-        Closes the least recently used one if too many are open.
+        Close the least recently used one if too many are open.
         """
         if shard in self._files:
             self._files.move_to_end(shard)

@@ -30,21 +30,21 @@ class HierarchySize:
     depth: int
 
     def __str__(self) -> str:
-        return f"{self.classes:,} classes under {self.nodes:,} nodes, at most {self.depth} deep"
+        return f"{self.classes:,} classes under {self.nodes:,} nodes, depth {self.depth}"
 
 
 def join_path(names: Sequence[str]) -> str:
-    """Joins names into a `path` attribute. Raises ValueError for invalid or too many names."""
+    """Join names into a `path` attribute. Raises ValueError for invalid or too many names."""
     joined = SEPARATOR.join(names)
     if reason := _mistake(names):
         raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")
     if joined.split(SEPARATOR) != list(names):
-        raise ValueError(f"path {joined[:100]!r} has a name with {SEPARATOR!r} in it: rename it")
+        raise ValueError(f"path {joined[:100]!r} has a name that contains {SEPARATOR!r}: rename it")
     return joined
 
 
 def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
-    """Returns the names above each class [K], from the root down; empty for a class without a path.
+    """Return the names above each class [K], from the root down; empty for a class without a path.
 
     Raises ValueError that names the class if a path is too long or contains a name twice, and
     ValueError if no class has a path.
@@ -52,14 +52,14 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
     found = [_path(folder, info) for info in manifest.classes]
     if not any(found):
         raise ValueError(
-            f"{folder} has no hierarchy: source {manifest.source.kind} gives none; build the tree "
+            f"{folder}: source {manifest.source.kind} does not provide a hierarchy: build the tree "
             "from label vectors, or from a WordNet dict folder or a parent table and --classes"
         )
     return found
 
 
 def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
-    """Returns the size of the hierarchy, or None if no class has a path.
+    """Return the size of the hierarchy, or None if no class has a path.
 
     Raises as `class_paths` does.
     """
@@ -76,21 +76,21 @@ def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
     names = tuple(info.attributes[PATH].split(SEPARATOR))
     if reason := _mistake(names):
         raise ValueError(
-            f"{folder}: {PATH} of class {info.name[:100]!r}: {reason}: correct its source and make "
-            "the shards again"
+            f"{folder}: {PATH} of class {info.name[:100]!r}: {reason}: correct its source and run "
+            "kway shard again"
         )
     return names
 
 
 def _mistake(names: Sequence[str]) -> str | None:
-    """Returns what is wrong with a path, or None."""
+    """Return what is wrong with a path, or None."""
     if len(names) > MAX_DEPTH:
-        return f"{len(names):,} names, and the most is {MAX_DEPTH}"
+        return f"{len(names):,} names, over the limit of {MAX_DEPTH}"
     if not names or not all(map(str.strip, names)):
         return "a name is empty"
     if long := next((name for name in names if len(name) > MAX_NAME), None):
-        return f"{long[:40]!r}… has {len(long):,} characters, and the most is {MAX_NAME:,}"
+        return f"{long[:40]!r}… has {len(long):,} characters, over the limit of {MAX_NAME:,}"
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        return f"{twice[:100]!r} is above itself"
+        return f"{twice[:100]!r} is its own ancestor"
     return None

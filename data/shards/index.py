@@ -1,8 +1,9 @@
 """The offset index next to a shard: the byte range of each sample, for a loader to `pread`.
 
-An index takes 30 bytes per sample, 17 of which training reads; these are contiguous. The file is
-memory-mapped, so all processes of a machine share it. The key is not stored here: it is in the tar
-header just before the bytes. webdataset readers do not need the index; the tar is self-contained.
+An index has 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
+memory-mapped, so all processes of a machine share it. The key is not stored here, because the tar
+header just before the bytes contains it. webdataset readers do not need the index: the tar is
+self-contained.
 """
 
 import json
@@ -19,19 +20,19 @@ from isal import isal_zlib
 from safetensors.numpy import save
 
 from data.shards.manifest import ShardInfo
-from data.shards.mapped import keep_apart, mapped
+from data.shards.mapped import disable_readahead, mapped
 from data.tars.headers import BLOCK, member_name
 
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
-_AGAIN = "make it again with kway shard, or kway shard index for the shards of others"
+_AGAIN = "run kway shard again (kway shard index for tars from another source)"
 
 # Tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32 of the `.cls` member, then of the sample. extension: of
-# the sample, then of the `.cls`. This order keeps the `.cls` data out of the range that training
-# reads.
+# the sample, then of the `.cls`. With this order, the range that training reads is contiguous and
+# does not contain `.cls` data.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "places": ("U32", "<u4", (2, 3)),
     "labels": ("I32", "<i4", ()),
@@ -41,7 +42,7 @@ _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Locations of N samples. Column 0 is the sample itself, column 1 its `.cls` member.
+    """The locations of N samples. Column 0 is the sample itself, column 1 its `.cls` member.
 
     blocks: offset of the first byte in blocks of 512, uint32 [N, 2]. sizes: bytes, uint32 [N, 2].
     crc32: uint32 [N, 2]. extension: position in `extensions`, uint8 [N, 2]. labels: int32 [N]. Each
@@ -76,7 +77,7 @@ class IndexBuilder:
         self._places, self._labels, self._extension = array("I"), array("i"), array("B")
 
     def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
-        """Adds `members` (extension -> bytes), written in sorted order from tar `offset`.
+        """Add `members` (extension -> bytes), written in sorted order from tar `offset`.
 
         Returns the offset after them.
         """
@@ -90,7 +91,7 @@ class IndexBuilder:
         return offset
 
     def add_entries(self, sample: Entry, label_member: Entry, *, label: int) -> None:
-        """Adds a sample whose two members may be anywhere in the tar."""
+        """Add a sample whose two members may be anywhere in the tar."""
         for entry in (sample, label_member):
             if entry.extension not in self._extensions:
                 self._extensions.append(entry.extension)
@@ -103,11 +104,11 @@ class IndexBuilder:
         return len(self._labels)
 
     def crc32(self) -> int:
-        """Returns the checksum of all entries, which the manifest stores."""
+        """Return the checksum of all entries, which the manifest stores."""
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
-        """Returns the file's content.
+        """Return the file's content.
 
         `info` is included, so that a resumed run does not hash again.
         """
@@ -137,12 +138,12 @@ def _crc32(extensions: Sequence[str], tensors: Mapping[str, np.ndarray]) -> int:
 
 
 def index_path(shard: Path) -> Path:
-    """`train-000000.tar` -> `train-000000.index.safetensors`, in the same folder."""
+    """Map `train-000000.tar` to `train-000000.index.safetensors`, in the same folder."""
     return shard.with_name(shard.name.removesuffix(".tar") + ".index.safetensors")
 
 
 def open_index(shard: Path) -> ShardIndex:
-    """Maps the index of `shard`.
+    """Map the index of `shard`.
 
     Raises FileNotFoundError if it is missing, and ValueError if it is damaged or of another format.
     """
@@ -162,7 +163,7 @@ class OtherFormatError(ValueError):
 
 
 def map_index(path: Path) -> ShardIndex:
-    """Maps the index at `path`. The ValueError contains only what is wrong with it."""
+    """Map the index at `path`. The ValueError contains only what is wrong with it."""
     try:
         return _open(path)
     except OtherFormatError:
@@ -174,8 +175,8 @@ def map_index(path: Path) -> ShardIndex:
 
 def _open(path: Path) -> ShardIndex:
     with path.open("rb") as file:
-        # The file is read and checked first, then mapped: only pages that are used later stay in
-        # memory.
+        # The file is read and checked first, then mapped, so that only the pages that are used
+        # later stay in memory.
         content = np.frombuffer(file.read(), np.uint8)
         about, where = _layout(content)
         info = ShardInfo.model_validate(about["shard"])
@@ -185,7 +186,7 @@ def _open(path: Path) -> ShardIndex:
             raise ValueError(f"duplicates is {duplicates!r}"[:100])
         _check(extensions, _tensors(content, where, info.samples), info)
         tensors = _tensors(mapped(file), where, info.samples)
-    keep_apart(tensors["places"][1], tensors["extension"][0])
+    disable_readahead(tensors["places"][1], tensors["extension"][0])
     blocks, sizes, crc32 = tensors["places"][::-1].transpose(1, 2, 0)
     return ShardIndex(
         info,
@@ -200,7 +201,7 @@ def _open(path: Path) -> ShardIndex:
 
 
 def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
-    """Parses a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
+    """Parse a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
 
     This follows the published layout, because the safetensors numpy reader copies every tensor.
     """
@@ -210,7 +211,7 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
     header = json.loads(content[8 : 8 + length].tobytes())
     about = json.loads(header["__metadata__"]["kway"])
     if (found := about.get("format")) != FORMAT:
-        raise OtherFormatError(f"has format {found} and this kway reads {FORMAT}")
+        raise OtherFormatError(f"has format {found}, but this version of kway reads {FORMAT}")
     where = {}
     for name, (dtype, _, shape) in _TENSORS.items():
         entry, wanted = header[name], [*shape, about["shard"]["samples"]]
@@ -224,7 +225,7 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
 def _tensors(
     content: np.ndarray, where: Mapping[str, slice], samples: int
 ) -> dict[str, np.ndarray]:
-    """Returns views. Raises ValueError if a tensor has too few bytes for its shape."""
+    """Return views. Raises ValueError if a tensor has too few bytes for its shape."""
     return {
         name: content[where[name]].view(kind).reshape(*shape, samples)
         for name, (_, kind, shape) in _TENSORS.items()
@@ -233,20 +234,20 @@ def _tensors(
 
 def _check(extensions: Sequence[str], tensors: Mapping[str, np.ndarray], info: ShardInfo) -> None:
     if _crc32(extensions, tensors) != info.index_crc32:
-        raise ValueError("its checksum does not hold")
+        raise ValueError("its checksum does not match")
     if tensors["extension"].max() >= len(extensions) or tensors["places"][:, 0].min() < 1:
-        raise ValueError("an entry points nowhere")
+        raise ValueError("an entry is out of range")
 
 
 def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -> bytes | None:
-    """Returns the bytes of one member, or None if its checksum does not match."""
+    """Return the bytes of one member, or None if its checksum does not match."""
     size = int(index.sizes[row, column])
     data = os.pread(descriptor, size, int(index.blocks[row, column]) * BLOCK)
     return data if isal_zlib.crc32(data) == int(index.crc32[row, column]) else None
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
-    """Returns the sample's webdataset key from its tar header.
+    """Return the sample's webdataset key from its tar header.
 
     Raises ValueError for a damaged header.
     """
@@ -258,11 +259,11 @@ def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def check_labels(labels: Sequence[int] | np.ndarray, num_classes: int, shard: str) -> None:
-    """Raises ValueError if a label is not a class index."""
+    """Raise ValueError if a label is not a class index."""
     array = np.asarray(labels)
     bad = np.flatnonzero((array < 0) | (array >= num_classes))
     if len(bad):
         raise ValueError(
-            f"{shard}: sample {bad[0]} has label {array[bad[0]]} and the manifest lists "
+            f"{shard}: sample {bad[0]} has label {array[bad[0]]}, but the manifest has "
             f"{num_classes} classes: run kway shard again into an empty folder"
         )

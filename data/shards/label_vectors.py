@@ -19,15 +19,15 @@ from data.shards.manifest import Manifest
 def load_label_vectors(
     folder: Path | str, manifest: Manifest, cache: CacheConfig = DEFAULT_CACHE
 ) -> np.ndarray:
-    """Returns one vector per class, float32 [K, D], in class-list order.
+    """Return one vector per class, float32 [K, D], in class-list order.
 
     Raises ValueError if the source has none or if the file does not match the manifest, and
     FileNotFoundError if it is missing.
     """
     if manifest.label_vectors is None:
         raise ValueError(
-            f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
-            "choose dense class weights"
+            f"{folder}: source {manifest.source.kind} does not provide label vectors: use dense "
+            "class weights"
         )
     digest = manifest.label_vectors_sha256
     assert digest is not None
@@ -45,13 +45,13 @@ def _check_digest(path: Path, digest: str) -> None:
         raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
     if sha256_of(path) != digest:
         raise ValueError(
-            f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
-            "again or run kway shard again"
+            f"{path} does not match the manifest (its SHA-256 differs): copy it again or run kway "
+            "shard again"
         )
 
 
 def _vectors(path: Path, num_classes: int) -> np.ndarray:
-    """Reads the vectors.
+    """Read the vectors.
 
     Raises ValueError if the file has the right digest but the wrong content.
     """
@@ -59,19 +59,21 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
-        raise ValueError(f"{path} holds no vectors ({error}): run kway shard again") from error
+        raise ValueError(
+            f"{path} does not contain vectors ({error}): run kway shard again"
+        ) from error
     if vectors.ndim != 2 or len(vectors) != num_classes:
         raise ValueError(
-            f"{path} has shape {list(vectors.shape)} and the manifest {num_classes} classes: "
+            f"{path} has shape {list(vectors.shape)}, but the manifest has {num_classes} classes: "
             "run kway shard again"
         )
     if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
-        raise ValueError(f"{path} is not finite float32: run kway shard again")
+        raise ValueError(f"{path} has values that are not finite float32: run kway shard again")
     return vectors
 
 
 def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
-    """Returns the path of the cached copy, named by its SHA-256. Raises as `fetch` does.
+    """Return the path of the cached copy, named by its SHA-256. Raises as `fetch` does.
 
     A damaged copy is fetched again.
     """
@@ -82,8 +84,8 @@ def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
         fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
 
     with open(cache.open(name, fill), "rb") as file:
-        sound = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    if not sound:
+        intact = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    if not intact:
         cache.remove(name)
         os.close(cache.open(name, fill))
     cache.trim()

@@ -1,7 +1,7 @@
 """`manifest.json`: the contents of a folder of shards.
 
-It is written last, so a folder without it is unfinished. It contains no data per sample; that is in
-the offset index of each shard (`data/shards/index.py`).
+It is written last, so a folder without it is unfinished. Data per sample is not here but in the
+offset index of each shard (`data/shards/index.py`).
 """
 
 import gc
@@ -24,7 +24,7 @@ LABEL_VECTORS = "label_vectors.safetensors"
 FORMAT_VERSION = 1
 
 _MAX_MANIFEST_BYTES = 1 << 30
-_LEAST_BYTES_A_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
+_MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
 
 # A name inside the folder: a manifest from an untrusted source must not reach outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
@@ -34,10 +34,10 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Disables Python's garbage collector in the block, or in a function that it decorates.
+    """Disable Python's garbage collector in the block, or in a decorated function.
 
-    The collector repeatedly scans all objects while many are created, although none is garbage.
-    Parsing a manifest of 1,000,000 classes takes several times as long with it.
+    While many objects are created, the collector repeatedly scans all of them, although none is
+    garbage. Parsing a manifest of 1,000,000 classes takes several times as long with it.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -65,13 +65,13 @@ class ShardInfo(_Record):
     samples: int = Field(gt=0)
     bytes: int = Field(gt=0)
     sha256: Digest
-    index_crc32: int = Field(ge=0, lt=2**32, description="of the entries of the index beside it")
+    index_crc32: int = Field(ge=0, lt=2**32, description="checksum of the entries in its index")
 
     @model_validator(mode="after")
-    def _has_room_for_its_samples(self) -> "ShardInfo":
+    def _samples_fit(self) -> "ShardInfo":
         # The number of samples bounds the size of the index, so it must itself be bounded.
-        if self.samples * _LEAST_BYTES_A_SAMPLE > self.bytes:
-            raise ValueError(f"{self.samples} samples do not fit {self.bytes} bytes")
+        if self.samples * _MIN_BYTES_PER_SAMPLE > self.bytes:
+            raise ValueError(f"{self.samples} samples do not fit in {self.bytes} bytes")
         return self
 
 
@@ -90,7 +90,7 @@ class Manifest(_Record):
 
     format_version: Literal[1] = 1
     modality: Literal["image", "text"] = Field(
-        "image", description="a text sample stands as `<key>.txt`, UTF-8"
+        "image", description="texts are stored as `<key>.txt` in UTF-8"
     )
     source: SourceInfo
     classes: tuple[ClassInfo, ...] = Field(min_length=1)
@@ -98,7 +98,9 @@ class Manifest(_Record):
     label_vectors: FileName | None = None
     label_vectors_sha256: Digest | None = None
     incomplete: dict[FileName, str] = Field(
-        {}, description="shard -> why it lacks samples, from `kway shard index --skip-bad`"
+        {},
+        description="maps shards with missing samples to the reason, as recorded by `kway shard "
+        "index --skip-bad`",
     )
 
     @model_validator(mode="after")
@@ -114,7 +116,7 @@ class Manifest(_Record):
     @model_validator(mode="after")
     def _label_vectors_have_a_digest(self) -> "Manifest":
         if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
-            raise ValueError("label_vectors and label_vectors_sha256 stand together")
+            raise ValueError("label_vectors and label_vectors_sha256 must be set together")
         return self
 
     @property
@@ -128,30 +130,30 @@ class Manifest(_Record):
         return tuple(info.name for info in self.classes)
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
-        """Returns the shards of `split`. Raises ValueError that lists the existing splits.
+        """Return the shards of `split`. Raises ValueError that lists the existing splits.
 
         key: the recipe key that was set to `split`, for the error.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
         if not shards and key is not None:
             raise ValueError(
-                f"{key} is {split!r} and the shards have the splits {', '.join(self.splits)}: set "
+                f"{key} is {split!r}, but the shards have the splits {', '.join(self.splits)}: set "
                 f"{key} to one of them"
             )
         if not shards:
-            raise ValueError(f"no split {split!r} here: there are {', '.join(self.splits)}")
+            raise ValueError(f"there is no split {split!r}: choose from {', '.join(self.splits)}")
         return shards
 
     def digest(self, split: str) -> str:
-        """Returns 16 hexadecimal digits that identify this split's samples and their order."""
+        """Return 16 hexadecimal digits that identify this split's samples and their order."""
         content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """Reads `folder/manifest.json` and checks that every shard exists and has its full size.
+        """Read `folder/manifest.json` and check that every shard exists and has its full size.
 
-        Shards behind a URL are checked when they are fetched. Raises FileNotFoundError if the
+        Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the
         manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
         another size, and RetriesExhaustedError if the folder or the URL cannot be read.
         """
@@ -167,13 +169,13 @@ class Manifest(_Record):
                 raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
             if (size := path.stat().st_size) != shard.bytes:
                 raise ValueError(
-                    f"{path} has {size} bytes and the manifest says {shard.bytes}: "
-                    "copy it or run kway shard again"
+                    f"{path} has {size} bytes, but the manifest lists {shard.bytes}: copy it again "
+                    "or run kway shard again"
                 )
 
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """Reads the manifest without checking the shards."""
+        """Read the manifest without checking the shards."""
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
             content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
@@ -184,11 +186,11 @@ class Manifest(_Record):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             if str(folder).partition(":/")[0] in SCHEMES:  # a URL passed as a path
                 raise ValueError(
-                    f"{folder} is a URL: this reads local folders; copy it here"
+                    f"{folder} is a URL, but only local folders are supported here: download it"
                 ) from error
             raise FileNotFoundError(
-                f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
-                "to finish them, or copy the file where it was lost"
+                f"{path} is missing: run kway shard, run it again if it was interrupted, or copy "
+                "the file if it was lost"
             ) from error
         return cls._parse(content, str(path))
 
@@ -197,12 +199,12 @@ class Manifest(_Record):
     def _parse(cls, content: bytes, path: str) -> "Manifest":
         remedy = "run kway shard again into an empty folder"
         if is_url(path):
-            remedy = "copy it there again from where the shards were made"
+            remedy = "upload it again from where the shards were created"
         try:
             version = _Version.model_validate_json(content).format_version
             if version > FORMAT_VERSION:
                 raise ValueError(
-                    f"{path} has format version {version} and this kway reads up to "
+                    f"{path} has format version {version}, but this version of kway reads up to "
                     f"{FORMAT_VERSION}: install a newer kway"
                 )
             stored = _Stored.model_validate_json(content)
@@ -213,19 +215,19 @@ class Manifest(_Record):
         manifest = cls.model_construct(**{name: getattr(stored, name) for name in cls.model_fields})
         if stored.checksum != manifest.fingerprint():
             raise ValueError(
-                f"{path} is damaged or was edited (its checksum does not hold): {remedy}"
+                f"{path} is damaged or was edited (its checksum does not match): {remedy}"
             )
         return manifest
 
     def to_bytes(self) -> bytes:
-        """Returns the content of `manifest.json`: the manifest and its checksum."""
+        """Return the content of `manifest.json`: the manifest and its checksum."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
         # Without the key `incomplete`, earlier versions of kway can read the manifest.
         exclude = set() if self.incomplete else {"incomplete"}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of the manifest's values."""
+        """Return the SHA-256 of the manifest's values."""
         # Values are hashed, not the file, so that JSON whitespace does not matter.
         values = self.model_dump(mode="json")
         for added_later in ("label_vectors_sha256", "incomplete"):

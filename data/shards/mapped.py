@@ -22,7 +22,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(file: IO[bytes]) -> np.ndarray:
-    """Maps the bytes of `file` to a read-only uint8 array [n]. `file` may be closed afterwards.
+    """Map the bytes of `file` to a read-only uint8 array [n]. `file` may be closed afterwards.
 
     The mapping is released with the last array that uses it. Raises OSError if the file cannot be
     mapped; an empty file cannot.
@@ -31,23 +31,23 @@ def mapped(file: IO[bytes]) -> np.ndarray:
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
     if address == _FAILED:
         code = ctypes.get_errno()
-        many = "make fewer, larger shards, or raise the system's vm.max_map_count"
+        many = "use fewer, larger shards, or raise the system's vm.max_map_count"
         remedy = many if code == errno.ENOMEM else "copy it to another disk"
         raise OSError(f"{file.name} cannot be mapped ({os.strerror(code)}): {remedy}")
-    held = (ctypes.c_ubyte * size).from_address(address)
-    # Not at exit, because threads may still read then. The operating system unmaps the memory.
-    weakref.finalize(held, _libc.munmap, address, size).atexit = False
-    array: np.ndarray = np.ctypeslib.as_array(held)
+    buffer = (ctypes.c_ubyte * size).from_address(address)
+    # Do not unmap at exit, because threads may still read then. The operating system does it.
+    weakref.finalize(buffer, _libc.munmap, address, size).atexit = False
+    array: np.ndarray = np.ctypeslib.as_array(buffer)
     array.flags.writeable = False
     return array
 
 
-def keep_apart(first: np.ndarray, last: np.ndarray) -> None:
-    """Disables readahead for the range from `first` to `last`, two parts of one mapped file.
+def disable_readahead(first: np.ndarray, last: np.ndarray) -> None:
+    """Disable readahead for the range from `first` to `last`, two parts of one mapped file.
 
     By default the kernel also maps the pages around a page that is read, up to a whole file.
     """
     start = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    # Any advice makes the range a separate mapping, which readahead does not cross.
-    # madvise may fail; that is harmless.
+    # Any advice makes the range a separate mapping, which readahead does not cross. A failure of
+    # madvise is harmless.
     _libc.madvise(start, last.ctypes.data + last.nbytes - start, mmap.MADV_RANDOM)

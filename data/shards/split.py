@@ -1,6 +1,6 @@
 """A split of a folder of shards as a random-access list of samples, read with `pread`.
 
-This module does not depend on ranks or pixels. Of an order it uses only which shards it mixes.
+This module does not depend on ranks or pixels. It uses an order only to prefetch shards.
 """
 
 import os
@@ -68,7 +68,7 @@ class Split:
     @property
     def classes(self) -> tuple[ClassInfo, ...]:
         """The class list. A label is a position in it."""
-        assert len(self.manifest.classes) == self.num_classes, "it stayed in the other process"
+        assert len(self.manifest.classes) == self.num_classes, "class names are not pickled"
         return self.manifest.classes
 
     @property
@@ -77,7 +77,7 @@ class Split:
         return np.concatenate([index.labels for index in self._indices]).astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        """Returns the number of samples of each class, int64 [K].
+        """Return the number of samples of each class, int64 [K].
 
         Out-of-range labels are not counted.
         """
@@ -88,11 +88,11 @@ class Split:
         return counts
 
     def digest(self) -> str:
-        """Returns 16 hexadecimal digits that identify the samples and their order."""
+        """Return 16 hexadecimal digits that identify the samples and their order."""
         return self.manifest.digest(self.name)
 
     def sizes(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the size in bytes, int64 [n], of each of `samples` (int64 [n], in any order)."""
+        """Return the size in bytes, int64 [n], of each of `samples` (int64 [n], in any order)."""
         found = np.empty(len(samples), np.int64)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -101,7 +101,7 @@ class Split:
         return found
 
     def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
-        """Returns the first `each` samples of each of `classes`, in the order of the split."""
+        """Return the first `each` samples of each of `classes`, in the order of the split."""
         found: dict[int, list[int]] = {label: [] for label in classes}
         for start, index in zip(self._starts.tolist(), self._indices, strict=False):
             if all(len(samples) >= each for samples in found.values()):
@@ -113,12 +113,12 @@ class Split:
         return found
 
     def key(self, i: int) -> str:
-        """Returns the webdataset key of sample `i`."""
+        """Return the webdataset key of sample `i`."""
         shard, row = self._locate(i)
         return self._files.read(shard, read_key, self._indices[shard], row)
 
     def read(self, i: int) -> tuple[bytes, str, int]:
-        """Returns (bytes, extension, label) of sample `i`.
+        """Return (bytes, extension, label) of sample `i`.
 
         Raises BadSampleError if its checksum does not match or its label is out of range.
         """
@@ -127,14 +127,14 @@ class Split:
         data = self._files.read(shard, read_member, index, row)
         if data is None:
             remedy = self.folder.remedy(self._shards[shard])
-            raise self.bad(i, f"its bytes are not those that were written: {remedy}")
+            raise self.bad(i, f"its checksum does not match: {remedy}")
         label = int(index.labels[row])
         if not 0 <= label < self.num_classes:
-            raise self.bad(i, f"label {label} has no class: there are {self.num_classes}")
+            raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
         return data, index.extensions[int(index.extension[row, 0])], label
 
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
-        """Yields (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
+        """Yield (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
 
         The index entries are looked up in one batch, because the look-up dominates for small
         samples.
@@ -145,7 +145,7 @@ class Split:
             yield (data, label) if sound else None
 
     def _entries(self, samples: np.ndarray) -> list[list[int]]:
-        """Returns the shard, block, size, crc32 and label of each of `samples`."""
+        """Return the shard, block, size, crc32 and label of each of `samples`."""
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         table = np.empty((5, len(samples)), np.int64)
         table[0] = shards
@@ -159,7 +159,7 @@ class Split:
         return entries
 
     def text(self, i: int) -> tuple[str, int]:
-        """Returns (text, label) of sample `i`.
+        """Return (text, label) of sample `i`.
 
         Raises BadSampleError as `read`, and for invalid UTF-8.
         """
@@ -170,30 +170,30 @@ class Split:
             raise self.bad(i, str(error)) from error
 
     def bad(self, i: int, reason: str) -> BadSampleError:
-        """Returns an error that names the shard and key of sample `i`."""
+        """Return an error that names the shard and key of sample `i`."""
         address = self.folder.address(self._shards[self._locate(i)[0]])
         return BadSampleError(f"{address}: {printable(self._name(i))}: {reason}")
 
     def _name(self, i: int) -> str:
-        """Returns the key, or the position if the tar header that contains the key is damaged."""
+        """Return the key, or the position if the tar header that contains the key is damaged."""
         try:
             return self.key(i)
         except ValueError:
             return f"sample {i} of split {self.name}"
 
     def check_labels(self, max_bad: int) -> None:
-        """Raises ValueError if more than `max_bad` labels are out of range."""
+        """Raise ValueError if more than `max_bad` labels are out of range."""
         has_class = (_has_class(index, self.num_classes) for index in self._indices)
         if len(self) - sum(np.count_nonzero(sound) for sound in has_class) > max_bad:
             for shard, index in zip(self._shards, self._indices, strict=True):
                 check_labels(index.labels, self.num_classes, self.folder.address(shard))
 
     def check_shards(self) -> None:
-        """Raises ValueError for a shard file that does not belong to its index.
+        """Raise ValueError for a shard file that does not belong to its index.
 
-        The size has already been checked. If both the first and the last sample have wrong
-        checksums, the file is another one; a single bad sample is not enough. Shards from a URL are
-        skipped, because their SHA-256 is checked when they are fetched.
+        The size has already been checked. If the checksums of both the first and the last sample
+        are wrong, it is another file; a single bad sample is not enough. Shards from a URL are not
+        checked here, because their SHA-256 is verified when they are fetched.
         """
         if self.folder.verified:
             return
@@ -202,41 +202,41 @@ class Split:
             ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
             if all(self._files.read(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
-                    f"{self.folder.address(shard)} is not the shard that was written: another "
-                    f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
+                    f"{self.folder.address(shard)} was replaced by another file: copy the shard "
+                    f"again ({self.folder.remedy(shard)})"
                 )
 
     def order(
         self, seed: int, shuffle_shards: int | None = None, *, groups_at_once: int = 1
     ) -> Order:
-        """Returns the training order, of which `groups_at_once` groups are read at a time.
+        """Return the training order.
 
-        Raises ValueError if the cache of a URL is too small for them.
+        Raises ValueError if the cache of a URL is too small for `groups_at_once` groups.
         """
         order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
         self.folder.check_order(order, self._shards, groups_at_once)
         return order
 
     def in_order(self) -> InOrder:
-        """Returns the evaluation order, which is the stored order."""
+        """Return the evaluation order, which is the stored order."""
         return InOrder([shard.samples for shard in self._shards])
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Reports the position in `order`, so that the next shards are prefetched from a URL.
+        """Set the position in `order`, so that the next shards are prefetched from a URL.
 
-        Fetching runs in threads of this process. The call is cheap enough for every batch, and does
-        nothing for a local folder.
+        Fetching runs in threads of this process. The call is cheap enough for every batch. It has
+        no effect for a local folder.
         """
         self._ahead.will_read(order, position)
 
     def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} of split {self.name!r} with {len(self)}")
+            raise IndexError(f"sample {i} is out of range for split {self.name!r} with {len(self)}")
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1
         return shard, i - int(self._starts[shard])
 
     def close(self) -> None:
-        """Closes the shards and stops prefetching. A later read opens them again."""
+        """Close the shards and stop prefetching. A later read opens them again."""
         self._ahead.stop()
         self._files.close()
 
@@ -258,7 +258,7 @@ def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
 
 
 def _open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
-    """Returns the folder at a local path, or at a URL through `cache`.
+    """Return the folder at a local path, or at a URL through `cache`.
 
     Raises ValueError for an unknown URL scheme.
     """
@@ -275,7 +275,7 @@ def open_split(
     cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
-    """Opens one split of a folder that `kway shard` wrote, at a path or, through `cache`, at a URL.
+    """Open one split of a folder that `kway shard` wrote, at a path or, through `cache`, at a URL.
 
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 
@@ -298,8 +298,8 @@ def open_split(
 
 
 def decode_text(data: bytes) -> str:
-    """Decodes UTF-8. Raises ValueError with the byte position if `data` is not UTF-8."""
+    """Decode UTF-8. Raises ValueError with the byte position if `data` is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 from its byte {error.start} on") from error
+        raise ValueError(f"invalid UTF-8 at byte {error.start}") from error

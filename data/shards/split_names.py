@@ -1,8 +1,8 @@
-"""The names of splits in the shards. All sources follow this rule.
+"""The names of splits in the shards, by the same rule for all sources.
 
 `train` is for training, and every other split is held out. A single held-out split is called
-`test`, whatever the source calls it, because that is the default of `data.eval_split`. If there are
-several, each keeps its name, except that `val`, `valid`, `dev` and `eval` become `validation`.
+`test`, whatever its name in the source, because that is the default of `data.eval_split`. If there
+are several, each keeps its name, except that `val`, `valid`, `dev` and `eval` become `validation`.
 """
 
 from collections.abc import Iterable
@@ -18,19 +18,19 @@ SPLIT_OF_WORD = {
 
 
 def split_name(word: str) -> str:
-    """`train`, `test` or `validation` for the usual words, in any case; other words unchanged."""
+    """Map the usual words, in any case, to `train`, `test` or `validation`; keep other words."""
     return SPLIT_OF_WORD.get(word.lower(), word)
 
 
 def shard_splits(names: Iterable[str]) -> dict[str, str]:
-    """Maps each split of a source (as `split_name` returns it) to its name in the shards."""
+    """Map each split of a source (as `split_name` returns it) to its name in the shards."""
     found = dict.fromkeys(names)
     held_out = [name for name in found if name != TRAIN]
     return {name: TEST if held_out == [name] else name for name in found}
 
 
 def renamed_splits(names: Iterable[str]) -> list[str]:
-    """One line for each split that has another name in the shards."""
+    """Return one line for each split that has another name in the shards."""
     return [
         f"split {name!r} is called {in_shards!r} in the shards: it is the only held-out split"
         for name, in_shards in shard_splits(names).items()

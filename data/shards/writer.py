@@ -35,15 +35,15 @@ _CHOSEN_AT_ONCE = 1 << 14
 class Written:
     """The result of a run.
 
-    resumed: shards that already existed. left_out: samples that the source skipped. duplicates:
-    samples dropped from training. Both count over all shards. skipped: the file that lists the
-    skipped samples and the files that the source ignored; None if there are none.
+    resumed: number of shards that already existed. num_skipped: samples that the source skipped, in
+    all shards. duplicates: samples dropped from training, in all shards. skipped: the file that
+    lists the skipped samples and the files that the source ignored; None if there are none.
     """
 
     manifest: Manifest
     complete_before: bool = False
     resumed: int = 0
-    left_out: int = 0
+    num_skipped: int = 0
     duplicates: int = 0
     skipped: Path | None = None
 
@@ -62,7 +62,7 @@ class _Plan:
         return self.stop - self.start
 
     def tasks(self) -> Iterator[Any]:
-        """Yields the samples in shuffled order, so that a streaming reader sees all classes.
+        """Yield the samples in shuffled order, so that a streaming reader sees all classes.
 
         Positions are permuted in chunks as they are requested, so no list of the whole split is
         built.
@@ -84,11 +84,11 @@ def write_shards(
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
 ) -> Written:
-    """Writes `source` to `folder`, or resumes an earlier run.
+    """Write `source` to `folder`, or resume an earlier run.
 
     ignored: files that the source does not read; `skipped.jsonl` lists them with the bad samples.
     workers: number of processes; None uses one per core if there is enough to do. drop_duplicates:
-    removes samples from training that are byte-identical to a sample of another split; the other
+    remove samples from training that are byte-identical to a sample of another split; the other
     splits are written first. report: called as `report(done, total)` with sample counts.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
@@ -97,15 +97,15 @@ def write_shards(
     is space.
     """
     if samples_per_shard < 1:
-        raise ValueError(f"samples per shard is {samples_per_shard}: it must be at least 1")
+        raise ValueError(f"samples_per_shard is {samples_per_shard}: it must be at least 1")
     about = source.describe()
     parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
     if drop_duplicates:
         parameters["drop_duplicates"] = True
     about = SourceInfo(kind=about.kind, parameters=parameters)
-    if (standing := _whole(folder, about)) is not None:
+    if (complete := _complete_manifest(folder, about)) is not None:
         (folder / UNFINISHED).unlink(missing_ok=True)
-        return Written(standing, complete_before=True, skipped=_skipped(folder))
+        return Written(complete, complete_before=True, skipped=_skipped(folder))
     with claimed(folder, about):
         # The folder is incomplete. Without a manifest, the note marks it as unfinished.
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -123,12 +123,11 @@ def write_shards(
             label_vectors_sha256=vectors_sha256,
         )
         commit(folder / MANIFEST, manifest.to_bytes())
-    asked = sum(len(plan) for plan in plans)
-    left_out = asked - duplicates - sum(shard.samples for shard in shards)
+    planned = sum(len(plan) for plan in plans)
     return Written(
         manifest,
         resumed=resumed,
-        left_out=left_out,
+        num_skipped=planned - duplicates - sum(shard.samples for shard in shards),
         duplicates=duplicates,
         skipped=_skipped(folder),
     )
@@ -140,7 +139,7 @@ def _skipped(folder: Path) -> Path | None:
 
 
 def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
-    """Returns the SHA-256 of the file. Returns None and writes nothing if `vectors` is None."""
+    """Return the SHA-256 of the file. Returns None and writes nothing if `vectors` is None."""
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
@@ -148,8 +147,8 @@ def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
     return hashlib.sha256(content).hexdigest()
 
 
-def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
-    """Returns the manifest if every file that it lists exists with its full size, else None."""
+def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
+    """Return the manifest if every file that it lists exists with its full size, else None."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
@@ -165,7 +164,7 @@ def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
 
 
 def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Yields which samples go into which shard.
+    """Yield the shards to write, each with its range of samples.
 
     Memory: about 100 bytes per shard, none per sample.
     """
@@ -184,7 +183,7 @@ def _write_plans(
     drop_duplicates: bool,
     ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
-    """Returns the shards in the order of `plans`, how many existed, and all duplicates."""
+    """Return the shards in the order of `plans`, the number that existed, and all duplicates."""
     total = sum(len(plan) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]
@@ -213,16 +212,18 @@ def _write_plans(
             if info is not None:
                 finished[plan.file] = info
     if not finished:
-        raise ValueError(f"every sample was skipped, such as {skipped.last}: nothing is written")
+        raise ValueError(
+            f"no shards were written, because all samples were skipped: {skipped.last}"
+        )
     skipped.finish()
     duplicates += held_out.dropped if held_out else 0
     return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
 
 
 def _finished(shard: Path) -> ShardInfo | None:
-    """Returns the info of a finished shard, else None.
+    """Return the info of a finished shard, else None.
 
-    The index is renamed last, so it implies a whole shard.
+    The index is renamed last, so it implies a complete shard.
     """
     try:
         info = open_index(shard).info
@@ -239,7 +240,7 @@ def _write_shard(
     held_out: HeldOut | None,
     skipped: SkippedFile,
 ) -> ShardInfo | None:
-    """Writes one tar and its index. Returns None and writes nothing if every sample was skipped."""
+    """Write one tar and its index. Returns None and writes nothing if every sample was skipped."""
     index = IndexBuilder()
     samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0
@@ -271,7 +272,7 @@ def _write_tar(
     samples: Iterator[Sample | Skipped],
     count: Callable[[int], None],
 ) -> list[Skipped]:
-    """Writes the samples and returns the skipped ones."""
+    """Write the samples and return the skipped ones."""
     skipped = []
     with path.open("wb") as file:
         with TarWriter(

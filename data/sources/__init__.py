@@ -5,7 +5,7 @@ from data.sources.emoji_names import EmojiNames
 from data.sources.glyphs import Glyphs
 from data.sources.imagefolder import ImageFolder
 from data.sources.imagenet import ImageNet
-from data.sources.labelled_texts import LabelledTexts
+from data.sources.labeled_texts import LabeledTexts
 from data.sources.mnist import Mnist
 from data.sources.source import CommandSource, Sample, Source
 from data.sources.table import Table
@@ -21,7 +21,7 @@ SOURCES: dict[str, type[CommandSource]] = {
         Cifar10,
         Mnist,
         Tweets,
-        LabelledTexts,
+        LabeledTexts,
         Table,
         EmojiNames,
     )
@@ -36,7 +36,7 @@ __all__ = [
     "Glyphs",
     "ImageFolder",
     "ImageNet",
-    "LabelledTexts",
+    "LabeledTexts",
     "Mnist",
     "Sample",
     "Source",

@@ -41,7 +41,7 @@ class _Cifar(CommandSource):
     path: Annotated[
         Path,
         Argument(metavar="ARCHIVE"),
-        Field(description="the binary version: its tar.gz, or a folder of it"),
+        Field(description="binary version: the tar.gz or its unpacked folder"),
     ]
 
     modality = "image"
@@ -55,7 +55,7 @@ class _Cifar(CommandSource):
 
     def __post_init__(self) -> None:
         if not self.path.exists():
-            raise FileNotFoundError(f"{self.path} does not exist: give {self.archive}")
+            raise FileNotFoundError(f"{self.path} does not exist: download {self.archive}")
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256()
@@ -86,29 +86,29 @@ class _Cifar(CommandSource):
         return self.path
 
     def notes(self) -> list[str]:
-        """Returns a line if the number of images differs from the published one."""
+        """Return a line if the number of images differs from the published one."""
         found = sum(1 for split in self.files for _ in self._records(split))
         if found == self.published:
             return []
-        return [f"{found:,} images, and {self.kind} was published with {self.published:,}"]
+        return [f"found {found:,} images, but {self.kind} was published with {self.published:,}"]
 
     def _records(self, split: str) -> Iterator[bytes]:
-        """Yields the records of a split after checking their labels."""
+        """Yield the records of a split after checking their labels."""
         size = len(self.labels) + _PIXELS
         limits = [len(self._names(file)) for file in self.labels]
         for file in self.files[split]:
             content = self._contents[file]
             if not content or len(content) % size:
                 raise ValueError(
-                    f"{self.path}: {file} has {len(content):,} bytes, which are not records of "
-                    f"{size:,}: download it again"
+                    f"{self.path}: the size of {file}, {len(content):,} bytes, is not a multiple "
+                    f"of the record size, {size:,}: download it again"
                 )
             for i in range(0, len(content), size):
                 record = content[i : i + size]
                 for label, limit, names in zip(record, limits, self.labels, strict=False):
                     if label >= limit:
                         raise ValueError(
-                            f"{self.path}: image {i // size} of {file} has label {label} and "
+                            f"{self.path}: image {i // size} of {file} has label {label}, but "
                             f"{names} has {limit} names: download it again"
                         )
                 yield record
@@ -117,7 +117,7 @@ class _Cifar(CommandSource):
         lines = self._contents[file].decode("utf-8", "replace").splitlines()
         names = [line.strip() for line in lines if line.strip()]
         if len(names) < 2 or len(set(names)) < len(names):
-            raise ValueError(f"{self.path}: {file} is no list of class names: download it again")
+            raise ValueError(f"{self.path}: {file} is not a list of class names: download it again")
         return names
 
     @property
@@ -126,7 +126,7 @@ class _Cifar(CommandSource):
 
     @cached_property
     def _contents(self) -> dict[str, bytes]:
-        """Maps the name of every file that is read to its content."""
+        """Map the name of every file that is read to its content."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
             found = loose_files(inner if inner.is_dir() else self.path, self._file_names)
@@ -134,16 +134,16 @@ class _Cifar(CommandSource):
             found = archived_files(self.path, self._file_names)
         if missing := [name for name in self._file_names if name not in found]:
             raise FileNotFoundError(
-                f"{self.path} holds no {missing[0]}: give the binary version, {self.archive}"
+                f"{self.path} does not contain {missing[0]}: use the binary version, {self.archive}"
             )
         return found
 
 
 class Cifar10(_Cifar):
-    """CIFAR-10: cifar-10-binary.tar.gz as published."""
+    """CIFAR-10 in the published file cifar-10-binary.tar.gz."""
 
     kind = "cifar10"
-    reads = "cifar-10-binary.tar.gz, a download of 170 MB"
+    reads = "cifar-10-binary.tar.gz (a 170 MB download)"
     archive = "cifar-10-binary.tar.gz"
     unpacked = "cifar-10-batches-bin"
     files: ClassVar = {
@@ -155,13 +155,13 @@ class Cifar10(_Cifar):
 
 
 class Cifar100(_Cifar):
-    """CIFAR-100: cifar-100-binary.tar.gz as published, with its coarse classes.
+    """CIFAR-100 in the published file cifar-100-binary.tar.gz.
 
-    The coarse class is the path of a class in the hierarchy.
+    The 20 coarse classes become the hierarchy of the 100 classes.
     """
 
     kind = "cifar100"
-    reads = "cifar-100-binary.tar.gz, a download of 168 MB"
+    reads = "cifar-100-binary.tar.gz (a 168 MB download)"
     archive = "cifar-100-binary.tar.gz"
     unpacked = "cifar-100-binary"
     files: ClassVar = {"train": ("train.bin",), "test": ("test.bin",)}
@@ -171,18 +171,20 @@ class Cifar100(_Cifar):
     def classes(self) -> tuple[ClassInfo, ...]:
         coarse_file, fine_file = self.labels
         coarse_names, fine_names = self._names(coarse_file), self._names(fine_file)
-        above: dict[int, int] = {}
+        coarse_of: dict[int, int] = {}
         for split in self.files:
             for record in self._records(split):
-                if above.setdefault(record[1], record[0]) != record[0]:
+                if coarse_of.setdefault(record[1], record[0]) != record[0]:
                     raise ValueError(
-                        f"{self.path}: {fine_names[record[1]]!r} stands in two coarse classes: "
+                        f"{self.path}: {fine_names[record[1]]!r} is in two coarse classes: "
                         "download it again"
                     )
         return tuple(
             ClassInfo(
                 name=name,
-                attributes={PATH: join_path([coarse_names[above[i]]])} if i in above else {},
+                attributes={PATH: join_path([coarse_names[coarse_of[i]]])}
+                if i in coarse_of
+                else {},
             )
             for i, name in enumerate(fine_names)
         )

@@ -1,7 +1,7 @@
 """Names of emoji in the languages of the `emoji` library: thousands of texts without a download.
 
-A text is the name in one language. Its class is the emoji without skin tone. Some languages are
-held out for the test split.
+A text is the name of an emoji in one language. Its class is the emoji without skin tone. Some
+languages are held out for the test split.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
-# Each has close relatives in training: Spanish, Portuguese and French; Arabic script; German.
+# Training has related languages: Spanish, Portuguese and French for Italian, the Arabic script for
+# Persian.
 TEST_LANGUAGES = ("it", "fa")
 
 
@@ -31,38 +32,41 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class EmojiNames(CommandSource):
-    """Names of emoji in 14 languages; needs no download.
+    """Names of emoji in 14 languages; no download required.
 
-    A class is an emoji without skin tone: 1,923 classes, 3,953 emoji with all tones in emoji 2.16.
-    If a language has one name for two emoji of a class, the name is one sample.
+    A class is an emoji without skin tone. Version 2.16 of the emoji library has 1,923 classes and
+    3,953 emoji including skin tones. If a language has the same name for several emoji of a class,
+    the name is a single sample.
     """
 
     kind = "emoji-names"
     modality = "text"
-    reads = "the names in the package emoji"
+    reads = "the names in the emoji package"
     held_out = "the languages of --test-languages"
 
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
-        default=None, ge=2, description="only the first N by code points; default: all"
+        default=None, ge=2, description="use only the first N classes by code points; default: all"
     )
     languages: tuple[str, ...] = Field(
-        default=(), description="with commas between; default: all that have names"
+        default=(), description="comma-separated language codes; default: all that have names"
     )
     test_languages: tuple[str, ...] = Field(
-        default=TEST_LANGUAGES, description="held out for the test split"
+        default=TEST_LANGUAGES, description="languages held out for the test split"
     )
     tones: Annotated[bool, Option("--no-tones", flag=False)] = Field(
-        default=True, description="without the names of emoji with a skin tone"
+        default=True, description="exclude the names of emoji with skin tones"
     )
 
     def __post_init__(self) -> None:
         load_languages(self._all_languages + self.test_languages)
         if outside := [one for one in self.test_languages if one not in self._all_languages]:
             raise ValueError(
-                f"emoji-names: test language {outside[0]!r} is not among the languages: add it"
+                f"emoji-names: test language {outside[0]!r} is not in --languages: add it"
             )
         if not set(self._all_languages) - set(self.test_languages):
-            raise ValueError("emoji-names: every language is held out: leave one for training")
+            raise ValueError(
+                "emoji-names: all languages are held out: keep at least one for training"
+            )
 
     def describe(self) -> SourceInfo:
         parameters: dict[str, Any] = {

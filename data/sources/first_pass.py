@@ -1,7 +1,7 @@
 """The base class of sources that read their files twice: one pass selects, the other writes.
 
-The result of the first pass stays on disk until the shards are written. Each source defines which
-records are kept and how classes are selected.
+The result of the first pass is stored on disk until the shards are written. Each source defines
+which records it uses and how it selects classes.
 """
 
 import json
@@ -34,11 +34,11 @@ class FirstPassSource(CommandSource):
 
     @abstractmethod
     def pass_files(self) -> Sequence[Path]:
-        """Returns the files, in the order that references number them."""
+        """Return the files, in the order that references number them."""
 
     @abstractmethod
     def pass_rules(self) -> SelectionRules:
-        """Returns the rules for selecting classes and handling duplicates."""
+        """Return the rules for selecting classes and handling duplicates."""
 
     @abstractmethod
     def spans(self) -> list[Span]: ...
@@ -52,14 +52,14 @@ class FirstPassSource(CommandSource):
         return {in_shards[split]: folder.tasks(split) for split in self._selection.splits}
 
     def notes(self) -> list[str]:
-        """Returns what was skipped, found or renamed, one line each.
+        """Return what was skipped, found or renamed, one line each.
 
         Call it after the first pass.
         """
         return pass_notes(self._selection) + renamed_splits(self._selection.splits)
 
     def clean_up(self) -> None:
-        """Deletes the results of the first pass."""
+        """Delete the results of the first pass."""
         SelectionFolder(self.work).remove()
 
     @cached_property

@@ -1,8 +1,8 @@
 """Characters drawn from the fonts that matplotlib ships: thousands of classes without a download.
 
-There is one class per character or group of identical-looking characters. Samples are font faces
-and mild distortions. Whole styles are held out for the test split. `data/images/fonts.py` draws the
-characters.
+There is one class per character or group of identical-looking characters. Its samples are drawings
+in different font faces, with mild distortions. Some styles are held out for the test split.
+`data/images/fonts.py` draws the characters.
 """
 
 import unicodedata
@@ -67,33 +67,35 @@ class _GlyphClass(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class Glyphs(CommandSource):
-    """Characters drawn from the fonts that matplotlib ships; needs no download.
+    """Characters drawn with the fonts that matplotlib ships; no download required.
 
-    A class is a character of at least 8 font faces, or a group of characters that look the same.
-    Training images are distorted. Test images are not: there is one for each class and held-out
-    face. Some faces share drawings. A test image that is equal to that of a training face is left
-    out, unless the class has no other (5% of the first 1,000 classes: box drawing, arrows; 22% of
-    all: Braille too).
+    A class is a character that at least 8 font faces contain, or a group of characters that look
+    the same. Training images are distorted. Test images are not; there is one per class and
+    held-out face. Faces may share drawings of a character. A test image that is identical to that
+    of a training face is excluded, unless the class has no other test image, as in 5% of the first
+    1,000 classes (box drawing, arrows) and 22% of all classes (also Braille).
     """
 
     kind = "glyphs"
     modality = "image"
-    reads = "the fonts of matplotlib"
+    reads = "the fonts in the matplotlib package"
     held_out = "one style of each font family"
 
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
         default=None,
         ge=2,
         le=1_000_000,
-        description="only the first N, those of most faces; default: all",
+        description="use only the N classes with the most faces; default: all",
     )
-    samples: int = Field(default=3, ge=1, le=10_000, description="training images a class and face")
-    size: int = Field(default=32, ge=8, le=512, description="side of an image, pixels")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of the distortions")
+    samples: int = Field(
+        default=3, ge=1, le=10_000, description="training images per class and font face"
+    )
+    size: int = Field(default=32, ge=8, le=512, description="side of the images in pixels")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the distortions")
     confusables: Literal["merge", "keep"] = Field(
         default="merge",
-        description="one class, or one each, for characters that are drawn the same in more than "
-        "half of the faces that have both, such as Latin and Greek A",
+        description="merge characters such as Latin and Greek A, which look the same in more than "
+        "half of the faces that have both, into one class, or keep a class for each",
     )
 
     def describe(self) -> SourceInfo:
@@ -158,7 +160,7 @@ class Glyphs(CommandSource):
         return Sample(key, png.tobytes(), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
-        """Returns a generator keyed by the character, whatever the number of classes."""
+        """Return a generator keyed by the character, so that --classes does not affect it."""
         counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 
@@ -189,9 +191,9 @@ class Glyphs(CommandSource):
 
 
 def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
-    """Draws every character of at least `MIN_FACES` faces, in each face that has ink for it.
+    """Draw every character of at least `MIN_FACES` faces, in each face that has ink for it.
 
-    Excludes spaces and control, format, private-use and unassigned code points.
+    Spaces and control, format, private-use and unassigned code points are excluded.
     """
     count = Counter(code for codes in faces.values() for code in codes)
     wanted = [
@@ -213,18 +215,19 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
 
 
 def look_alikes(drawings: Drawings) -> list[list[int]]:
-    """Groups characters that look identical. Groups are sorted, and most have one member.
+    """Group characters that look identical. Groups are sorted, and most have one member.
 
     Two characters are merged if their images are equal in more than half of the faces that contain
-    both. Not all faces: a few draw the Cyrillic A slightly wider than the Latin one.
+    both. Equality in all faces is not required, because a few draw the Cyrillic A slightly wider
+    than the Latin A.
     """
-    twins: Counter[tuple[int, int]] = Counter()
+    equal_faces: Counter[tuple[int, int]] = Counter()
     same: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
     for code, drawn in sorted(drawings.items()):
         for face, drawing in drawn.items():
             same[face, drawing].append(code)
     for codes in same.values():
-        twins.update(combinations(codes, 2))
+        equal_faces.update(combinations(codes, 2))
     first = {code: code for code in drawings}
 
     def root(code: int) -> int:
@@ -232,7 +235,7 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
             code = first[code]
         return code
 
-    for (a, b), equal in sorted(twins.items()):
+    for (a, b), equal in sorted(equal_faces.items()):
         if 2 * equal > len(drawings[a].keys() & drawings[b].keys()):
             low, high = sorted((root(a), root(b)))
             first[high] = low
@@ -243,7 +246,7 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
 
 
 def _path(character: str) -> str:
-    """Returns the block and the kind of character in it: `Cyrillic > Cyrillic, small letters`."""
+    """Return the block and the kind of character in it: `Cyrillic > Cyrillic, small letters`."""
     category = unicodedata.category(character)
     kind = _KINDS.get(category, _KINDS[category[0]])
     return join_path((block(character), f"{block(character)}, {kind}"))

@@ -1,6 +1,7 @@
-"""A folder of class folders of images, or a folder of images and a label file.
+"""A folder with one subfolder of images per class, or a folder of images with a label file.
 
-Images that are larger than needed are shrunk and stored as JPEG. Others keep their bytes.
+Images that are larger than needed are resized and stored as JPEG. The bytes of all others are
+stored unchanged.
 """
 
 import hashlib
@@ -38,43 +39,46 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class ImageFolder(PackedImages, CommandSource):
-    """A folder of images of your own.
+    """A folder with one subfolder of images per class.
 
-    Class folders are in the folder itself, or in its `train/` and `test/`, `val/` and other folders
-    that name a split (docs/data.md).
+    The class folders are in the folder itself, or in subfolders that are named after splits, such
+    as `train/` and `test/` or `val/` (see docs/data.md).
     """
 
     kind = "imagefolder"
     modality = "image"
-    reads = "class folders of images, or a file of lines `file,class` with --labels"
-    held_out = "test/, val/ and the like, or --test-fraction of the images by a hash of their paths"
+    reads = "class folders of images, or the images that --labels lists"
+    held_out = "test/, val/ and similar, or --test-fraction of the images by a hash of their paths"
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description="class folders of images, or train/ and test/ of those")
+        Path, Argument(), Field(description="folder of class folders, or of train/ and test/")
     ]
     labels: Path | None = Field(
-        default=None, description="lines `file,class` instead of class folders"
+        default=None, description="CSV file of lines `file,class`, used instead of class folders"
     )
     nested: Annotated[bool | None, Option("--nested/--topmost")] = Field(
         default=None,
-        description="for nested class folders: the class is the folder that contains the image, "
-        "with the folders above as its hierarchy, or the topmost folder",
+        description="class of an image in nested folders: the folder that contains it, with the "
+        "folders above as hierarchy, or the topmost folder",
     )
     test_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="of images held out, where there is no test/"
+        default=0.1, ge=0, lt=1, description="fraction of images to hold out if there is no test/"
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is no folder: name a folder of class folders")
+            raise FileNotFoundError(
+                f"{self.folder} is not a folder: pass a folder that contains class folders"
+            )
         if self.nested is not None and self.labels is not None:
             raise ValueError(
-                f"imagefolder: {self.labels} names the classes: leave out --nested and --topmost"
+                f"imagefolder: --labels {self.labels} defines the classes: omit --nested and "
+                "--topmost"
             )
         if self.nested and self.taxonomy is not None:
-            raise ValueError("imagefolder: --nested gives the hierarchy: leave out --wordnet")
+            raise ValueError("imagefolder: --nested defines the hierarchy: omit --wordnet")
 
     def describe(self) -> SourceInfo:
         listing = hashlib.sha256()
@@ -99,8 +103,8 @@ class ImageFolder(PackedImages, CommandSource):
 
     def classes(self) -> tuple[ClassInfo, ...]:
         names = self._class_names
-        if (placed := self._placed) is not None:
-            attributes = placed.attributes()
+        if (in_taxonomy := self._in_taxonomy) is not None:
+            attributes = in_taxonomy.attributes()
         else:
             attributes = [_path(folders) for folders in self._folders_above()]
         return tuple(
@@ -109,9 +113,9 @@ class ImageFolder(PackedImages, CommandSource):
         )
 
     def _folders_above(self) -> list[tuple[str, ...]]:
-        """Returns the folders above each class.
+        """Return the folders above each class.
 
-        The own folder of a class is included if it also contains other classes.
+        The folder of the class itself is included if it also contains other classes.
         """
         paths = [self._listing.folders.get(name, (name,)) for name in self._class_names]
         inner = {path[:length] for path in paths for length in range(1, len(path))}
@@ -134,7 +138,7 @@ class ImageFolder(PackedImages, CommandSource):
         except ValueError as error:
             if self.skip_bad:
                 return Skipped(task.path, str(error))
-            raise ValueError(f"{path}: {error}; remove it, or give --skip-bad") from error
+            raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
 
     @property
@@ -142,18 +146,18 @@ class ImageFolder(PackedImages, CommandSource):
         return self.folder
 
     def skipped(self) -> list[Skipped]:
-        """Returns the files and folders that are not read."""
+        """Return the files and folders that are not read."""
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Returns what is skipped without an error, and which choices were made, one line each."""
+        """Return one line for each reason to skip files and each choice that was made."""
         notes = by_reason(self.skipped())
-        if (placed := self._placed) is not None:
-            notes += placed.notes()
+        if (in_taxonomy := self._in_taxonomy) is not None:
+            notes += in_taxonomy.notes()
         return notes
 
     @cached_property
-    def _placed(self) -> ClassTaxonomy | None:
+    def _in_taxonomy(self) -> ClassTaxonomy | None:
         if self.taxonomy is None:
             return None
         return ClassTaxonomy(self.taxonomy, self._class_names)
@@ -175,13 +179,13 @@ class ImageFolder(PackedImages, CommandSource):
             found = "1 class" if names else "no class"
             raise ValueError(
                 f"{self.labels or self.folder} has {found} with images "
-                f"({', '.join(sorted(ENDINGS))}): at least 2 are needed"
+                f"({', '.join(sorted(ENDINGS))}): at least 2 are required"
             )
         trained = {file.class_name for file in self._files if file.split in (None, "train")}
         if untrained := [name for name in names if name not in trained]:
             raise ValueError(
-                f"{self.folder / 'train'} has no images of class {untrained[0]!r}, "
-                "which a test folder has: add some, or remove that class"
+                f"class {untrained[0]!r} has test images, but none in {self.folder / 'train'}: add "
+                "some, or remove the class"
             )
         return names
 
@@ -194,9 +198,9 @@ def _path(above: tuple[str, ...]) -> dict[str, str]:
 
 
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
-    """Assigns each file to a split.
+    """Assign each file to a split by the hash of its path.
 
-    The image with the largest hash of each class stays in training.
+    The image with the largest hash of each class is always in training.
     """
     hashes = [
         int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])

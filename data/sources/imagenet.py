@@ -45,24 +45,26 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class ImageNet(PackedImages, CommandSource):
-    """ImageNet: the tar files of ILSVRC 2012 without unpacking them, or the extracted folders.
+    """ImageNet (ILSVRC 2012), from the published tar files or the extracted folders.
 
-    If a tar and its folder are both there, the tar is read. `val/` is flat or has class folders.
-    The devkit names the classes, and a flat `val/` needs it. Classes are those of training, in the
-    order of their synset ids.
+    If both a tar and its folder exist, the tar is read. `val/` may be flat or have class folders.
+    The devkit contains the names of the classes and the labels of a flat `val/`. The classes are
+    those of the training images, sorted by synset ID.
     """
 
     kind = "imagenet"
     modality = "image"
-    reads = "the ILSVRC 2012 tars and devkit, a download of 144 GB with registration"
+    reads = "the ILSVRC 2012 tars and devkit (a 144 GB download, registration required)"
     held_out = "the validation images"
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description=f"with {TRAIN_TAR} or train/, and the same of val")
+        Path,
+        Argument(),
+        Field(description=f"folder with {TRAIN_TAR} or train/, and {VAL_TAR} or val/"),
     ]
     devkit: Path | None = Field(
-        default=None, description=f"{DEVKIT}.tar.gz or its folder; default: in FOLDER"
+        default=None, description=f"{DEVKIT}.tar.gz or its folder; default: the one in FOLDER"
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
@@ -70,11 +72,12 @@ class ImageNet(PackedImages, CommandSource):
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(
-                f"{self.folder} is no folder: name the one with {TRAIN_TAR} or train/"
+                f"{self.folder} is not a folder: pass the folder with {TRAIN_TAR} or train/"
             )
 
     def describe(self) -> SourceInfo:
-        # Excludes the folder and layout, so that extracted images give the same shards as the tars.
+        # The folder and the layout are left out, so that extracted images and tars give the same
+        # shards.
         listing = hashlib.sha256(repr([info.model_dump() for info in self.classes()]).encode())
         for split, images in self._splits.items():
             for image in images:
@@ -94,9 +97,9 @@ class ImageNet(PackedImages, CommandSource):
         )
 
     def _attributes(self) -> list[dict[str, str]]:
-        if (placed := self._placed) is None:
+        if (in_taxonomy := self._in_taxonomy) is None:
             return [{} for _ in self._synsets]
-        attributes = placed.attributes()
+        attributes = in_taxonomy.attributes()
         if (devkit := self._devkit) is not None:
             for synset, about in zip(self._synsets, attributes, strict=True):
                 about["gloss"] = devkit.synsets[synset].gloss
@@ -118,13 +121,13 @@ class ImageNet(PackedImages, CommandSource):
             data = os.pread(file.fileno(), task.size, task.offset)
         try:
             if len(data) != task.size:
-                raise ValueError(f"it has {len(data)} of the {task.size} bytes that were listed")
+                raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
             data, extension = self.packed(data)
         except ValueError as error:
             if self.skip_bad:
                 return Skipped(_location(task.file, task.key), str(error))
-            where = f"{path}, {task.key} in it" if path.suffix == ".tar" else str(path)
-            raise ValueError(f"{where}: {error}; download it again, or give --skip-bad") from error
+            where = f"{path}: {task.key}" if path.suffix == ".tar" else str(path)
+            raise ValueError(f"{where}: {error}: download it again, or pass --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
 
     @property
@@ -132,25 +135,26 @@ class ImageNet(PackedImages, CommandSource):
         return self.folder
 
     def notes(self) -> list[str]:
-        """Returns what is missing or skipped without being an error, one line each."""
+        """Return one line for each thing that is missing or skipped without being an error."""
         notes = []
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
-                notes.append(f"ignoring {folder}/: {tar} is there")
-        if (placed := self._placed) is None:
+                notes.append(f"ignoring {folder}/, because {tar} exists")
+        if (in_taxonomy := self._in_taxonomy) is None:
             notes.append(
-                f"no {DEVKIT}.tar.gz: classes have no words and no hierarchy; give it, or WordNet"
+                f"{DEVKIT}.tar.gz is missing, so classes have no words and no hierarchy: pass "
+                "--devkit or --wordnet"
             )
         else:
-            notes += placed.notes()
+            notes += in_taxonomy.notes()
         if self._devkit is not None:
             notes += _missing(self._devkit, self._training, self._validation)
         if self._validation is None:
-            notes.append(f"neither {VAL_TAR} nor val/: there is no test split")
+            notes.append(f"there is no test split, because {VAL_TAR} and val/ are missing")
         return notes + by_reason(self.skipped())
 
     def skipped(self) -> list[Skipped]:
-        """Returns the files and images that are not read."""
+        """Return the files and images that are not read."""
         listed = [self._training] + ([self._validation] if self._validation else [])
         reason = "validation image of a class that is not in training"
         return [
@@ -159,7 +163,7 @@ class ImageNet(PackedImages, CommandSource):
         ]
 
     @cached_property
-    def _placed(self) -> ClassTaxonomy | None:
+    def _in_taxonomy(self) -> ClassTaxonomy | None:
         taxonomy = self.taxonomy or self._devkit
         return None if taxonomy is None else ClassTaxonomy(taxonomy, self._synsets)
 
@@ -185,14 +189,15 @@ class ImageNet(PackedImages, CommandSource):
         synsets = sorted({image.synset for image in self._training.found})
         if len(synsets) < 2:
             raise ValueError(
-                f"{self.folder} has {len(synsets)} classes of training images: 2 are needed"
+                f"{self.folder} has {len(synsets)} classes of training images: at least 2 are "
+                "required"
             )
         if self._devkit is not None:
             for synset in synsets:
                 if synset not in self._devkit.synsets:
                     raise ValueError(
-                        f"{self.folder} has class {synset}, which {self._devkit.path} does not "
-                        "know: give its own devkit, or remove the class"
+                        f"{self.folder} has class {synset}, which is not in {self._devkit.path}: "
+                        "pass the matching devkit, or remove the class"
                     )
         return synsets
 
@@ -221,21 +226,22 @@ def _location(file: str, name: str) -> str:
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
-    """Returns what the devkit lists but is missing. It may be a subset or a loss."""
+    """Return one line for each difference from the devkit: lost images, or a chosen subset."""
     found = Counter(image.synset for image in training.found)
     expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
     notes = []
     if absent := sorted(expected.keys() - found.keys()):
         notes.append(
-            f"training has {len(found):,} of the devkit's {len(expected):,} classes: "
-            f"without {_some(absent)}"
+            f"training has {len(found):,} of the {len(expected):,} classes in the devkit, missing: "
+            f"{_some(absent)}"
         )
     if other := sorted(s for s in expected.keys() & found.keys() if found[s] != expected[s]):
-        counts = [f"{s} has {found[s]:,} images and not {expected[s]:,}" for s in other]
+        counts = [f"{s} has {found[s]:,} images instead of {expected[s]:,}" for s in other]
         notes.append(f"training differs from the devkit in {len(other):,} classes: {_some(counts)}")
     if validation is not None and len(validation.found) != len(devkit.truth):
         notes.append(
-            f"validation has {len(validation.found):,} of the devkit's {len(devkit.truth):,} images"
+            f"validation has {len(validation.found):,} of the {len(devkit.truth):,} images in the "
+            "devkit"
         )
     return notes
 

@@ -1,6 +1,6 @@
 """Adds label vectors from a file to a source, matched by class name.
 
-The caller supplies the file formats and the look-up of names.
+The caller supplies the function that reads the file and looks up names.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,10 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class WithLabelVectors:
-    """`source` with label vectors from `file`. Classes without a vector get the mean of all others.
+    """`source` with label vectors from `file`.
 
-    A class is looked up by its emoji or its `words`, then by its name.
+    A class is looked up by its emoji or its `words`, then by its name. Classes without a vector get
+    the mean of the others.
     """
 
     source: Source
@@ -36,7 +37,7 @@ class WithLabelVectors:
 
     def __post_init__(self) -> None:
         if not self.file.is_file():
-            raise FileNotFoundError(f"{self.file} does not exist: give a file of label vectors")
+            raise FileNotFoundError(f"{self.file} does not exist: pass a file of label vectors")
 
     @property
     def modality(self) -> Modality:
@@ -60,16 +61,16 @@ class WithLabelVectors:
         return self.source.render(task)
 
     def notes(self) -> list[str]:
-        """Returns a line that names the classes without a vector, if there are any."""
+        """Return a line that names the classes without a vector, if there are any."""
         missing = self._found[1]
         if not missing:
             return []
         shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
-        return [f"classes without a vector, which get the mean: {len(missing):,} ({shown})"]
+        return [f"{len(missing):,} classes without a vector use the mean: {shown}"]
 
     @cached_property
     def _found(self) -> tuple[np.ndarray, list[str]]:
-        """Returns vectors [K, D], and the classes that got the mean."""
+        """Return vectors [K, D], and the classes that got the mean."""
         names = [_names(info) for info in self.classes()]
         flat = list(dict.fromkeys(name for those in names for name in those))
         vectors, without = self.find(self.file, flat)
@@ -87,7 +88,7 @@ class WithLabelVectors:
 
 
 def _names(info: ClassInfo) -> list[str]:
-    """Returns the names under which a file may list a class, best first."""
+    """Return the names by which a class is looked up, best first."""
     if one := info.attributes.get("emoji"):
         return [*emoji_spellings(one), info.name]
     words = info.attributes.get("words")

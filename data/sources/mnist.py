@@ -35,28 +35,25 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class Mnist(CommandSource):
-    """MNIST, Fashion-MNIST and others in the same four idx files.
-
-    The class names of `names` are in the order of the labels.
-    """
+    """MNIST, and data sets in the same four idx files, such as Fashion-MNIST."""
 
     kind = "mnist"
     modality = "image"
-    reads = "four idx files, plain or .gz; a download of 11 MB for MNIST"
+    reads = "four idx files, plain or .gz (an 11 MB download for MNIST)"
     held_out = "the t10k files"
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description="with train-images-idx3-ubyte.gz and the others")
+        Path, Argument(), Field(description="folder with train-images-idx3-ubyte.gz and the others")
     ]
     names: Path | None = Field(
-        default=None, description="class names, one a line; default: 0, 1, 2, …"
+        default=None, description="file of class names, one per line; default: 0, 1, 2, …"
     )
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(
-                f"{self.folder} is no folder: name the one with train-images-idx3-ubyte.gz"
+                f"{self.folder} is not a folder: pass the one with train-images-idx3-ubyte.gz"
             )
 
     def describe(self) -> SourceInfo:
@@ -91,22 +88,22 @@ class Mnist(CommandSource):
             names = read_class_names(self.names)
         if len(names) < max(2, number):
             raise ValueError(
-                f"{self.names or self.folder} has {len(names)} classes and labels reach "
-                f"{number - 1}: name every class, at least 2"
+                f"{self.names or self.folder} has {len(names)} classes, but the largest label is "
+                f"{number - 1}: add a name for every label, at least 2"
             )
         return names
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Maps each split to images uint8 [N, H, W] and labels uint8 [N]."""
+        """Map each split to images uint8 [N, H, W] and labels uint8 [N]."""
         arrays = {}
         for split, stem in _STEMS.items():
             images = _read_idx(self.folder, f"{stem}-images", 3)
             labels = _read_idx(self.folder, f"{stem}-labels", 1)
             if len(images) != len(labels):
                 raise ValueError(
-                    f"{self.folder}: {stem}-images holds {len(images):,} images and "
-                    f"{stem}-labels {len(labels):,} labels: download both again"
+                    f"{self.folder}: {stem}-images has {len(images):,} images, but {stem}-labels "
+                    f"has {len(labels):,} labels: download both again"
                 )
             if not images.size:
                 raise ValueError(f"{self.folder}: {stem}-images is empty: download it again")
@@ -115,14 +112,14 @@ class Mnist(CommandSource):
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
-    """Reads `stem-idxN-ubyte` as a uint8 array. Some unpacking tools write `stem.idxN-ubyte`."""
+    """Read `stem-idxN-ubyte` as a uint8 array. Some unpacking tools write `stem.idxN-ubyte`."""
     for mark in "-.":
         for ending in (".gz", ""):
             path = folder / f"{stem}{mark}idx{num_axes}-ubyte{ending}"
             if path.is_file():
                 return _parse_idx(_content(path), num_axes, path)
     raise FileNotFoundError(
-        f"{folder} holds no {stem}-idx{num_axes}-ubyte, with or without .gz: download it"
+        f"{folder} has no {stem}-idx{num_axes}-ubyte, with or without .gz: download it"
     )
 
 
@@ -141,14 +138,14 @@ def _parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
     magic = bytes((0, 0, _BYTES, num_axes))
     if content[:4] != magic or len(content) < start:
         raise ValueError(
-            f"{path} begins with {content[:4].hex()}, not {magic.hex()}: it is no idx file of "
-            f"{num_axes} axes of bytes; download it again"
+            f"{path} is not an idx file of bytes with {num_axes} axes (it begins with "
+            f"{content[:4].hex()}, not {magic.hex()}): download it again"
         )
     shape = struct.unpack(f">{num_axes}I", content[4:start])
     wanted = start + int(np.prod(shape, dtype=np.float64))
     if len(content) != wanted:
         raise ValueError(
-            f"{path} has {len(content):,} bytes and its header {shape} says {wanted:,}: "
+            f"{path} has {len(content):,} bytes, but a file with header {shape} has {wanted:,}: "
             "download it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -1,6 +1,6 @@
-"""Packs images for a shard: creates keys, and shrinks, copies or losslessly encodes the images.
+"""Packs images for shards: creates keys, and resizes, copies or losslessly encodes the images.
 
-All image sources use it. `data/images/decode.py` decodes images and enforces the limits.
+All image sources use this module. `data/images/decode.py` decodes images and enforces the limits.
 """
 
 import hashlib
@@ -23,12 +23,17 @@ _MAX_KEY_BYTES = 90
 class PackedImages:
     """The options of a source that packs image files, and the packing."""
 
-    # pydantic takes `kw_only` of inherited fields from each field, not from the decorator.
+    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
     short_side: int = Field(
-        default=256, ge=1, kw_only=True, description="larger images shrink to it, pixels"
+        default=256,
+        ge=1,
+        kw_only=True,
+        description="short side in pixels to which larger images are resized",
     )
-    quality: int = Field(default=90, ge=1, le=100, kw_only=True, description="of JPEG, for those")
-    original: bool = Field(default=False, kw_only=True, description="keep bytes as they are")
+    quality: int = Field(
+        default=90, ge=1, le=100, kw_only=True, description="JPEG quality of resized images"
+    )
+    original: bool = Field(default=False, kw_only=True, description="store image files unchanged")
     skip_bad: bool = Field(
         default=False,
         kw_only=True,
@@ -37,16 +42,16 @@ class PackedImages:
 
     @property
     def target_side(self) -> int | None:
-        """`short_side`, or None if all images keep their bytes."""
+        """`short_side`, or None if all image files are stored unchanged."""
         return None if self.original else self.short_side
 
     def packed(self, data: bytes) -> tuple[bytes, str]:
-        """Returns (bytes, extension) of a packed image file."""
+        """Return (bytes, extension) of a packed image file."""
         return packed(data, short_side=self.target_side, quality=self.quality)
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """Returns (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
+    """Return (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
 
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode.
@@ -62,7 +67,7 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes,
 
 
 def lossless(image: np.ndarray) -> bytes:
-    """Encodes uint8 pixels, RGB [H, W, 3] or gray [H, W], as PNG."""
+    """Encode uint8 pixels, RGB [H, W, 3] or gray [H, W], as PNG."""
     if image.ndim == 3:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
     written, png = cv2.imencode(".png", image, _PNG)
@@ -71,7 +76,7 @@ def lossless(image: np.ndarray) -> bytes:
 
 
 def webdataset_keys(paths: Iterable[str]) -> Iterator[str]:
-    """Yields a key per path: the path without extension, made unique and short enough for tar."""
+    """Yield a key per path: the path without extension, made unique and short enough for tar."""
     seen: set[str] = set()
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -1,6 +1,6 @@
 """The interfaces of sources to the shard writer and to `kway shard`, and parallel rendering.
 
-A source is pickled once per worker process, so it keeps its state small and opens files late.
+A source is pickled once per worker process, so its state is small and files are opened when needed.
 """
 
 import os
@@ -19,12 +19,13 @@ from data.processes import end_with_parent, in_order, spawned
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
-# A source is a pydantic dataclass, so wrong and unknown options raise errors wherever it is
-# created. Arbitrary types are allowed for `Taxonomy`, whose attributes pydantic then checks.
+# A source is a pydantic dataclass, so invalid and unknown options raise errors wherever it is
+# created. Arbitrary types are allowed for the protocol `Taxonomy`, which pydantic checks by its
+# attributes.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
-_TASKS_A_WORKER = 2_000  # fewer are not worth starting a process
+_TASKS_PER_WORKER = 2_000  # fewer are not worth starting a process
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,27 @@ class Source(Protocol):
 
     @property
     def modality(self) -> Modality:
-        """The modality of its samples."""
+        """The modality of the samples."""
 
     def describe(self) -> SourceInfo:
-        """Returns the kind and parameters.
+        """Return the kind and parameters.
 
         An unfinished folder is resumed only if they are the same.
         """
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        """Returns the class list. A label is a position in it."""
+        """Return the class list. A label is a position in it."""
 
     def label_vectors(self) -> np.ndarray | None:
-        """Returns one vector per class, float32 [K, D], or None if the source has none."""
+        """Return one vector per class, float32 [K, D], or None if the source has none."""
 
     def splits(self) -> dict[str, Sequence[Any]]:
-        """Returns small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
+        """Return small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
 
     def render(self, task: Any) -> Sample | Skipped:
-        """Makes the sample, or returns why it is skipped.
+        """Create the sample, or return why it is skipped.
 
-        ValueErrors name the problem and the fix.
+        Raises ValueError, with the problem and the fix, for invalid input.
         """
 
 
@@ -74,10 +75,11 @@ class CommandSource(ABC):
     not an option. The command supplies `work` (a folder for temporary files), `workers`, and
     `report` (called with the progress of what precedes the writing).
 
-    `reads` and `held_out` tell the help what the input is, with what must be downloaded, and which
-    samples are not for training. `reads_first`: the classes are known only after a pass over all
-    input. `compares_splits`: the command reports samples of equal bytes, and `--drop-duplicates`
-    removes them from training. `for_folder`: the source that reads a folder given instead of files.
+    `reads` and `held_out` are shown in the help: the input with its download size, and the samples
+    that are not used for training. `reads_first`: the classes are known only after a pass over all
+    input. `compares_splits`: the command reports byte-identical samples in different splits, and
+    `--drop-duplicates` removes them from training. `for_folder`: the source to use if a folder is
+    passed instead of files.
     """
 
     kind: ClassVar[str]
@@ -109,34 +111,37 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def notes(self) -> list[str]:
-        """Returns what is missing, skipped or chosen without being an error, one line each."""
+        """Return one line for everything that is missing, skipped or chosen without an error."""
         return []
 
     def skipped(self) -> list[Skipped]:
-        """Returns the files and folders that are not read."""
+        """Return the files and folders that are not read."""
         return []
 
     def clean_up(self) -> None:
-        """Deletes temporary files, once the shards are written or the input turns out to be bad."""
+        """Delete temporary files. Called when the shards are written or the input is invalid."""
         return
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers only render. They need neither cached listings and class lists nor open files.
+        # Workers only render samples. They do not need cached listings, class lists or open files.
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
 
-def num_workers(asked: int | None, num_tasks: int) -> int:
-    """Returns `asked`, or one per core if there is enough to do."""
-    if asked is not None:
-        return asked
-    return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_A_WORKER)
+def num_workers(workers: int | None, num_tasks: int) -> int:
+    """Return `workers`, or one per core if it is None and there is enough to do."""
+    if workers is not None:
+        return workers
+    return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_PER_WORKER)
 
 
 @contextmanager
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
 ) -> Iterator[Iterator[Sample | Skipped]]:
-    """Yields the samples of `tasks` in order, made by `workers` processes (0 or 1: in this one)."""
+    """Yield the samples of `tasks` in order, rendered by `workers` processes.
+
+    workers: 0 or 1 for this process.
+    """
     if workers < 2:
         yield map(source.render, tasks)
         return

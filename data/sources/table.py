@@ -1,4 +1,4 @@
-"""Tables with one column for the text, or the path of an image, and one for the label."""
+"""Tables with a column of texts or image paths and a column of labels."""
 
 import importlib
 import json
@@ -34,60 +34,61 @@ _PARQUET_ROWS = 10_000
 
 @dataclass(frozen=True, config=STRICT)
 class Table(PackedImages, FirstPassSource):
-    """A table with a column for texts, or paths of images, and one for labels.
+    """A table with a column of texts or image paths and a column of labels.
 
-    Texts are stored unchanged. Images are packed as `imagefolder` does.
+    Texts are stored unchanged. Images are stored in the same way as by `imagefolder`.
     """
 
     kind = "table"
     reads = "CSV, TSV, JSONL or Parquet files with the same columns"
-    held_out = "by --split, or --test-fraction of the rows by a hash of the text or path"
+    held_out = "rows of other splits in --split, or --test-fraction of the rows by a hash"
 
     files: Annotated[
-        tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet")
+        tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
     ]
     work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column of the label")]
     text: str | None = Field(default=None, description="column of the text")
-    image: str | None = Field(default=None, description="column of an image's path")
+    image: str | None = Field(default=None, description="column of the image path")
     split: str | None = Field(
         default=None, description="column of the split; default: by --test-fraction"
     )
     root: Path | None = Field(
-        default=None, description="folder of the images; default: that of the first file"
+        default=None, description="folder of the images; default: the folder of the first file"
     )
     test_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="of texts held out, by a hash of the text"
+        default=0.1, ge=0, lt=1, description="fraction of rows to hold out, by a hash of the text"
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
-        Field(default="keep", description="equal texts of one class and split")
+        Field(default="keep", description="drop equal texts of the same class and split")
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="keep out of training what another split holds, too"
+        default="keep", description="drop training texts that also occur in another split"
     )
-    min_count: int = Field(default=1, ge=1, description="rows that a class needs")
+    min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
     workers: Annotated[int | None, Supplied()] = None
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _options_fit_together(cls, given: ArgsKwargs) -> ArgsKwargs:
+    def _options_are_consistent(cls, given: ArgsKwargs) -> ArgsKwargs:
         named = (given.kwargs or {}).keys()
         if "image" not in named:
-            _reject(named & _IMAGE_OPTIONS, "for a table of images, which --image names")
+            _reject(named & _IMAGE_OPTIONS, "only for a table of images, with --image")
         if "split" in named:
-            _reject(named & {"test_fraction"}, "where no --split says what is held out")
+            _reject(named & {"test_fraction"}, "only without --split, which defines the test split")
         return given
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
-            raise ValueError("table: name one column, of texts with --text or images --image")
+            raise ValueError("table: pass the column of either texts (--text) or images (--image)")
         for path in self.files:
             columns = parquet_columns(path) if _is_parquet(path) else open_records(path).columns
             missing = [name for name in self._columns if name not in (columns or self._columns)]
             if missing:
                 raise ValueError(
-                    f"{path} has no column {missing[0]!r}: it has {', '.join(columns or ())[:200]}"
+                    f"{path}: column {missing[0]!r} does not exist: choose from "
+                    f"{', '.join(columns or ())[:200]}"
                 )
 
     @property
@@ -130,7 +131,7 @@ class Table(PackedImages, FirstPassSource):
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
                 return Skipped(content.strip(), str(error))
-            raise ValueError(f"{path}: {error}; correct the row, or give --skip-bad") from error
+            raise ValueError(f"{path}: {error}: correct the row, or pass --skip-bad") from error
         return Sample(key, data, extension, task.label)
 
     def spans(self) -> list[Span]:
@@ -148,9 +149,11 @@ class Table(PackedImages, FirstPassSource):
                 content, label = text_field(fields, self._content), text_field(fields, self.label)
                 split = self._split_of(fields)
             except ValueError as error:
-                raise ValueError(f"{one.path}, byte {offset}: the row {error}: mend it") from error
+                raise ValueError(
+                    f"{one.path}, byte {offset}: the row {error}: correct it"
+                ) from error
             if not (content or "").strip() or not (label or "").strip():
-                counts["rows without text, path or label left out"] += 1
+                counts["rows without text, path or label skipped"] += 1
                 continue
             assert content is not None
             assert label is not None
@@ -161,23 +164,23 @@ class Table(PackedImages, FirstPassSource):
             return None
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
-            raise ValueError(f"has {name!r} where its split should stand")
+            raise ValueError(f"has the invalid split {name!r}")
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the labels, sorted by number if all labels are numbers, else by name."""
+        """Return the labels, sorted by number if all labels are numbers, else by name."""
         names = [name for name in samples if samples[name] >= self.min_count]
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None:
                 raise ValueError(
-                    f"{self.files[0]}: class {untrained[0]!r} has no row in training: "
-                    "add some, or remove that class"
+                    f"{self.files[0]}: training rows of class {untrained[0]!r} are missing: add "
+                    "some, or remove the class"
                 )
             names = [name for name in names if trained[name]]
         if len(names) < 2:
             raise ValueError(
-                f"{self.files[0]}: {len(names)} classes with {self.min_count} or more rows in "
-                f"column {self.label!r}: at least 2 are needed"
+                f"{self.files[0]}: column {self.label!r} has {len(names)} classes with "
+                f"{self.min_count} or more rows: at least 2 are required"
             )
         numbers = all(name.isdecimal() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
@@ -185,7 +188,7 @@ class Table(PackedImages, FirstPassSource):
     def _image_path(self, content: str) -> Path:
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"{content[:60]!r} is outside {self._root}: name files inside it")
+            raise ValueError(f"{content[:60]!r} is outside {self._root}: use files inside it")
         return self._root / name
 
     @property
@@ -239,17 +242,17 @@ def _is_parquet(path: Path) -> bool:
 
 
 def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Returns the names of the columns.
+    """Return the names of the columns.
 
     Raises FileNotFoundError, or ValueError if the file is not Parquet.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file: name a table")
+        raise FileNotFoundError(f"{path} is not a file: pass a table")
     return tuple(_open_parquet(path).schema_arrow.names)
 
 
 def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
-    """Writes the named columns of each row as a line of JSON, unless `out` already exists."""
+    """Write the named columns of each row as a line of JSON, unless `out` already exists."""
     if out.is_file():
         return
     with temporary_path(out) as temporary:
@@ -270,9 +273,12 @@ def _open_parquet(path: Path) -> Any:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ValueError(
-            f"{path} is Parquet, which needs pyarrow: pip install kway[parquet], or save it as CSV"
+            f"{path} is Parquet, which requires pyarrow: pip install kway[parquet], or save it as "
+            "CSV"
         ) from None
     try:
         return parquet.ParquetFile(path)
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-        raise ValueError(f"{path} is no readable Parquet ({str(error).splitlines()[0]})") from error
+        raise ValueError(
+            f"{path} is not a valid Parquet file ({str(error).splitlines()[0]}): save it again"
+        ) from error

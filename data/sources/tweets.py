@@ -1,7 +1,7 @@
 """Raw tweets: the label is an emoji found in the text, and all emoji are removed from the text.
 
-The files are read twice: the first pass selects (its result is kept on disk next to the shards
-until they are written), the second writes. `labelled_texts.py` reads texts that have labels.
+The files are read twice. The first pass selects; its result is on disk next to the shards until
+they are written. The second pass writes. `labeled_texts.py` reads texts that have labels.
 """
 
 import re
@@ -21,7 +21,7 @@ from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import FirstPassSource
-from data.sources.labelled_texts import LabelledTexts
+from data.sources.labeled_texts import LabeledTexts
 from data.sources.source import STRICT, CommandSource, Sample
 from data.text.cleaning import Cleaning, Replacement, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
@@ -42,62 +42,64 @@ _RETWEETED = "retweeted_status"
 
 @dataclass(frozen=True, config=STRICT)
 class Tweets(FirstPassSource):
-    """Tweets whose emoji become labels, and are taken out of the texts with every part of one.
+    """Tweets labeled by their emoji. All emoji and parts of emoji are removed from the texts.
 
-    A key is `<language>/<id>-<file>-<offset>`; the language is `und` if it is not given. Without
-    options for columns or fields the usual ones are read, also those of the platform's own JSON.
+    A key is `<language>/<id>-<file>-<offset>`; the language is `und` if it is unknown. Without
+    options for columns or fields, the usual names are used, including those of the platform's JSON.
     """
 
     kind = "tweets"
     modality = "text"
     reads = "raw tweets"
     held_out = "--test-fraction of the texts by a hash of the text"
-    for_folder: ClassVar[type[CommandSource] | None] = LabelledTexts
+    for_folder: ClassVar[type[CommandSource] | None] = LabeledTexts
 
     files: Annotated[
         tuple[Path, ...],
         Argument(),
         Field(
-            description="raw tweets: .jsonl, .csv, .tsv, or .txt of one a line; or one folder of "
-            "train_text.txt, train_labels.txt, mapping.txt as tweeteval has it"
+            description="files of raw tweets (.jsonl, .csv, .tsv, or .txt with one per line), or "
+            "one folder with train_text.txt, train_labels.txt and mapping.txt, as in tweeteval"
         ),
     ]
     work: Annotated[Path, Supplied()]
     text: str | None = Field(
-        default=None, description="column or field of the text; dots lead into nested fields"
+        default=None, description="column or field of the text; dots select nested fields"
     )
     language: str | None = Field(default=None, description="column or field of the language")
     identity: Annotated[str | None, Option("--id")] = Field(
-        default=None, description="column or field of the id"
+        default=None, description="column or field of the ID"
     )
     languages: tuple[str, ...] = Field(
-        default=(), description="only these, with commas between; default: all"
+        default=(), description="comma-separated languages to use; default: all"
     )
     policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
-        default="first", description="which of several emoji in a tweet is its label"
+        default="first", description="which of several emoji in a tweet becomes its label"
     )
     emoji_form: Annotated[Literal["fold", "keep"], Option("--emoji")] = Field(
         default="fold",
-        description="skin tone and variation selector of a label: off, or as they are",
+        description="remove (fold) or keep skin tones and variation selectors of labels",
     )
     users: Replacement = Field(
-        default="replace", description="user names: @user, nothing, or as they are"
+        default="replace", description="replace user names with @user, remove or keep them"
     )
     urls: Replacement = Field(
-        default="replace", description="addresses: http, nothing, or as they are"
+        default="replace", description="replace URLs with http, remove or keep them"
     )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
-        default="drop", description="keep texts that repeat those of others"
+        default="drop", description="keep retweets"
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
-        Field(default="drop", description="keep equal texts of one class and split")
+        Field(default="drop", description="keep equal texts of the same class and split")
     )
     min_count: int = Field(
-        default=1, ge=1, description="texts that a class needs, duplicates not counted"
+        default=1, ge=1, description="minimum number of texts per class, without duplicates"
     )
-    top: int | None = Field(default=None, ge=2, description="only the N most frequent classes")
+    top: int | None = Field(
+        default=None, ge=2, description="use only the N most frequent classes; default: all"
+    )
     test_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="of texts held out, by a hash of the text"
+        default=0.1, ge=0, lt=1, description="fraction of texts to hold out, by a hash of the text"
     )
     workers: Annotated[int | None, Supplied()] = None
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
@@ -149,7 +151,7 @@ class Tweets(FirstPassSource):
             try:
                 fields = one.parse(data)
                 text = self._text(fields)
-                labels, cleaned = self._judge(text, fields, counts)
+                labels, cleaned = self._labels_and_text(text, fields, counts)
             except ValueError as error:
                 if not counts[DAMAGED]:
                     counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
@@ -158,12 +160,12 @@ class Tweets(FirstPassSource):
             for label in labels:
                 yield LabeledText(offset, len(data), cleaned, label, None)
 
-    def _judge(
+    def _labels_and_text(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
     ) -> tuple[list[str], str]:
-        """Returns the labels and the cleaned text.
+        """Return the labels and the cleaned text.
 
-        Returns no labels, and adds a count, for skipped records.
+        For a skipped record, return no labels and count the reason.
         """
         reason, labels, cleaned = None, [], ""
         if text is None:
@@ -179,9 +181,9 @@ class Tweets(FirstPassSource):
             labels = labels_by_policy(self.policy, found)
             cleaned = self._cleaning.clean(text)
             if not labels:
-                reason = "texts with several emoji left out by the policy"
+                reason = "texts with several emoji skipped by --policy"
             elif not cleaned:
-                reason = "texts of nothing but emoji, names and addresses"
+                reason = "texts that contain only emoji, user names and URLs"
         if reason is not None:
             counts[reason] += 1
             return [], ""
@@ -194,7 +196,7 @@ class Tweets(FirstPassSource):
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
     def _key(self, fields: dict[str, Any], task: Task) -> str:
-        """Returns a key that is unique by location, and by label if a record gives several."""
+        """Return a key that is unique by location, and by label if a record has several."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
         suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
@@ -211,18 +213,18 @@ class Tweets(FirstPassSource):
             missing = ["text"]
         if missing:
             raise ValueError(
-                f"{one.path} has no column {missing[0]!r}: its first line names "
-                f"{', '.join(one.columns)[:200]}; say which holds the text with --text"
+                f"{one.path}: column {missing[0]!r} does not exist: pass the column of the text "
+                f"with --text, one of {', '.join(one.columns)[:200]}"
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the classes, most frequent first; ties are sorted by code points."""
+        """Return the classes, most frequent first; ties are sorted by code points."""
         names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
         names.sort(key=lambda name: (-samples[name], name))
         if len(names) < 2:
             raise ValueError(
                 f"{self.files[0]}{' and others' if self.files[1:] else ''}: {len(names)} emoji "
-                f"with {self.min_count} or more texts in training, at least 2 are needed: "
+                f"with {self.min_count} or more training texts, but at least 2 are required: "
                 "check --text, --languages and --min-count"
             )
         return names[: self.top]
@@ -257,7 +259,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 def _plain(
     fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
-    """Returns a field for use in a key, or None if it does not match `pattern`."""
+    """Return a field for use in a key, or None if it does not match `pattern`."""
     try:
         found = _first(fields, name, usual) or ""
     except ValueError:
@@ -268,13 +270,13 @@ def _plain(
 _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "first": lambda found: list(found[:1]),
     "each": lambda found: list(dict.fromkeys(found)),
-    # A single kind of emoji, possibly repeated.
+    # Only one distinct emoji, possibly repeated.
     "only-if-single": lambda found: list(found[:1]) if len(set(found)) == 1 else [],
-    # Ties are resolved by the first one in the text, because a Counter keeps insertion order.
+    # Ties go to the first emoji in the text, because a Counter keeps insertion order.
     "most-frequent": lambda found: [one for one, _ in Counter(found).most_common(1)],
 }
 
 
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
-    """Returns the labels of a text whose emoji are `found`, in order; may be empty."""
+    """Return the labels of a text whose emoji are `found`, in order; may be empty."""
     return _POLICIES[policy](found)

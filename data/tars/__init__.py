@@ -1,1 +1,1 @@
-"""Reads tar files by their headers: kway's own and other tars, indexed or streamed."""
+"""Reading of tar files by their headers: kway's own and other tars, indexed or streamed."""

@@ -1,7 +1,7 @@
-"""Reads the headers of a plain tar: the name and location of each member, and any damage.
+"""Reads the headers of an uncompressed tar: the name and location of each member, and any damage.
 
 Python's tarfile stops silently at the first bad header. This reader reports it and continues at the
-next valid header. It supports USTAR, GNU and pax headers and does not read payloads.
+next valid header. It supports USTAR, GNU and pax headers. It does not read the content of members.
 """
 
 import os
@@ -24,7 +24,7 @@ _SCAN = 1 << 20
 
 
 class Member(NamedTuple):
-    """A file in a tar: its name, and the byte range of its content."""
+    """A file in a tar: its name and the byte range of its content."""
 
     name: str
     offset: int
@@ -46,7 +46,7 @@ class TarBytes(Protocol):
     """The bytes of a tar. Offsets never go back by more than the size of the last read."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns `size` bytes from `offset`, or fewer at the end of the tar."""
+        """Return `size` bytes from `offset`, or fewer at the end of the tar."""
 
     def reaches(self, offset: int) -> bool:
         """Whether the tar contains all bytes before `offset`."""
@@ -65,7 +65,7 @@ class _File:
 
 
 def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
-    """Yields every member of the tar in file order, and a fault for each unusable one.
+    """Yield every member of the tar in file order, and a fault for each unusable one.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
     valid header. A tar that does not end with two zero blocks is a fault too, because it may have
@@ -83,16 +83,16 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
             continue
         header = _parse(block)
         if header is None:
-            sound = _next_sound(tar, offset + len(block))
-            what = f"no tar header, {(sound - offset + zeros):,} bytes are not read"
-            last = not tar.reaches(sound + 1)
+            valid = _next_header(tar, offset + len(block))
+            what = f"invalid tar header, skipped {(valid - offset + zeros):,} bytes"
+            last = not tar.reaches(valid + 1)
             yield Fault(offset - zeros, what, ends_tar=last)
             if last:
                 return
-            offset, zeros, extra = sound, 0, {}
+            offset, zeros, extra = valid, 0, {}
             continue
         if zeros:
-            what = f"{zeros:,} zero bytes and then more: joined tars, or members wiped out"
+            what = f"{zeros:,} zero bytes before a header: concatenated tars or overwritten members"
             yield Fault(offset - zeros, what)
             zeros = 0
         first, size = offset + BLOCK, header.size
@@ -100,7 +100,7 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
             size = int(extra["size"])
         if not tar.reaches(first + size):
             name = extra.get("path", header.name)
-            what = f"{_shown(name)} is cut off: the file ends before its {size:,} bytes"
+            what = f"{_shown(name)} is truncated: the tar ends before its {size:,} bytes"
             yield Fault(offset, what, ends_tar=True)
             return
         offset = first + -(-size // BLOCK) * BLOCK
@@ -110,16 +110,16 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
         if header.type in _REGULAR:
             yield Member(extra.get("path", header.name), first, size)
         elif header.type not in _WITHOUT_BYTES:
-            what = "is a link, a device or a sparse file, whose bytes do not stand in the tar"
+            what = "is a link, a device or a sparse file, whose content is not in the tar"
             yield Fault(first - BLOCK, f"{_shown(extra.get('path', header.name))} {what}")
         extra = {}
     if zeros < _CLOSING:
-        what = "the zero blocks that close a tar are missing: it was cut off or never finished"
+        what = "the zero blocks at the end are missing: the tar is truncated or unfinished"
         yield Fault(offset, what, ends_tar=True)
 
 
 def member_name(descriptor: int, block: int) -> str:
-    """Returns the name of the member whose content starts at `block` (of 512 bytes).
+    """Return the name of the member whose content starts at `block` (of 512 bytes).
 
     A long name is stored in an extra header before the member's own. Raises ValueError if the
     header is damaged.
@@ -140,7 +140,7 @@ def member_name(descriptor: int, block: int) -> str:
 
 
 def header_size(descriptor: int, block: int) -> int | None:
-    """Returns the size in the header before `block`, or None if the header is invalid."""
+    """Return the size in the header before `block`, or None if the header is invalid."""
     header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
     return None if header is None else header.size
 
@@ -154,7 +154,7 @@ def _parse(block: bytes) -> tarfile.TarInfo | None:
 
 
 def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
-    """Returns `path` and `size` from a GNU long name or a pax header (POSIX.1-2008, pax)."""
+    """Return `path` and `size` from a GNU long name or a pax header (POSIX.1-2008, pax)."""
     if header.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     found = {}
@@ -169,8 +169,8 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return found
 
 
-def _next_sound(tar: TarBytes, offset: int) -> int:
-    """Returns the offset of the next block that is certainly a header, or the end of the tar."""
+def _next_header(tar: TarBytes, offset: int) -> int:
+    """Return the offset of the next block that is certainly a header, or the end of the tar."""
     while chunk := tar.read(offset, _SCAN):
         for index in range(0, len(chunk), BLOCK):
             block = chunk[index : index + BLOCK]

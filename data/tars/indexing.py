@@ -29,9 +29,9 @@ TEXT_EXTENSIONS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing. problems: their count and names. notes: lines to print.
+    """The result of indexing. notes: lines to print.
 
-    skipped: the file that lists everything that was not indexed; None if there is nothing.
+    skipped: the file that lists everything that was not indexed; None if everything was indexed.
     """
 
     manifest: Manifest
@@ -53,18 +53,18 @@ def index_shards(
     workers: int | None = None,
     report: Report = silent,
 ) -> Indexed:
-    """Indexes the tars in `folder`, next to them or in `out` with links to them.
+    """Index the tars in `folder`, next to them or in `out` with links to them.
 
     classes: file with one class name per line; by default the labels found. splits: (name, glob of
-    paths); by default words like train and val in the paths decide. sample: extension of the
-    sample, if there are several. label_field: field of `<key>.json`, used if there is no
-    `<key>.cls`. expected: number of samples that the tars should contain. report: called as
-    `report(done, total)` with bytes.
+    paths); by default words like train and val in the paths. sample: extension of the sample, if a
+    key has several candidates. label_field: field of `<key>.json`, used if there is no `<key>.cls`.
+    expected: number of samples that the tars should contain. report: called as `report(done,
+    total)` with bytes.
 
-    Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, raises it
-    also for tars that are damaged, truncated or have an unexpected number of samples, and for
-    samples without an image or text, or without a label. With `skip_bad` the manifest records what
-    is missing, and `skipped.jsonl` lists every problem.
+    Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
+    raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
+    and for samples without an image or text or without a label. With `skip_bad` the manifest
+    records which shards have missing samples, and `skipped.jsonl` lists every problem.
     """
     if out is None or out.resolve() == folder.resolve():
         out = folder
@@ -111,40 +111,40 @@ def index_shards(
 
 
 def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
-    """Raises ValueError if writing to `out` would overwrite data or give an unreadable folder."""
+    """Raise ValueError if writing to `out` would overwrite data or create an invalid folder."""
     if out == folder and any(tar.parent != folder for tar in tars):
         nested = next(tar for tar in tars if tar.parent != folder)
         raise ValueError(
-            f"{nested} is in a folder of its own, where a manifest cannot name it: give -o DIR, "
-            "which gets links to the tars"
+            f"{nested} is in a subfolder, but a manifest lists only tars in its own folder: pass "
+            "-o DIR to write links to the tars to another folder"
         )
     if out != folder and folder.resolve() in out.resolve().parents:
-        raise ValueError(f"{out} is inside {folder}, whose tars are indexed: choose another folder")
+        raise ValueError(f"{out} is inside the folder to index, {folder}: choose another folder")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: name a folder")
-    # Next to an index, `skipped.jsonl` comes from an interrupted run and may be replaced.
+        raise ValueError(f"{out} is a file: choose a folder")
+    # If there is an index, `skipped.jsonl` is from an interrupted run and may be replaced.
     unknown = not (out / MANIFEST).is_file() and not any(out.glob(index_path(Path("*")).name))
     if unknown and (out / SKIPPED).exists():
         raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
     if (out / MANIFEST).is_file():
         if (kind := Manifest.read(out).source.kind) != INDEXED:
-            raise ValueError(f"{out} holds shards of {kind} with their manifest: nothing to index")
+            raise ValueError(f"{out} contains shards of {kind}, which have an index already")
     elif out != folder and out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} holds something else: choose an empty folder")
+        raise ValueError(f"{out} is not empty: choose an empty folder")
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """Returns the extensions of the samples: images if there are any, otherwise texts."""
-    there: set[str] = set()
+    """Return the extensions of the samples: images if there are any, otherwise texts."""
+    found: set[str] = set()
     for tar in tars:
-        there |= extensions_of(tar).keys()
+        found |= extensions_of(tar).keys()
         for endings in (IMAGE_EXTENSIONS, TEXT_EXTENSIONS):
-            if there & set(endings):
+            if found & set(endings):
                 return endings
     known = ", .".join(IMAGE_EXTENSIONS + TEXT_EXTENSIONS)
     raise ValueError(
         f"{tars[0].parent}: no member ends in .{known}; found "
-        f"{', '.join(sorted('.' + e for e in there)[:8]) or 'no members'}: give --sample EXTENSION"
+        f"{', '.join(sorted('.' + e for e in found)[:8]) or 'no members'}: pass --sample EXTENSION"
     )
 
 
@@ -165,7 +165,7 @@ def _scan(
 
 
 def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
-    """Returns the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
+    """Return the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
     label_of_text = np.full(len(scan.texts), -1, np.int32)
     for position, text in enumerate(scan.texts):
         try:
@@ -187,7 +187,7 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
 def _problems(
     folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
 ) -> tuple[Problems, dict[Path, str]]:
-    """Returns all problems, and for each tar that may lack samples the reason."""
+    """Return all problems, and the reason for each tar with possibly missing samples."""
     problems = Problems(limit)
     for scan in scans.values():
         problems.join(scan.problems)
@@ -204,7 +204,7 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
     more = problems.count - len(problems.named[:NAMED])
     listed = "; ".join(map(str, problems.named[:NAMED])) + (f"; and {more:,} more" if more else "")
     if nothing:
-        raise ValueError(f"{folder}: not one whole sample: {listed}")
+        raise ValueError(f"{folder} does not contain a complete sample: {listed}")
     if problems.count and not skip_bad:
         raise ValueError(
             f"{folder} has {pluralize(problems.count, 'problem')}: {listed}: fix them, or pass "
@@ -213,9 +213,9 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
 
 
 def _prepare(out: Path, links: dict[str, Path]) -> None:
-    """Creates `out` with links to the tars.
+    """Create `out` with links to the tars.
 
-    Deletes an older manifest, so the folder is unfinished.
+    An older manifest is deleted, so that the folder is unfinished until the new one is written.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, SKIPPED):
@@ -243,7 +243,7 @@ def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> S
 
 
 def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
-    reason = "has no key and extension, so webdataset ignores it"
+    reason = "name without key and extension, which webdataset ignores"
     other_files = [
         Skipped(f"{tar}: {name}", reason)
         for tar, scan in scans.items()
@@ -261,16 +261,16 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
-        notes.append(f"not indexed, for no --split matches: {', '.join(unmatched)}")
+        notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
     if other := sum(len(scan.other_files) for scan in scans):
-        notes.append(f"ignoring files without key and extension, as webdataset does: {other:,}")
+        notes.append(f"ignored files without key and extension, as webdataset does: {other:,}")
     return tuple(notes)
 
 
 def _changed(before: Manifest | None, now: Manifest) -> list[str]:
-    """Returns a note of tars that changed since the previous index.
+    """Return a note that lists the tars that changed since the previous index.
 
-    A new index accepts any bytes, so it would not report the change.
+    Without it the change would not be noticed, because a new index accepts any content.
     """
     old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
     changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]

@@ -13,12 +13,14 @@ LABEL_EXTENSIONS = ("cls", "json")
 
 
 def read_class_names(path: Path) -> list[str]:
-    """Returns the names in a file, without surrounding whitespace and trailing empty lines.
+    """Return the names in a file, without surrounding whitespace and trailing empty lines.
 
     Raises FileNotFoundError, and ValueError with the line number for an empty or repeated name.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
+        raise FileNotFoundError(
+            f"class names {path} do not exist: pass a file with one class name per line"
+        )
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
@@ -26,21 +28,20 @@ def read_class_names(path: Path) -> list[str]:
     while names and not names[-1]:
         names.pop()
     if not names:
-        raise ValueError(f"{path} is empty: give one class name a line")
+        raise ValueError(f"{path} is empty: write one class name per line")
     first: dict[str, int] = {}
     for number, name in enumerate(names, start=1):
         if not name:
-            raise ValueError(f"{path}, line {number} is empty: give one class name a line")
+            raise ValueError(f"{path}, line {number} is empty: write one class name per line")
         if first.setdefault(name, number) != number:
             raise ValueError(
-                f"{path}, line {number}: {name!r} stands in line {first[name]} too: "
-                "make the names differ"
+                f"{path}, line {number}: {name!r} is also in line {first[name]}: rename one of them"
             )
     return names
 
 
 def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
-    """Returns the label as written, without surrounding whitespace.
+    """Return the label as written, without surrounding whitespace.
 
     Raises ValueError if there is none.
 
@@ -64,7 +65,7 @@ def _field(text: str, json_field: str) -> str:
         raise ValueError(f"its .json is damaged ({error})") from error
     for name in json_field.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"its .json has no field {json_field!r}")
+            raise ValueError(f"field {json_field!r} is missing in its .json")
         value = value[name]
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"field {json_field!r} of its .json is neither a number nor a name")
@@ -73,10 +74,7 @@ def _field(text: str, json_field: str) -> str:
 
 @dataclass(frozen=True)
 class ClassList:
-    """Class names.
-
-    positions: whether an integer label is a position in the list instead of a name.
-    """
+    """A class list. positions: whether integer labels are positions in it instead of names."""
 
     names: tuple[str, ...]
     positions: bool
@@ -87,7 +85,7 @@ class ClassList:
 
     @classmethod
     def found(cls, texts: Iterable[str]) -> "ClassList":
-        """Returns the distinct labels, in numerical order if all of them are numbers."""
+        """Return the distinct labels, in numerical order if all of them are numbers."""
         distinct = set(texts)
         if all(_is_number(text) for text in distinct):
             return cls(tuple(sorted(distinct, key=lambda text: (int(text), text))), positions=False)
@@ -95,11 +93,11 @@ class ClassList:
 
     @classmethod
     def read(cls, path: Path) -> "ClassList":
-        """Reads a file with one class name per line. Raises as `read_class_names` does."""
+        """Read a file with one class name per line. Raises as `read_class_names` does."""
         return cls(tuple(read_class_names(path)), positions=True)
 
     def label(self, text: str) -> int:
-        """Returns the class that `text` names. Raises ValueError if it is not in the list."""
+        """Return the class that `text` names. Raises ValueError if it is not in the list."""
         if self.positions and _is_number(text):
             if not 0 <= int(text) < len(self.names):
                 raise ValueError(
@@ -107,7 +105,7 @@ class ClassList:
                 )
             return int(text)
         if text not in self._label:
-            raise ValueError(f"label {text!r} is no name of the {len(self.names)} classes")
+            raise ValueError(f"label {text!r} is not one of the {len(self.names)} class names")
         return self._label[text]
 
 

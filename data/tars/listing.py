@@ -1,7 +1,7 @@
 """Selects the tars of a folder to index, with the split and new name of each.
 
-Only plain tars are accepted. `ExpectedSamples` checks the number of samples, because nothing else
-detects a valid tar that lacks samples.
+Only uncompressed tars are accepted. `ExpectedSamples` checks the number of samples, because nothing
+else detects that samples are missing from a valid tar.
 """
 
 import json
@@ -29,13 +29,13 @@ _MAX_COUNTS_BYTES = 1 << 28
 
 
 def list_tars(folder: Path) -> list[Path]:
-    """Returns the plain tars under `folder`, sorted by path.
+    """Return the uncompressed tars under `folder`, sorted by path.
 
     Raises ValueError for compressed tars or if there are none, FileNotFoundError for a broken link,
     and OSError for a folder that cannot be read.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder: name a folder of webdataset tars")
+        raise FileNotFoundError(f"{folder} is not a folder: pass a folder of webdataset tars")
     tars = []
     for path in sorted(
         parent / name for parent, _, names in walk_directory(folder) for name in names
@@ -45,7 +45,7 @@ def list_tars(folder: Path) -> list[Path]:
             continue
         if path.is_symlink() and not path.exists():
             raise FileNotFoundError(
-                f"{path} is a broken symbolic link: copy the tar there, or remove the link"
+                f"{path} is a broken symbolic link: copy the tar, or remove the link"
             )
         if not path.is_file():
             continue
@@ -54,31 +54,37 @@ def list_tars(folder: Path) -> list[Path]:
         if path.suffix.lower() == ".tar":
             tars.append(path)
     if not tars:
-        raise ValueError(f"{folder} holds no .tar: name a folder of webdataset tars")
+        raise ValueError(f"{folder} contains no .tar: pass a folder of webdataset tars")
     return tars
 
 
 def check_plain(tar: Path | str, start: bytes) -> None:
-    """Raises ValueError if the first 8 bytes of a file show that it is compressed."""
+    """Raise ValueError if the first 8 bytes of a file show that it is compressed."""
     for magic, unpack in _COMPRESSED.items():
         if start.startswith(magic):
             raise ValueError(
-                f"{tar} is compressed, and no sample in it can be reached alone: unpack every such "
-                f"file to a plain .tar first ({unpack})"
+                f"{tar} is compressed, so samples cannot be read individually: decompress all such "
+                f"files to .tar first ({unpack})"
             )
 
 
 def split_of_tars(
-    folder: Path, tars: Sequence[Path], asked: Sequence[tuple[str, str]]
+    folder: Path, tars: Sequence[Path], requested: Sequence[tuple[str, str]]
 ) -> dict[Path, str]:
-    """Maps each tar that has a split to it, in the order of `asked` or training first."""
+    """Map tars to their splits, in the order of `requested`, or training first.
+
+    requested: (split, glob of paths); tars that match no glob are left out. If it is empty, the
+    first word in the path that names a split is used, or else "train".
+    """
     paths = {tar: tar.relative_to(folder).as_posix() for tar in tars}
     found: dict[Path, str] = {}
-    if asked:
-        for name, glob in asked:
+    if requested:
+        for name, glob in requested:
             matching = [tar for tar, path in paths.items() if fnmatchcase(path, glob)]
             if not matching:
-                raise ValueError(f"--split {name}={glob} matches none of the tars in {folder}")
+                raise ValueError(
+                    f"--split {name}={glob} does not match any tar in {folder}: correct the glob"
+                )
             found |= {tar: name for tar in matching if tar not in found}
         return found
     for tar, path in paths.items():
@@ -90,24 +96,25 @@ def split_of_tars(
 
 
 def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
-    """Maps each tar to its name in a manifest: its path, with hyphens for slashes."""
+    """Map each tar to its name in the manifest: its path, with hyphens instead of slashes."""
     names: dict[Path, str] = {}
     for tar in tars:
         name = tar.relative_to(folder).as_posix().replace("/", "-")
         if printable(name) != name or "\\" in name:
-            raise ValueError(f"{printable(str(tar))}: no manifest can hold this name: rename it")
+            raise ValueError(
+                f"{printable(str(tar))}: a manifest cannot contain this name: rename the file"
+            )
         if name in names.values():
-            raise ValueError(f"{tar}: another tar would be called {name} too: rename one")
+            raise ValueError(f"{tar}: another tar is also called {name}: rename one of them")
         names[tar] = name
     return names
 
 
 @dataclass(frozen=True)
 class ExpectedSamples:
-    """The expected number of samples.
+    """The expected number of samples: `total` over all tars, or `of_tar` for each tar.
 
-    Either `total`, over all tars, or `of_tar`, which maps the path of a tar in the folder to its
-    count.
+    of_tar: maps the path of a tar relative to the folder to its count.
     """
 
     total: int | None = None
@@ -115,7 +122,7 @@ class ExpectedSamples:
 
     @classmethod
     def parse(cls, text: str) -> "ExpectedSamples":
-        """Parses a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
+        """Parse a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
 
         Raises ValueError for anything else, FileNotFoundError for a missing file.
         """
@@ -124,7 +131,7 @@ class ExpectedSamples:
         path = Path(text)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{text} is neither a number of samples nor a file: pass one of these"
+                f"{text} is neither a number of samples nor a file: pass one of them"
             )
         if path.stat().st_size > _MAX_COUNTS_BYTES:
             raise ValueError(
@@ -137,25 +144,27 @@ class ExpectedSamples:
         return cls(of_tar=_checked(path, counts))
 
     def in_all(self, folder: Path, tars: Collection[Path]) -> int:
-        """Returns the number of samples expected in `tars`.
+        """Return the number of samples expected in `tars`.
 
-        Raises ValueError that names a tar without a count, or a count whose tar is not in `folder`.
+        Raises ValueError for a tar without a count and for a count whose tar is not in `folder`.
         """
         if self.of_tar is None:
             assert self.total is not None
             return self.total
         names = {tar.relative_to(folder).as_posix() for tar in tars}
         if uncounted := sorted(names - self.of_tar.keys()):
-            raise ValueError(f"{folder / uncounted[0]} has no expected number of samples: add it")
+            raise ValueError(
+                f"the expected number of samples of {folder / uncounted[0]} is missing: add it"
+            )
         if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
             raise ValueError(
                 f"{folder} has no {absent[0]!r}, in which {self.of_tar[absent[0]]:,} samples are "
-                "expected: copy it there, or remove its count"
+                "expected: copy it to the folder, or remove its count"
             )
         return sum(self.of_tar[name] for name in names)
 
     def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """Returns the tars whose number of samples differs; for a total, `folder` instead of a tar.
+        """Return the tars whose number of samples differs; for a total, `folder` instead of a tar.
 
         tars: the number of samples found in each.
         """

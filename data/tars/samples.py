@@ -1,7 +1,7 @@
 """The samples of one tar as webdataset groups them, with the location, crc32 and label of each.
 
-A first pass reads the headers; a second pass reads the content once. Incomplete samples are named
-and counted.
+The first pass reads the headers, the second one the content. Incomplete samples are counted and
+listed by name.
 """
 
 import hashlib
@@ -49,15 +49,15 @@ class Problems:
 
     def join(self, other: "Problems") -> None:
         self.count += other.count
-        room = None if self.limit is None else self.limit - len(self.named)
-        self.named += other.named[:room]
+        remaining = None if self.limit is None else self.limit - len(self.named)
+        self.named += other.named[:remaining]
 
 
 @dataclass(frozen=True)
 class TarScan:
     """The n complete samples of a tar. Arrays keep this compact, because n may be large.
 
-    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
+    locations: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
     extension: positions in `extensions`, uint8 [n, 2]. text: the label as a position in `texts`,
     int32 [n]. groups: number of samples as webdataset counts them, complete or not. other_files:
     names of members that belong to no sample. unfinished: why samples may be missing at the end, or
@@ -66,7 +66,7 @@ class TarScan:
 
     bytes: int
     sha256: str
-    places: np.ndarray
+    locations: np.ndarray
     extension: np.ndarray
     text: np.ndarray
     extensions: tuple[str, ...]
@@ -77,18 +77,18 @@ class TarScan:
     unfinished: str
 
     def entries(self, row: int) -> tuple[Entry, Entry]:
-        """Returns the sample itself and its label member."""
+        """Return the sample itself and its label member."""
         sample, label = (
             Entry(self.extensions[extension], *numbers)
             for extension, numbers in zip(
-                self.extension[row].tolist(), self.places[row].tolist(), strict=True
+                self.extension[row].tolist(), self.locations[row].tolist(), strict=True
             )
         )
         return sample, label
 
 
 class Group(NamedTuple):
-    """Members with one key. Maps the extension in lower case to (extension as written, member)."""
+    """The members of a key: maps extensions in lower case to (extension as written, member)."""
 
     key: str
     members: dict[str, tuple[str, Member]]
@@ -97,7 +97,7 @@ class Group(NamedTuple):
 def scan_tar(
     path: Path, endings: Sequence[str], json_field: str, named: int | None = NAMED
 ) -> TarScan:
-    """Reads one tar.
+    """Read one tar.
 
     endings: extensions that can be the sample, in order of preference. named: see `Problems.limit`.
     """
@@ -134,7 +134,7 @@ def _list_members(path: Path) -> _Members:
 
 
 def extensions_of(path: Path) -> Counter[str]:
-    """Counts the extensions, in lower case, of the first members of a tar."""
+    """Count the extensions, in lower case, of the first members of a tar."""
     groups: list[Group] = []
     with path.open("rb", buffering=0) as file:
         for found in islice(walk(file.fileno()), _PEEKED):
@@ -144,7 +144,7 @@ def extensions_of(path: Path) -> Counter[str]:
 
 
 def add_member(groups: list[Group], member: Member) -> bool:
-    """Adds a member to its sample.
+    """Add a member to its sample.
 
     Members of one sample must be adjacent. Returns False for other files.
     """
@@ -159,19 +159,21 @@ def add_member(groups: list[Group], member: Member) -> bool:
 
 
 def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
-    """Returns the sample itself and the member with its label.
+    """Return the sample itself and the member with its label.
 
     Raises ValueError if one is missing.
     """
-    there = ", ".join(f".{extension}" for extension, _ in group.members.values())
+    found = ", ".join(f".{extension}" for extension, _ in group.members.values())
     sample = next((group.members[e] for e in endings if e in group.members), None)
     if sample is None:
-        raise ValueError(f"no .{', .'.join(endings)} beside {there}")
+        raise ValueError(f"no .{', .'.join(endings)}, only {found}")
     label = next((group.members[e] for e in LABEL_EXTENSIONS if e in group.members), None)
     if label is None:
-        raise ValueError(f"no .cls or .json beside {there}")
+        raise ValueError(f"no .cls or .json, only {found}")
     if max(sample[1].size, label[1].size, label[1].offset // BLOCK) > _MAX_UINT32:
-        raise ValueError("a member of 4 GiB or more, or one beyond 2 TiB, has no place in an index")
+        raise ValueError(
+            "a member has 4 GiB or more or starts beyond 2 TiB, so it cannot be indexed"
+        )
     return sample, label
 
 
@@ -182,8 +184,8 @@ def _read(
     problems: Problems,
     members: _Members,
 ) -> TarScan:
-    """Reads the tar once and keeps the samples whose label can be read."""
-    places, extension, text = array("I"), array("B"), array("i")
+    """Read the tar once and keep the samples whose label can be read."""
+    locations, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
     with ShardPass(path) as shard:
         for key, *parts in picked:
@@ -202,12 +204,12 @@ def _read(
                 continue
             text.append(texts.setdefault(label, len(texts)))
             for ending, member in parts:
-                places.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
+                locations.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
                 extension.append(extensions.setdefault(ending, len(extensions)))
         return TarScan(
             bytes=path.stat().st_size,
             sha256=shard.sha256(),
-            places=np.frombuffer(places, np.uint32).reshape(-1, 2, 3),
+            locations=np.frombuffer(locations, np.uint32).reshape(-1, 2, 3),
             extension=np.frombuffer(extension, np.uint8).reshape(-1, 2),
             text=np.frombuffer(text, np.int32),
             extensions=tuple(extensions),
@@ -229,20 +231,20 @@ class ShardPass:
         self._start = 0
 
     def take(self, offset: int, size: int) -> memoryview:
-        """Returns bytes [offset, offset + size), or fewer at the end of the file.
+        """Return bytes [offset, offset + size), or fewer at the end of the file.
 
         The view is valid until the next call. Raises ValueError for an offset before the previous
         one.
         """
         if offset < self._start:
-            raise ValueError(f"byte {offset:,} was asked for after byte {self._start:,}")
+            raise ValueError(f"byte {offset:,} was requested after byte {self._start:,}")
         if offset + size > self._start + len(self._chunk):
             self._advance(offset, size)
         first = offset - self._start
         return self._chunk[first : first + size]
 
     def sha256(self) -> str:
-        """Hashes the rest of the file and returns the hexadecimal digest of all of it."""
+        """Read the rest of the file and return the hexadecimal digest of the complete file."""
         while self._read(_CHUNK):
             pass
         return self._sha256.hexdigest()

@@ -1,8 +1,8 @@
-"""Reads the samples of one webdataset tar once, from front to back, without index or checksums.
+"""Reads the samples of one webdataset tar sequentially, without an index or checksums.
 
 After a broken connection or a transient disk error, reading resumes at the byte where it stopped.
-Incomplete samples are reported by name. `data/loading/stream_reader.py` decides which tars are
-read, and when.
+Incomplete samples are reported by name. `data/loading/stream_reader.py` decides which tars are read
+and when.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from data.tars.listing import check_plain
 from data.tars.samples import Group, add_member, pick
 
 _PIECE = 1 << 20
-# Images and texts for training are smaller. This bounds what a damaged header can request.
+# Images and texts for training are smaller. This limits how much is read for a damaged header.
 _MAX_MEMBER = 1 << 28
 
 
@@ -38,8 +38,9 @@ class StreamSample(NamedTuple):
 class TarReader:
     """Settings for reading tars.
 
-    endings: extensions that can be the sample, in order of preference. label_field and classes:
-    where the label is and what it means. attempts: number of attempts that receive no new data.
+    endings: extensions that can be the sample, in order of preference. label_field: field of
+    `<key>.json` with the label. classes: maps labels to classes. attempts: number of consecutive
+    attempts that receive no new data.
     """
 
     endings: tuple[str, ...]
@@ -48,7 +49,7 @@ class TarReader:
     attempts: int
 
     def samples(self, address: str) -> Iterator[StreamSample | Substitute]:
-        """Yields every complete sample of a tar, and a `Substitute` for each skipped one.
+        """Yield every complete sample of a tar, and a `Substitute` for each skipped one.
 
         address: path or URL. Raises FileNotFoundError, PermissionError or OSError if the tar cannot
         be read to its end, and ValueError for a compressed one.
@@ -61,7 +62,7 @@ class TarReader:
         for found in walk_bytes(tar):
             empty = False
             if isinstance(found, Fault):
-                yield _left_out(address, f"at byte {found.offset:,}", found.what)
+                yield _skipped(address, f"at byte {found.offset:,}", found.what)
                 continue
             if not add_member(groups, found):
                 continue
@@ -73,7 +74,7 @@ class TarReader:
         if groups:
             yield self._sample(address, groups[0], held)
         elif empty:
-            yield _left_out(address, "the whole of it", "there is no member in it")
+            yield _skipped(address, "at byte 0", "the tar is empty")
 
     def _sample(
         self, address: str, group: Group, held: dict[int, bytes]
@@ -83,22 +84,22 @@ class TarReader:
             for member in (sample, label):
                 if len(held[member.offset]) < member.size:
                     raise ValueError(
-                        f"{member.name} has {member.size:,} bytes, and a stream reads members of "
-                        f"up to {_MAX_MEMBER:,}"
+                        f"{member.name} has {member.size:,} bytes, over the limit of "
+                        f"{_MAX_MEMBER:,} for streams"
                     )
             text = label_text(ending, held[label.offset], self.label_field)
-            where = self.classes.label(text)
+            class_label = self.classes.label(text)
         except ValueError as error:
-            return _left_out(address, group.key, str(error))
+            return _skipped(address, group.key, str(error))
         name = f"{address}: {group.key}"
-        return StreamSample(_number(name), name, held[sample.offset], where)
+        return StreamSample(_number(name), name, held[sample.offset], class_label)
 
 
 class ForwardBytes:
     """Forward-only random access to a stream of bytes.
 
-    Bytes are kept from the last offset that was read. A stretch of more than `_MAX_MEMBER` bytes is
-    discarded, and reads of it return nothing.
+    Bytes before the last offset that was read are discarded. A range of more than `_MAX_MEMBER`
+    bytes is discarded too, and reading it returns nothing.
     """
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -107,7 +108,7 @@ class ForwardBytes:
         self._start = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns `size` bytes from `offset`; fewer at the end or if they were discarded."""
+        """Return `size` bytes from `offset`; fewer at the end or if they were discarded."""
         if offset < self._start:
             return b""
         self._drop(offset)
@@ -123,7 +124,7 @@ class ForwardBytes:
         return offset <= self._start + len(self._held)
 
     def _drop(self, offset: int) -> None:
-        """Discards everything before `offset`."""
+        """Discard everything before `offset`."""
         while self._start + len(self._held) < offset and (piece := next(self._pieces, None)):
             self._start += len(self._held)
             self._held = bytearray(piece)
@@ -137,7 +138,7 @@ class ForwardBytes:
 
 
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
-    """Yields the content of a file. After a transient error, reading resumes where it stopped.
+    """Yield the content of a file. After a transient error, reading resumes where it stopped.
 
     The count of `attempts` restarts after each piece that was received.
     """
@@ -152,7 +153,7 @@ def _pieces(address: str, attempts: int) -> Iterator[bytes]:
             return
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{address} does not exist: check data.stream.shards, or copy the file there"
+                f"{address} does not exist: check data.stream.shards, or copy the file"
             ) from error
         except OSError as error:
             where = f"{address} at byte {received:,}"
@@ -167,12 +168,12 @@ def _local_pieces(path: str, start: int) -> Generator[bytes, None, None]:
             yield piece
 
 
-def _left_out(address: str, location: str, reason: str) -> Substitute:
+def _skipped(address: str, location: str, reason: str) -> Substitute:
     name = f"{address}: {location}"
     return Substitute(_number(name), None, f"{name}: {reason}")
 
 
 def _number(name: str) -> int:
-    """Returns a 63-bit hash that identifies a sample on every rank and in every run."""
+    """Return a 63-bit hash that identifies a sample on every rank and in every run."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

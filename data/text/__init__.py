@@ -1,1 +1,1 @@
-"""Text processing: finds and removes emoji, masks user names and URLs, reads records, tokenizes."""
+"""Text processing: emoji, masking of user names and URLs, record files, and tokenization."""

@@ -1,7 +1,7 @@
 """Cleans the text of a tweet: removes emoji, masks user names and URLs, changes nothing else.
 
 There is no lower-casing, Unicode normalization or word splitting. Every part of an emoji is
-removed, because any part that is left gives the label away.
+removed, because any remaining part would leak the label.
 """
 
 import re
@@ -17,35 +17,35 @@ from data.text.emoji_table import (
     without_stray_joiners,
 )
 
-# All parts are mapped to one character first: matching a class of 5,000 characters is slow.
-_ALIKE = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
+# All parts are first mapped to one character, because matching a class of 5,000 characters is slow.
+_UNIFIED = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
 # A run of emoji and the space around it becomes one space, so that its length reveals nothing.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
 Replacement = Literal["replace", "remove", "keep"]
-# Not inside an email address. Letters of other scripts may come right before.
+# Does not match inside an email address. Letters of other scripts may directly precede it.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
-# Before RT or the name, possibly doubled as in a CSV cell: Unicode's Quotation_Mark characters,
-# accents used in their place, and the ornaments U+275B to U+275E, U+276E and U+276F.
+# They may precede RT or the name, and may be doubled as in a CSV cell: Unicode's Quotation_Mark
+# characters, accents used instead of them, and the ornaments U+275B to U+275E, U+276E and U+276F.
 _QUOTES = "\"'`´«»‘’‚‛“”„‟‹›❛❜❝❞❮❯⹂「」『』〝〞〟﹁﹂﹃﹄＂＇｢｣"
 _RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
 _PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 def remove_emoji(text: str) -> str:
-    """Returns `text` without emoji and their parts. A run of them becomes a space or a line break.
+    """Return `text` without emoji and their parts. A run of them becomes a space or a line break.
 
     A keycap is removed with its digit. A joiner next to a letter of a joining script is kept. All
     other code points are unchanged.
     """
     if ZWJ not in text and PARTS.isdisjoint(text):
         return text
-    text = without_stray_joiners(text).translate(_ALIKE)
+    text = without_stray_joiners(text).translate(_UNIFIED)
     return _RUN.sub(lambda run: "\n" if "\n" in run[0] else " ", text).strip()
 
 
 def leftovers(text: str) -> list[str]:
-    """Returns parts of emoji in a text, except joiners of letters. Empty after `remove_emoji`."""
+    """Return parts of emoji in a text, except joiners of letters. Empty after `remove_emoji`."""
     return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
 
 
@@ -61,7 +61,7 @@ class Cleaning:
     urls: Replacement = "replace"
 
     def clean(self, text: str) -> str:
-        """Returns the text for the shards, or "" if it contains only user names and URLs."""
+        """Return the text for the shards, or "" if it contains only user names and URLs."""
         # Emoji first: an emoji directly after a URL is not part of it.
         text = remove_emoji(text)
         text = _hide(_URL, text, self.urls, "http")

@@ -18,7 +18,7 @@ _TAG_END = "\U000e007f"
 
 
 def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
-    """Returns one class per emoji, with its English name. Code points are added to ambiguous names.
+    """Return one class per emoji, with its English name. Ambiguous names include the code points.
 
     Attributes: emoji, emoji_version, path (Unicode's group and subgroup), and for sequences base:
     the first emoji (👩 of 👩‍🚀), "flag" or "keycap".
@@ -34,12 +34,12 @@ def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
 
 
 def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
-    """Returns vectors, float32 [K, D], from words of names, groups, subgroups and bases."""
+    """Return vectors, float32 [K, D], from the words of names, groups, subgroups and bases."""
     return name_vectors([_words(one) for one in labels])
 
 
 def emoji_spellings(one: str) -> list[str]:
-    """Returns the keys under which a vector file may list an emoji, best first.
+    """Return the keys under which a vector file may list an emoji, best first.
 
     These are the emoji itself, its folded form, and the first emoji of a sequence.
     """

@@ -1,8 +1,8 @@
 """Emoji data from the `emoji` library and Unicode.
 
-This module finds the emoji in a text, folds them, gives their names and groups, and decides whether
-a joiner U+200D belongs to a letter or an emoji. The library lacks groups and subgroups; they are in
-`emoji_groups.tsv`, which `emoji_test.py` generates.
+This module finds the emoji in a text, folds them, returns their names and groups, and decides
+whether a joiner U+200D belongs to a letter or an emoji. The library does not contain groups and
+subgroups. They are in `emoji_groups.tsv`, which `emoji_test.py` generates.
 """
 
 import re
@@ -30,14 +30,13 @@ _BLOCKS = (
 TEXT_STYLE = "\ufe0e"
 EMOJI_STYLE = "\ufe0f"
 KEYCAP = "\u20e3"
-# A private-use range in which Google's phones stored emoji before Unicode encoded them.
+# A private-use range that Google's phones used for emoji before Unicode encoded them.
 _GOOGLE = (0xFE000, 0xFEEFF)
 _REGIONAL = ("\U0001f1e6", "\U0001f1ff")
 _TONE = re.compile("[\U0001f3fb-\U0001f3ff]")
 # In names: thumbs_up_medium_skin_tone, handshake_light_skin_tone_dark_skin_tone, …
 _TONE_IN_NAME = re.compile(r"_(?:no|light|medium-light|medium|medium-dark|dark)_skin_tone")
-# The toneless form of a couple with two different tones has no name of its own, only this
-# beginning.
+# The name of a couple with two different tones contains this. Its name without tones does not.
 _PERSON_PERSON = "_person_person"
 _FULLY_QUALIFIED = emoji.STATUS["fully_qualified"]
 _COMPONENT = emoji.STATUS["component"]
@@ -55,7 +54,7 @@ OTHER = ("Other", "other")
 
 
 def _letters() -> str:
-    """Returns character-class ranges of the letters and marks in `_BLOCKS`."""
+    """Return character-class ranges of the letters and marks in `_BLOCKS`."""
     codes = [
         code
         for first, last in _BLOCKS
@@ -80,21 +79,21 @@ def follows_a_letter(text: str, position: int) -> bool:
 
 
 def without_stray_joiners(text: str) -> str:
-    """Removes joiners that are not next to a joining letter."""
+    """Remove joiners that are not next to a joining letter."""
     return _STRAY.sub("", text) if ZWJ in text else text
 
 
 def without_letters_joiners(text: str) -> str:
-    """Removes joiners that are next to a joining letter."""
+    """Remove joiners that are next to a joining letter."""
     return _OF_LETTERS.sub("", text)
 
 
 def find_emoji(text: str) -> list[str]:
-    """Returns the emoji of a text in order, as written.
+    """Return the emoji of a text in order, as written.
 
-    Excluded are a lone skin tone or hair component, emoji in text style (followed by U+FE0E), and
-    the rest of a sequence whose beginning is missing (preceded by a joiner without an emoji before
-    it).
+    The result excludes lone skin tones and hair components, emoji in text style (followed by
+    U+FE0E), and the rest of a sequence whose beginning is missing (preceded by a joiner without an
+    emoji before it).
     """
     if PARTS.isdisjoint(text):
         return []
@@ -115,7 +114,7 @@ def find_emoji(text: str) -> list[str]:
 
 
 def fold(one: str) -> str:
-    """Returns the fully qualified emoji without skin tone. Gender and hair are kept.
+    """Return the fully qualified emoji without skin tone, but with gender and hair.
 
     >>> fold("👍🏽"), fold("❤"), fold("👩🏽‍🚀")
     ('👍', '❤️', '👩‍🚀')
@@ -124,25 +123,25 @@ def fold(one: str) -> str:
 
 
 def english_name(one: str) -> str:
-    """Returns the English name, such as `thumbs up` for 👍, with the library's capitalization."""
+    """Return the English name, such as `thumbs up` for 👍, with the library's capitalization."""
     return name_in(one, "en")
 
 
 def name_in(one: str, language: str) -> str:
-    """Returns the name in one of `emoji.LANGUAGES`. Call `load_languages` first."""
+    """Return the name in one of `emoji.LANGUAGES`. Call `load_languages` first."""
     return str(_DATA[one][language]).strip(":").replace("_", " ")
 
 
 def load_languages(languages: tuple[str, ...]) -> None:
-    """Loads the names in these languages.
+    """Load the names in these languages.
 
-    Raises ValueError for a language that the library lacks.
+    Raises ValueError for a language that the library does not have.
     """
     for language in languages:
         if language not in emoji.LANGUAGES:
             raise ValueError(
-                f"the emoji library has no names in {language!r}: "
-                f"choose from {', '.join(emoji.LANGUAGES)}"
+                f"language {language!r} is not supported by the emoji library: choose from "
+                f"{', '.join(emoji.LANGUAGES)}"
             )
     # The library's type annotations require a list or literal, but it accepts one name.
     for language in languages:
@@ -150,13 +149,13 @@ def load_languages(languages: tuple[str, ...]) -> None:
 
 
 def fully_qualified() -> list[str]:
-    """Returns all fully qualified emoji, including skin tones, sorted by code points."""
+    """Return all fully qualified emoji, including skin tones, sorted by code points."""
     return sorted(one for one, about in _DATA.items() if about["status"] == _FULLY_QUALIFIED)
 
 
 @cache
 def _folded() -> dict[str, str]:
-    """Maps each emoji to its folded form through its English name, which spells out the tones."""
+    """Map each emoji to its folded form by its English name, which contains the tones."""
     plain = {
         about["en"].strip(":"): one
         for one, about in _DATA.items()
@@ -175,7 +174,7 @@ TABLE = Path(__file__).with_name("emoji_groups.tsv")
 
 
 def emoji_group(one: str) -> tuple[str, str]:
-    """Returns the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
+    """Return the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
 
     Returns OTHER for an emoji that is newer than the table.
     """

@@ -11,7 +11,7 @@ _REST_DIM = 16
 
 
 def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
-    """Maps the words of K classes to unit vectors, float32 [K, D], D <= 64.
+    """Map the words of K classes to unit vectors, float32 [K, D], D <= 64.
 
     Words are weighted by count and inverse document frequency. Most dimensions are the strongest
     directions of the words that classes share (latent semantic analysis, Deerwester et al. 1990).
@@ -19,8 +19,8 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
     remain distinct. Equal words give equal vectors.
     """
     frequency = Counter(word for row in words for word in set(row))
-    # Shared words first: most words are not shared, and only shared ones need the
-    # eigendecomposition.
+    # Shared words come first, because only their columns need the eigendecomposition. Most words
+    # are not shared.
     vocabulary = sorted(frequency, key=lambda word: (frequency[word] == 1, word))
     num_shared = sum(count > 1 for count in frequency.values())
     column = {word: i for i, word in enumerate(vocabulary)}
@@ -39,7 +39,7 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def _strongest_directions(table: np.ndarray) -> np.ndarray:
-    """Returns the eigenvectors [V, D] of the D largest eigenvalues, with a fixed sign.
+    """Return the eigenvectors [V, D] of the D largest eigenvalues, with a fixed sign.
 
     The largest entry of each is positive.
     """
@@ -52,5 +52,5 @@ def _strongest_directions(table: np.ndarray) -> np.ndarray:
 
 
 def split_words(name: str) -> list[str]:
-    """Splits a name into words: LATIN SMALL LETTER E-BAR -> latin, small, letter, e, bar."""
+    """Split a name into words: LATIN SMALL LETTER E-BAR -> latin, small, letter, e, bar."""
     return re.findall(r"[a-z0-9]+", name.lower())

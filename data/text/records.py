@@ -1,7 +1,8 @@
 """Random access to the records of JSONL, CSV, TSV and line-based text files, without loading them.
 
-A record is (offset, bytes), so that it can be read again on its own. TSV has no quoting (its media
-type defines none), so each line is a record. CSV is quoted as in RFC 4180, also over several lines.
+A record is identified by its byte range, so that it can be read again on its own. TSV has no
+quoting, as its media type specifies, so each line is a record. CSV is quoted as in RFC 4180, and
+quoted cells may span several lines.
 """
 
 import csv
@@ -24,7 +25,7 @@ KINDS: dict[str, Kind] = {
     ".txt": "lines",
 }
 TEXT_OF_LINES = "text"
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
 _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
 _DIGEST_BLOCK_BYTES = 1 << 16
@@ -32,7 +33,7 @@ _DIGEST_BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records. columns: names from a table's first line; None for JSONL."""
+    """A file of records. columns: names from the first line of a table; None for JSONL."""
 
     path: Path
     kind: Kind
@@ -41,7 +42,7 @@ class RecordFile:
     size: int
 
     def spans(self, span_bytes: int) -> list[tuple[int, int]]:
-        """Returns byte ranges that together contain every record once; a single range for CSV."""
+        """Return byte ranges that together contain every record once; a single range for CSV."""
         # Whether a line break of a CSV is inside quotes can only be determined from the beginning.
         step = self.size if self.kind == "csv" else span_bytes
         return [
@@ -49,7 +50,7 @@ class RecordFile:
         ]
 
     def records(self, first: int, last: int, *, empty: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Yields (offset, bytes) of the records that begin in [first, last).
+        """Yield (offset, bytes) of the records that begin in [first, last).
 
         empty: include empty lines.
         """
@@ -59,7 +60,7 @@ class RecordFile:
             yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
 
     def parse(self, data: bytes) -> dict[str, Any]:
-        """Returns the fields of a record. Raises ValueError with the reason if it is malformed."""
+        """Return the fields of a record. Raises ValueError with the reason if it is malformed."""
         text = data.decode("utf-8").rstrip("\r\n")
         match self.kind:
             case "lines":
@@ -70,32 +71,33 @@ class RecordFile:
                 except RecursionError:
                     raise ValueError("is nested too deeply") from None
                 if not isinstance(fields, dict):
-                    raise ValueError("is no JSON object")
+                    raise ValueError("is not a JSON object")
                 return fields
         cells = text.split("\t") if self.kind == "tsv" else next(_cells([text]))
         assert self.columns is not None
         if len(cells) != len(self.columns):
-            raise ValueError(f"has {len(cells)} cells and the first line {len(self.columns)}")
+            raise ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
         return dict(zip(self.columns, cells, strict=True))
 
     def read(self, offset: int, length: int) -> dict[str, Any]:
-        """Returns the fields of the record that `records` found at `offset`."""
+        """Return the fields of the record that `records` found at `offset`."""
         with self.path.open("rb") as file:
             file.seek(offset)
             return self.parse(file.read(length))
 
 
 def open_records(path: Path) -> RecordFile:
-    """Opens a file based on its extension and first line.
+    """Open a record file. Its format follows from the extension, its columns from the first line.
 
-    Raises FileNotFoundError or ValueError with a remedy.
+    Raises FileNotFoundError, or ValueError for an unknown extension or an invalid first line.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file: name files of records ({_endings()})")
+        raise FileNotFoundError(f"{path} is not a file: pass record files ({_endings()})")
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        remedy = "unpack it first" if path.suffix.lower() in _PACKED else f"give {_endings()}"
-        raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}: {remedy}")
+        compressed = path.suffix.lower() in _COMPRESSED
+        remedy = "unpack it first" if compressed else f"use one of {_endings()}"
+        raise ValueError(f"{path} has the unsupported extension {path.suffix!r}: {remedy}")
     size = path.stat().st_size
     if kind in ("jsonl", "lines"):
         columns = (TEXT_OF_LINES,) if kind == "lines" else None
@@ -105,7 +107,7 @@ def open_records(path: Path) -> RecordFile:
 
 
 def text_field(fields: dict[str, Any], name: str) -> str | None:
-    """Returns a field as text, or None if it is missing. Dots in a name select nested fields."""
+    """Return a field as text, or None if it is missing. Dots in a name select nested fields."""
     value: Any = fields.get(name)
     if value is None and "." in name:
         value = fields
@@ -117,12 +119,12 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"field {name!r} holds half of a surrogate pair") from None
+        raise ValueError(f"field {name!r} contains an unpaired surrogate") from None
     return text
 
 
 def digest(paths: Sequence[Path]) -> str:
-    """Returns 16 hexadecimal digits of a hash of names, sizes and content.
+    """Return 16 hexadecimal digits of a hash of names, sizes and content.
 
     For files over 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another pass
     over large inputs.
@@ -146,18 +148,20 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: its first line is not UTF-8: save it as UTF-8") from error
+        raise ValueError(f"{path}: the first line is not UTF-8: save it as UTF-8") from error
     names = text.split("\t") if kind == "tsv" else next(_cells([text]), [])
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
-        raise ValueError(f"{path}: its first line {text[:60]!r} must name every column, once each")
+        raise ValueError(
+            f"{path}: the first line, {text[:60]!r}, must contain a unique name for every column"
+        )
     return tuple(names), start
 
 
 def _lines(
     file: IO[bytes], path: Path, start: int, first: int, last: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that begin in [first, last). A line that crosses `first` is not included."""
+    """Yield the lines that begin in [first, last). A line that crosses `first` is not included."""
     offset = first
     if first > start:
         # The line that crosses `first` belongs to the previous range.
@@ -177,14 +181,14 @@ def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
     line = file.readline(_MAX_RECORD_BYTES)
     if len(line) == _MAX_RECORD_BYTES:
         raise ValueError(
-            f"{path}, byte {offset}: a line longer than {_MAX_RECORD_BYTES >> 20} MiB: "
-            "is it a file of records?"
+            f"{path}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} MiB: check "
+            "that the file contains records"
         )
     return line
 
 
 def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Joins lines of CSV into records, because quoted cells may contain line breaks."""
+    """Join lines of CSV into records, because quoted cells may contain line breaks."""
     taken: list[tuple[int, bytes]] = []
 
     def texts() -> Iterator[str]:
@@ -198,7 +202,7 @@ def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[in
             row = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{path}, byte {taken[0][0]}: {error}: is a quote left open there?"
+                f"{path}, byte {taken[0][0]}: {error}: check for an unclosed quote"
             ) from error
         if row is None:
             return

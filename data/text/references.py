@@ -1,7 +1,7 @@
-"""First pass over the inputs: records to keep, as fixed-size references on disk.
+"""First pass over the inputs: writes a fixed-size reference to disk for each labeled record.
 
-Several processes read byte ranges. Each range gives one file, so an interrupted pass can resume.
-`selection.py` removes duplicates and selects the classes.
+Several processes read byte ranges in parallel. The result of each range is a file, so an
+interrupted pass can resume. `selection.py` removes duplicates and selects the classes.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from data.processes import over_jobs
 from data.text.records import RecordFile
 
 SPAN_BYTES = 32 << 20
-# Counts of damaged records, and the location of the first one in each span, which is counted once.
-DAMAGED = "records damaged"
+# Keys of counts: all damaged records, and a prefix for the location of the first one in a span.
+DAMAGED = "damaged records"
 FIRST_DAMAGED = "first damaged: "
 # high, low: 128-bit hash of the text. label, split: positions in the lists of names stored with it.
 REFERENCE = np.dtype(
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 def record_spans(records: Sequence[RecordFile], span_bytes: int) -> list[Span]:
-    """Returns byte ranges that together contain every record of the inputs once."""
+    """Return byte ranges that together contain every record of the inputs once."""
     return [
         Span(number, first, last)
         for number, one in enumerate(records)
@@ -69,16 +69,13 @@ class RecordReader(Protocol):
     def spans(self) -> list[Span]: ...
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        """Yields the records of a span to keep.
-
-        Adds the others to `counts` under a readable reason.
-        """
+        """Yield the labeled records of a span, and count the others in `counts` by reason."""
 
 
 def read_spans(
     reader: RecordReader, folder: Path, workers: int | None, report: Report
 ) -> list[Path]:
-    """Reads every span into `folder`, except those already there. `report` counts bytes."""
+    """Read every span into `folder`, except those already there. `report` counts bytes."""
     spans = reader.spans()
     paths = [folder / f"span-{number:08d}.json" for number in range(len(spans))]
     jobs = [
@@ -94,7 +91,7 @@ def read_spans(
 
 
 def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
-    """Writes references to `path` with suffix .bin, then names and counts to `path`.
+    """Write references to `path` with suffix .bin, then names and counts to `path`.
 
     `path` is written last and marks the span as complete.
     """
@@ -103,11 +100,11 @@ def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
     splits: dict[str | None, int] = {}
     counts: Counter[str] = Counter()
     rows = []
-    for kept in reader.labeled_texts(span, counts):
-        high, low = text_hash(kept.text)
-        label = labels.setdefault(kept.label, len(labels))
-        split = splits.setdefault(kept.split, len(splits))
-        rows.append((high, low, kept.offset, span.file, kept.length, label, split))
+    for record in reader.labeled_texts(span, counts):
+        high, low = text_hash(record.text)
+        label = labels.setdefault(record.label, len(labels))
+        split = splits.setdefault(record.split, len(splits))
+        rows.append((high, low, record.offset, span.file, record.length, label, split))
     commit(path.with_suffix(".bin"), np.array(rows, REFERENCE).tobytes())
     about = {"labels": list(labels), "splits": list(splits), "counts": counts}
     commit(path, json.dumps(about).encode())
@@ -115,6 +112,6 @@ def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
 
 
 def text_hash(text: str) -> tuple[int, int]:
-    """Returns the two halves of a 128-bit hash (BLAKE2b)."""
+    """Return the two halves of a 128-bit hash (BLAKE2b)."""
     whole = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return int.from_bytes(whole[:8]), int.from_bytes(whole[8:])

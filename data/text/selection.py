@@ -1,8 +1,8 @@
 """Second half of the first pass: removes exact duplicates, selects classes, writes tasks to disk.
 
 References are partitioned by hash into parts that fit in memory, so memory use does not grow with
-their number. Texts are equal if their 128-bit hashes are: among 5e9 different texts, the
-probability of a collision is 4e-20.
+their number. Texts with equal 128-bit hashes are considered equal. The probability of a collision
+among 5e9 different texts is 4e-20.
 """
 
 import json
@@ -21,7 +21,7 @@ from data.text.references import FIRST_DAMAGED, REFERENCE, RecordReader, read_sp
 
 PART_ROWS = 4_000_000
 _ABOUT = "about.json"
-_SETTLED = "settled.json"
+_RESULT = "settled.json"
 
 
 TASK = np.dtype([("offset", "<u8"), ("file", "<u4"), ("length", "<u4"), ("label", "<u4")])
@@ -82,7 +82,7 @@ class Selection:
 
 
 def pass_notes(selection: Selection) -> list[str]:
-    """Returns a line for each nonzero count, and the location of the first damaged record."""
+    """Return a line for each nonzero count, and the location of the first damaged record."""
     notes = []
     for what, count in selection.counts.items():
         if count and not what.startswith(FIRST_DAMAGED):
@@ -109,12 +109,12 @@ class SelectionFolder:
         workers: int | None,
         report: Report,
     ) -> Selection:
-        """Runs the first pass for `about`, or loads its result.
+        """Run the first pass, or load its result if `about` is that of the previous run.
 
-        Raises ValueError if nothing is left.
+        about: description of inputs and parameters. Raises ValueError if no classes remain.
         """
         self._claim(about)
-        done = self.folder / _SETTLED
+        done = self.folder / _RESULT
         if not done.is_file():
             paths = read_spans(reader, self.folder, workers, report)
             commit(done, json.dumps(asdict(_select(self.folder, paths, rules))).encode())
@@ -126,18 +126,18 @@ class SelectionFolder:
         return TaskFile(self.folder / f"{split}.tasks")
 
     def remove(self) -> None:
-        """Deletes the folder once the shards are written."""
+        """Delete the folder once the shards are written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _claim(self, about: str) -> None:
-        """Empties a folder of other inputs or parameters.
+        """Prepare the folder, deleting the results for other inputs or parameters.
 
         Raises ValueError for an unrelated folder.
         """
         note = self.folder / _ABOUT
         if self.folder.exists() and not note.is_file() and any(self.folder.iterdir()):
             raise ValueError(
-                f"{self.folder} holds something else: name another folder for the shards"
+                f"{self.folder} contains other files: choose another folder for the shards"
             )
         if not note.is_file() or note.read_text() != about:
             self.remove()
@@ -159,15 +159,15 @@ def _select(folder: Path, paths: Sequence[Path], rules: SelectionRules) -> Selec
             into.update(dict(zip(labels, number, strict=True)))
     classes = rules.choose(+samples, +trained)
     _write_tasks(folder, parts, labels, classes, split_names)
-    left_out = sum(samples.values()) - sum(samples[name] for name in classes)
-    if left_out:
-        counts["samples of classes that are left out"] = left_out
+    excluded = sum(samples.values()) - sum(samples[name] for name in classes)
+    if excluded:
+        counts["samples of excluded classes"] = excluded
     present = [name for name in split_names if (folder / f"{name}.tasks").stat().st_size]
     return Selection(classes, {name: samples[name] for name in classes}, present, dict(counts))
 
 
 def _names(paths: Sequence[Path]) -> tuple[list[str], list[str | None], Counter[str]]:
-    """Returns all labels, sorted, all splits, and the total counts."""
+    """Return all labels, sorted, all splits, and the total counts."""
     labels: set[str] = set()
     splits: dict[str | None, None] = {}
     counts: Counter[str] = Counter()
@@ -186,7 +186,7 @@ def _partition(
     splits: Sequence[str],
     rules: SelectionRules,
 ) -> list[Path]:
-    """Partitions references by hash. Equal texts are in the same part."""
+    """Partition references by hash. Equal texts are in the same part."""
     total = sum(path.with_suffix(".bin").stat().st_size for path in paths) // REFERENCE.itemsize
     num_parts = max(1, -(-total // PART_ROWS))
     parts = [folder / f"part-{number:06d}" for number in range(num_parts)]
@@ -195,7 +195,7 @@ def _partition(
     label_at = {name: i for i, name in enumerate(labels)}
     split_at = {name: i for i, name in enumerate(splits)}
     for rows in _batches(paths, label_at, split_at, rules.test_fraction):
-        # The top 24 bits of the hash, scaled to [0, num_parts). Fewer bits keep the product within
+        # The top 24 bits of the hash, scaled to [0, num_parts). With 24 bits, the product fits in
         # 64 bits.
         part_of_row = ((rows["high"] >> np.uint64(40)) * np.uint64(num_parts)) >> np.uint64(24)
         order = np.argsort(part_of_row, kind="stable")
@@ -213,7 +213,7 @@ def _batches(
     split_at: dict[str, int],
     test_fraction: float,
 ) -> Iterator[np.ndarray]:
-    """Yields references of many spans at a time, with global label and split positions."""
+    """Yield references of many spans at a time, with global label and split positions."""
     gathered: list[np.ndarray] = []
     for path in paths:
         about = json.loads(path.read_bytes())
@@ -235,7 +235,7 @@ def _batches(
 def _without_duplicates(
     rows: np.ndarray, rules: SelectionRules, counts: Counter[str]
 ) -> np.ndarray:
-    """Keeps the first of equal (text, label, split), and counts what is dropped or only found."""
+    """Keep the first of equal (text, label, split). Count duplicates and texts in two splits."""
     keys = ("offset", "file", "split", "label", "low", "high")
     rows = rows[np.lexsort([rows[key] for key in keys])]
     if not len(rows):
@@ -275,11 +275,11 @@ def _write_tasks(
         rows = np.fromfile(part, REFERENCE)
         rows = rows[label[rows["label"]] >= 0]
         for number, file in enumerate(files):
-            mine = rows[rows["split"] == number]
-            tasks = np.empty(len(mine), TASK)
+            of_split = rows[rows["split"] == number]
+            tasks = np.empty(len(of_split), TASK)
             for key in ("offset", "file", "length"):
-                tasks[key] = mine[key]
-            tasks["label"] = label[mine["label"]]
+                tasks[key] = of_split[key]
+            tasks["label"] = label[of_split["label"]]
             tasks.tofile(file)
     for file in files:
         file.close()

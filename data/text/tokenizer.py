@@ -1,4 +1,4 @@
-"""Maps texts to token IDs with a fast tokenizer from a folder or the hub. Runs no remote code.
+"""Maps texts to token IDs with a fast tokenizer from a folder or the hub, without remote code.
 
 Batching and padding are in `data/loading/inputs.py`; `data/text/wordpiece.py` trains vocabularies.
 """
@@ -22,7 +22,7 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 # For these classes transformers uses tokenizer.json unchanged. For others it rebuilds parts of it.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _HUB = "hub:"
-_REMEDY = f"give another folder or {_HUB}NAME, or make one by kway tokenizer SHARDS -o DIR"
+_REMEDY = f"use another folder or {_HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
 # A private-use character, which normalizers may delete, and a cuneiform sign.
 _UNKNOWN = "\ue000 \U00012000"
 
@@ -48,7 +48,7 @@ class Tokenizer:
     def of(
         cls, backend: tokenizers.Tokenizer, roles: Mapping[str, str], *, max_length: int, name: str
     ) -> "Tokenizer":
-        """Wraps a tokenizer of the tokenizers library.
+        """Wrap a tokenizer of the tokenizers library.
 
         roles: its special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
         if there is no pad token, if encoding an unknown character fails, or if special tokens fill
@@ -57,14 +57,14 @@ class Tokenizer:
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
             raise ValueError(
-                f"tokenizer {name} has no pad token: name one of its tokens as pad_token in its "
-                f"{CONFIG_FILE}, or choose another tokenizer"
+                f"tokenizer {name} does not define a pad token: set pad_token in its {CONFIG_FILE} "
+                "to one of its tokens, or choose another tokenizer"
             )
         num_special = backend.num_special_tokens_to_add(is_pair=False)
         if max_length <= num_special:
             raise ValueError(
-                f"max_length {max_length} leaves no room for a text: tokenizer {name} adds "
-                f"{num_special} special tokens to each; give {num_special + 1} or more"
+                f"max_length is {max_length}, but tokenizer {name} adds {num_special} special "
+                f"tokens to each text: set it to {num_special + 1} or more"
             )
         backend.no_padding()
         backend.no_truncation()
@@ -72,8 +72,8 @@ class Tokenizer:
             backend.encode(_UNKNOWN)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(
-                f"tokenizer {name} fails at a character it does not know ({one_line(error)}): "
-                f"give its model an unknown token, or {_REMEDY}"
+                f"tokenizer {name} cannot encode unknown characters ({one_line(error)}): add an "
+                f"unknown token to its model, or {_REMEDY}"
             ) from error
         return cls(
             max_length=max_length,
@@ -84,7 +84,7 @@ class Tokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token IDs of each text, with special tokens, truncated to `max_length`.
+        """Return the token IDs of each text, with special tokens, truncated to `max_length`.
 
         A list is never empty: a text without tokens becomes one pad token if the tokenizer adds no
         special ones. Raises ValueError for text with an unpaired surrogate, and if the tokenizer
@@ -96,14 +96,14 @@ class Tokenizer:
             raise ValueError(_not_unicode(texts)) from error
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(
-                f"the tokenizer fails at a text ({one_line(error)}): choose another"
+                f"the tokenizer cannot encode a text ({one_line(error)}): choose another tokenizer"
             ) from error
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
-        """Writes files that `open_tokenizer` and AutoTokenizer can load to `folder`.
+        """Write files that `open_tokenizer` and AutoTokenizer can load to `folder`.
 
-        Creates the folder if it is missing.
+        The folder is created if it is missing.
         """
         folder.mkdir(parents=True, exist_ok=True)
         config = {
@@ -116,15 +116,15 @@ class Tokenizer:
             commit(folder / name, content.encode())
 
     def digest(self) -> str:
-        """Returns a SHA-256 over everything that determines a text's IDs, except `max_length`."""
+        """Return a SHA-256 over everything that determines a text's IDs, except `max_length`."""
         return hashlib.sha256(f"{self.pad_id}\n{self._content}".encode()).hexdigest()
 
     def _backend(self) -> tokenizers.Tokenizer:
-        """Returns the backend of this process, opening it if necessary."""
+        """Return the backend of this process, opening it if necessary."""
         process = os.getpid()
         if self._opened is None or self._opened[0] != process:
-            # The library's threads do not survive fork, and a child that uses them hangs. Loader
-            # processes and requests provide parallelism, so threads are disabled.
+            # The library's threads do not survive a fork, and a child that uses them hangs. Loader
+            # processes and concurrent requests provide parallelism, so threads are disabled.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
             backend = tokenizers.Tokenizer.from_str(self._content)
             backend.enable_truncation(self.max_length)
@@ -136,7 +136,7 @@ class Tokenizer:
 
 
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
-    """Opens the tokenizer in folder `name`, or `hub:NAME`.
+    """Open the tokenizer in folder `name`, or `hub:NAME`.
 
     Texts are truncated to `max_length` tokens. Without `hub:`, no hub is contacted. Raises
     FileNotFoundError if the folder does not exist, and ValueError if it is damaged, too large or
@@ -146,20 +146,18 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
     if name.startswith(_HUB):
         source = name.removeprefix(_HUB)
         if Path(source).exists():  # transformers would open the local path
-            raise ValueError(
-                f"tokenizer {name}: {source} is a file or folder here, leave out {_HUB}"
-            )
+            raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {_HUB}")
         backend, roles = _of_transformers(source, name=name)
     elif not folder.is_dir():
         raise FileNotFoundError(
-            f"tokenizer {name} is no folder: make one by kway tokenizer SHARDS -o {name}, or name "
-            f"one of the hub as {_HUB}{name}"
+            f"tokenizer {name} is not a folder: train one with kway tokenizer SHARDS -o {name}, or "
+            f"use {_HUB}{name} for a tokenizer on the hub"
         )
     else:
         file = folder / TOKENIZER_FILE
         if file.is_file() and file.stat().st_size > _MAX_BYTES:
             raise ValueError(
-                f"{file} has {file.stat().st_size:,} bytes and {_MAX_BYTES:,} are allowed: "
+                f"{file} has {file.stat().st_size:,} bytes, over the limit of {_MAX_BYTES:,}: "
                 "choose another tokenizer"
             )
         backend, roles = _of_files(folder) or _of_transformers(name, name=name)
@@ -170,7 +168,7 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 
 
 def _of_files(folder: Path) -> _Opened | None:
-    """Loads a tokenizer without transformers, whose import takes seconds.
+    """Load a tokenizer without transformers, whose import takes seconds.
 
     Returns None if it is needed. A model's config.json may name another tokenizer class, so
     transformers loads folders that have one.
@@ -182,7 +180,7 @@ def _of_files(folder: Path) -> _Opened | None:
     except (ValueError, RecursionError) as error:
         raise _damaged(str(folder / CONFIG_FILE), error) from error
     if not isinstance(config, dict):
-        raise _damaged(str(folder / CONFIG_FILE), "it is no object")
+        raise _damaged(str(folder / CONFIG_FILE), "it is not a JSON object")
     plain = config.get("tokenizer_class") in _PLAIN_CLASSES and "auto_map" not in config
     file = folder / TOKENIZER_FILE
     if not plain or not file.is_file() or (folder / "config.json").exists():
@@ -195,19 +193,19 @@ def _of_files(folder: Path) -> _Opened | None:
 
 
 def _token(value: Any) -> str:
-    """Returns a token's text. In the file it may be an object with options."""
+    """Return a token's text. In the file it may be an object with options."""
     return str(value.get("content") if isinstance(value, dict) else value)
 
 
 def _of_transformers(source: str, *, name: str) -> _Opened:
-    """Loads a tokenizer from a folder or hub with transformers. `name` is used in errors."""
+    """Load a tokenizer from a folder or hub with transformers. `name` is used in errors."""
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except Exception as error:  # for damaged files, transformers raises arbitrary errors
         raise ValueError(
-            f"tokenizer {name} does not open ({one_line(error)}): {_REMEDY}"
+            f"tokenizer {name} cannot be opened ({one_line(error)}): {_REMEDY}"
         ) from error
     if not getattr(found, "is_fast", False):
         raise ValueError(f"tokenizer {name} is not a fast one ({type(found).__name__}): {_REMEDY}")
@@ -228,7 +226,7 @@ def _not_unicode(texts: Sequence[str]) -> str:
             text.encode()
         except UnicodeEncodeError as error:
             return (
-                f"text {index} is no Unicode: half of a surrogate pair stands at its character "
+                f"text {index} is not valid Unicode: it has an unpaired surrogate at character "
                 f"{error.start}"
             )
-    return "a text is no string"
+    return "a text is not a string"

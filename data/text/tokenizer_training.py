@@ -46,7 +46,7 @@ class Example:
 class TrainedTokenizer:
     """The result of training a tokenizer on `texts` texts.
 
-    unknown: fraction of unknown tokens. tokens_a_text: mean tokens per text, without special
+    unknown: fraction of unknown tokens. tokens_per_text: mean tokens per text, without special
     tokens. Both are measured on `held_out` texts that were not used for training. problems: skipped
     samples.
     """
@@ -55,7 +55,7 @@ class TrainedTokenizer:
     texts: int
     held_out: int
     unknown: float
-    tokens_a_text: float
+    tokens_per_text: float
     examples: tuple[Example, ...]
     problems: Problems
 
@@ -72,7 +72,7 @@ def train_tokenizer(
     threads: int | None = None,
     report: Report = silent,
 ) -> TrainedTokenizer:
-    """Trains a WordPiece tokenizer on text shards and writes it atomically to `out`.
+    """Train a WordPiece tokenizer on text shards and write it atomically to `out`.
 
     shards: path or URL. One text in 20, at most 10,000, is held out for evaluation. max_texts:
     maximum number of training texts, chosen by a fixed permutation. The same shards and options
@@ -82,9 +82,9 @@ def train_tokenizer(
     exists, and OSError if `out` cannot be written. Raises also as `train_wordpiece` does.
     """
     if os.path.lexists(out):
-        raise ValueError(f"{out} exists already: name another folder, or delete it")
+        raise ValueError(f"{out} already exists: choose another folder, or delete it")
     if Manifest.load(shards).modality != "text":
-        raise ValueError(f"{shards} holds images: kway tokenizer reads texts")
+        raise ValueError(f"{shards} contains images: kway tokenizer requires texts")
     with (
         _written(out) as folder,
         open_split(shards, split, max_bad_labels=sys.maxsize) as opened,
@@ -100,7 +100,8 @@ def train_tokenizer(
         held_out = list(texts.held_out())
         if not held_out:
             raise ValueError(
-                f"{shards}: every text held out to measure on is damaged: copy it again"
+                f"{shards}: all texts that are held out for evaluation are damaged: copy the "
+                "shards again"
             )
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
@@ -114,10 +115,10 @@ class _Texts:
     def __init__(self, split: Split, limit: int, report: Report) -> None:
         num = len(split)
         if num < 2:
-            raise ValueError(f"split {split.name!r} has {num} text, and 2 or more are needed")
+            raise ValueError(f"split {split.name!r} has {num} text: at least 2 are required")
         num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
         indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
-        # In shard order, which a disk reads faster.
+        # Sorted, because disks read consecutive samples faster.
         self.held_out_indices = np.sort(indices[:num_held])
         self.training_indices = np.sort(indices[num_held:])
         self.problems = Problems()
@@ -127,7 +128,7 @@ class _Texts:
         self._done = 0
 
     def training(self) -> Iterator[str]:
-        """Yields the training texts. Called twice: first for the alphabet, then for the words."""
+        """Yield the training texts. Called twice: first for the alphabet, then for the words."""
         first = self._done == 0
         for index in self.training_indices.tolist():
             self._done += 1
@@ -139,7 +140,7 @@ class _Texts:
             yield from self._text(index, count=True)
 
     def _text(self, index: int, *, count: bool) -> Iterator[str]:
-        """Yields one text, or nothing if it is damaged."""
+        """Yield one text, or nothing if it is damaged."""
         try:
             text, _ = self._split.text(index)
         except BadSampleError as error:
@@ -152,12 +153,14 @@ class _Texts:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `out`, or is deleted if the block fails."""
+    """Yield a temporary folder that becomes `out`, or is deleted if the block fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
     except OSError as error:
-        raise OSError(f"{out} cannot be written ({error.strerror}): name another folder") from error
+        raise OSError(
+            f"{out} cannot be written ({error.strerror}): choose another folder"
+        ) from error
     try:
         yield temporary
         temporary.chmod(0o755)
@@ -188,14 +191,14 @@ def _measured(
         texts=num_trained,
         held_out=len(texts),
         unknown=unknown / max(1, tokens),
-        tokens_a_text=tokens / len(texts),
+        tokens_per_text=tokens / len(texts),
         examples=tuple(by_script[script] for script, _ in scripts.most_common(_EXAMPLES)),
         problems=problems,
     )
 
 
 def _script(text: str) -> str:
-    """Returns the script of most letters of a text: the first word of their Unicode names."""
+    """Return the most frequent script of a text: the first word of the letters' Unicode names."""
     names = Counter(
         unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()
     )

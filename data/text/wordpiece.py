@@ -35,19 +35,19 @@ def train_wordpiece(
     lowercase: bool = False,
     threads: int | None = None,
 ) -> tokenizers.Tokenizer:
-    """Trains a tokenizer with BERT's word rules, keeping accents, on `texts`.
+    """Train a tokenizer on `texts` with BERT's word rules, but without removing accents.
 
     texts: returns the same texts on each of two calls. alphabet: number of most frequent characters
     to keep, by default a quarter of the vocabulary; a word with another character is unknown.
     Raises ValueError if there is no text or the alphabet does not fit in the vocabulary.
     """
 
-    def kept() -> Iterator[str]:
+    def usable() -> Iterator[str]:
         return _without_long_words(texts(), lowercase)
 
     with _library_threads(threads):
         counts = np.zeros(0x110000, np.int64)
-        pieces = _learn(_counted(kept(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
+        pieces = _learn(_counted(usable(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
         limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
         chars = _most_frequent(counts, _normalizer(lowercase), limit)
         # The trainer numbers single-character pieces in the order of a hash table, which varies
@@ -56,14 +56,14 @@ def train_wordpiece(
         chars = sorted(char for char in chars if char in pieces)
         single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
         if not single:
-            raise ValueError("there is no text to learn a vocabulary from: give other shards")
+            raise ValueError("the shards contain no text to train on: choose other shards")
         if (needed := len(SPECIAL) + len(single)) > vocab_size:
             raise ValueError(
-                f"vocab-size {vocab_size} has no place for an alphabet of {len(chars)} characters, "
-                f"which takes {needed}: give more, or a smaller --alphabet"
+                f"vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters requires "
+                f"{needed}: raise it, or lower --alphabet"
             )
         learned = _learn(
-            kept(),
+            usable(),
             vocab_size=vocab_size,
             special_tokens=[*SPECIAL, *single],
             initial_alphabet=chars,
@@ -88,7 +88,7 @@ def _learn(texts: Iterable[str], *, lowercase: bool, **options: Any) -> tokenize
 
 
 def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Builds a tokenizer without the special tokens that were added for training."""
+    """Build a tokenizer without the special tokens that were added for training."""
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(
             vocabulary,
@@ -109,15 +109,15 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
 
 
 def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
-    """Removes control characters and makes each Chinese character a word.
+    """Return BERT's normalizer, but without removing accents and marks.
 
-    Keeps accents and marks.
+    It removes control characters and separates Chinese characters into words.
     """
     return normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
 
 
 def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
-    """Removes words that are too long to tokenize.
+    """Remove words that are too long to tokenize.
 
     The trainer's time and memory are quadratic in the length of a word.
     """
@@ -131,7 +131,7 @@ def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
-    """Yields the texts and counts their characters in `counts`, int64 [0x110000]."""
+    """Yield the texts and count their characters in `counts`, int64 [0x110000]."""
     held: list[str] = []
     num_held = 0
 
@@ -153,7 +153,7 @@ def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
 def _most_frequent(
     counts: np.ndarray, normalizer: normalizers.BertNormalizer, limit: int
 ) -> list[str]:
-    """Returns up to `limit` characters after normalization, most frequent first."""
+    """Return up to `limit` characters after normalization, most frequent first."""
     total: dict[str, int] = {}
     for point in np.flatnonzero(counts).tolist():
         for char in normalizer.normalize_str(chr(point)):
@@ -164,10 +164,9 @@ def _most_frequent(
 
 @contextmanager
 def _library_threads(threads: int | None) -> Iterator[None]:
-    """Lets the library use `threads` threads inside the block, by default one per core.
+    """Enable `threads` threads of the library in the block, by default one per core.
 
-    They are disabled again afterwards, because a process that is forked while they may run would
-    hang.
+    They are disabled again afterwards, because a process that is forked while they run would hang.
     """
     before = {name: value for name, value in os.environ.items() if name in _THREADS}
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"

@@ -103,13 +103,13 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Read every byte and list what is damaged. Exits with 2 if anything is."""
-    from data.inspection.verify import NAMED_A_SHARD, damages, recorded_losses
+    from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
     started = time.monotonic()
     kinds: Counter[str] = Counter()
     with progress("verifying") as report:
-        named = None if name_all else NAMED_A_SHARD
+        named = None if name_all else NAMED_PER_SHARD
         found = list(damages(folder, report, decode=decode, named=named, workers=workers))
     for damage in found:
         print(printable(f"damaged: {damage.line}"), file=sys.stderr)

@@ -227,8 +227,8 @@ def write(
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
         print(f"resumed after {pluralize(written.resumed, 'complete shard')}")
-    if written.left_out:
-        bad = pluralize(written.left_out, f"bad {manifest.modality}")
+    if written.num_skipped:
+        bad = pluralize(written.num_skipped, f"bad {manifest.modality}")
         print(f"warning: skipped {bad}", file=sys.stderr)
     if written.duplicates:
         duplicates = pluralize(written.duplicates, "duplicate")

@@ -91,7 +91,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
             f"{leak.precision:.2f}",
             f"{leak.lift:.1f}",
             f"{leak.information:.3f}",
-            f"{leak.fall:+.3f}",
+            f"{leak.drop:+.3f}",
             leak.suspect or "",
         )
     return table

@@ -66,7 +66,7 @@ def tokenizer(
     _print_examples(trained)
     print(
         f"{out}: {trained.vocab_size:,} tokens from {pluralize(trained.texts, 'text')}; "
-        f"on {pluralize(trained.held_out, 'held-out text')}: {trained.tokens_a_text:.1f} tokens "
+        f"on {pluralize(trained.held_out, 'held-out text')}: {trained.tokens_per_text:.1f} tokens "
         f"per text, {trained.unknown:.3%} unknown; {seconds_since(started)}"
     )
 

@@ -1,4 +1,4 @@
-"""Small real images, and shards made of them."""
+"""Small real images, and shards of them."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def write_image(path: Path, seed: int, height: int = 20, width: int = 26) -> Non
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four classes of 9 to 12 images; a class name that is not ASCII, file names with dots."""
+    """Create four classes of 9 to 12 images, with a non-ASCII class name and dots in file names."""
     folder = tmp_path_factory.mktemp("images")
     for label, name in enumerate(("apple", "birne", "crème", "date")):
         for i in range(9 + label):
@@ -29,7 +29,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """42 images in shards of 10; at least 3 shards of training."""
+    """Write 42 images to shards of 10, at least 3 of them for training."""
     folder = tmp_path_factory.mktemp("shards") / "out"
     source = ImageFolder(images, test_fraction=0.2)
     write_shards(source, folder, samples_per_shard=10, workers=1)
@@ -38,5 +38,5 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def all_glyphs() -> Glyphs:
-    """Shared, for comparing the looks of all characters takes seconds."""
+    """Return a shared source, because comparing the drawings of all characters takes seconds."""
     return Glyphs(samples=1)

@@ -1,4 +1,4 @@
-"""A real HTTP server on a folder, that can be told to fail, to cut its answers, or to send away."""
+"""A real HTTP server for a folder that can fail, truncate its responses, or redirect."""
 
 import threading
 import time
@@ -13,21 +13,21 @@ from pathlib import Path
 
 @dataclass
 class FileServer:
-    """What it does with the next requests for a file, and how many came for each."""
+    """The behavior of the server for the next requests, and the number of requests per file."""
 
     folder: Path
     url: str = ""
     requests: Counter[str] = field(default_factory=Counter)
-    # Of a file: what comes instead of it, one after the other. A status, "cut", or "hang up".
-    instead: dict[str, list[int | str]] = field(default_factory=dict)
+    # Per file: the failures of the next requests, in order. A status, "cut" or "hang up".
+    failures: dict[str, list[int | str]] = field(default_factory=dict)
     redirect: str | None = None
-    ranges: bool = False  # whether it sends a part where a part is asked for
-    sent: dict[str, list[int]] = field(default_factory=dict)  # bytes of each answer
+    ranges: bool = False  # whether range requests are supported
+    sent: dict[str, list[int]] = field(default_factory=dict)  # bytes of each response
     seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def shards(self) -> int:
-        """Requests for shards so far."""
+        """Return the number of requests for shards so far."""
         return sum(count for name, count in self.requests.items() if name.endswith(".tar"))
 
 
@@ -40,26 +40,26 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         with self.files.lock:
             self.files.requests[name] += 1
-            told = self.files.instead.get(name) or [None]
-            what = told.pop(0) if told else None
+            failures = self.files.failures.get(name)
+            failure = failures.pop(0) if failures else None
         path = self.files.folder / name
         if self.files.redirect is not None:
             self.send_response(302)
             self.send_header("Location", f"{self.files.redirect}/{name}")
             self.end_headers()
-        elif what == "hang up":
+        elif failure == "hang up":
             self.close_connection = True
-        elif isinstance(what, int) or not path.is_file():
-            self.send_error(what if isinstance(what, int) else 404)
+        elif isinstance(failure, int) or not path.is_file():
+            self.send_error(failure if isinstance(failure, int) else 404)
         else:
-            content, asked = path.read_bytes(), self.headers.get("Range")
+            content, byte_range = path.read_bytes(), self.headers.get("Range")
             time.sleep(self.files.seconds)
-            if self.files.ranges and asked:
-                content = content[int(asked.removeprefix("bytes=").removesuffix("-")) :]
-            self.send_response(206 if self.files.ranges and asked else 200)
+            if self.files.ranges and byte_range:
+                content = content[int(byte_range.removeprefix("bytes=").removesuffix("-")) :]
+            self.send_response(206 if self.files.ranges and byte_range else 200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            content = content[: len(content) // 2] if what == "cut" else content
+            content = content[: len(content) // 2] if failure == "cut" else content
             self.files.sent.setdefault(name, []).append(len(content))
             self.wfile.write(content)
 
@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[FileServer]:
-    """The files of `folder`, served on a free port by a thread."""
+    """Serve the files of `folder` on a free port from a thread."""
     files = FileServer(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, files))
     server.daemon_threads = True

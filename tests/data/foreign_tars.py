@@ -1,4 +1,4 @@
-"""Webdataset tars as somebody else writes them, and shards with samples that are bad from birth."""
+"""Webdataset tars that kway did not write, and shards that were written with bad samples."""
 
 import io
 import struct
@@ -21,7 +21,7 @@ def png(seed: int, side: int = 20) -> bytes:
 
 
 def bomb() -> bytes:
-    """A PNG of a few bytes that would be 60,000 x 60,000 pixels."""
+    """Return a PNG of a few bytes that decodes to 60,000 x 60,000 pixels."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         crc = zlib.crc32(name + body)
@@ -44,7 +44,7 @@ def write_tar(
 
 
 def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
-    """Members of `count` samples with the label number % classes."""
+    """Return the members of `count` samples with the label number % classes."""
     members = []
     for number in range(first, first + count):
         members.append((f"{number:05d}.png", png(number)))
@@ -53,7 +53,7 @@ def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
 
 
 class Planted:
-    """A source of given samples, (data, extension, label) each; all are training."""
+    """A source of given training samples, (data, extension, label) each."""
 
     modality = "image"
 
@@ -81,7 +81,7 @@ class Planted:
 def planted_shards(
     folder: Path, bad: dict[int, bytes], *, count: int = 30, labels: dict[int, int] | None = None
 ) -> Path:
-    """Images of 3 classes in shards of 10, some with other bytes or labels than they should."""
+    """Write images of 3 classes to shards of 10, some with bad bytes or labels."""
     labels = labels or {}
     samples = [
         (bad.get(number, png(number)), "png", labels.get(number, number % 3))

@@ -1,4 +1,4 @@
-"""A tiny ImageNet in the layouts that people have: tars of tars, folders, and the devkit."""
+"""A tiny ImageNet in its common layouts: tars of tars, folders, and the devkit."""
 
 import io
 import tarfile
@@ -19,8 +19,8 @@ FIELDS = (
     "wordnet_height",
     "num_train_images",
 )
-# (WNID, words, gloss, children by id, images); the id is the place here, from 1. As in the real
-# one the classes come first, and not in the order of their WNIDs.
+# (WNID, words, gloss, children by ID, images). The ID is the position here, from 1. As in the real
+# devkit, the classes come first and are not sorted by WNID.
 SYNSETS = (
     ("n02119789", "kit fox, Vulpes macrotis", "small grey fox", (), 4),
     ("n02100735", "English setter", "an English breed", (), 3),
@@ -31,7 +31,7 @@ SYNSETS = (
     ("n02084071", "dog", "a member of the genus Canis", (2,), 0),
 )
 CLASSES = ("n01440764", "n02100735", "n02119789")
-# Of validation images 1 to 5, as ids.
+# IDs of validation images 1 to 5.
 TRUTH = (2, 1, 3, 3, 1)
 
 Files = Mapping[str, bytes]
@@ -45,7 +45,7 @@ def image(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 30)
 
 
 def training() -> dict[str, dict[str, bytes]]:
-    """Synset -> file name -> bytes, as many as the devkit says."""
+    """Return synset -> file name -> bytes, with the number of images in the devkit."""
     return {
         wnid: {f"{wnid}_{i}.JPEG": image(100 * number + i) for i in range(count)}
         for number, (wnid, _, _, _, count) in enumerate(SYNSETS)
@@ -72,7 +72,7 @@ def training_tar(classes: Mapping[str, Files]) -> bytes:
 
 
 def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELDS) -> bytes:
-    """A struct array [N, 1] of cells, as MATLAB writes it; a leaf's children are empty."""
+    """Return a struct array [N, 1] of cells as MATLAB writes it. Leaves have empty children."""
     rows = list(synsets)
     table = np.empty((len(rows), 1), dtype=[(name, object) for name in fields])
     for i, (wnid, words, gloss, children, images) in enumerate(rows):
@@ -93,7 +93,7 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELD
 
 
 def devkit(meta: bytes | None = None, truth: Iterable[object] = TRUTH) -> bytes:
-    """The content of ILSVRC2012_devkit_t12.tar.gz."""
+    """Return the content of ILSVRC2012_devkit_t12.tar.gz."""
     buffer = io.BytesIO()
     files = {
         "readme.txt": b"This is the documentation",
@@ -118,7 +118,7 @@ def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
 
 
 def write_folders(folder: Path, *, flat: bool = True) -> Path:
-    """train/ and val/, which holds images where it is `flat`, else class folders."""
+    """Write train/ and val/. val/ contains images if it is `flat`, else class folders."""
     for wnid, files in training().items():
         write_files(folder / "train" / wnid, files)
     if flat:

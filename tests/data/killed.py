@@ -1,4 +1,4 @@
-"""Shards whose writer is killed half way, and gone on with."""
+"""Killing a shard writer halfway and resuming it."""
 
 import time
 from pathlib import Path
@@ -12,16 +12,16 @@ from tests.ranks import forked
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by its name."""
+    """Return the content of every file of a folder by its name."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def check_killed_and_resumed(
     source: Source, folder: Path, *, samples_per_shard: int, workers: int
 ) -> None:
-    """Killed in its second shard and gone on with, a writer gives the bytes of an unharmed one.
+    """Check that a writer killed in its second shard and resumed gives the same bytes as without.
 
-    The first shard stays as it is, and no worker outlives its killed parent.
+    The first shard is not written again, and no worker outlives its killed parent.
     """
     whole, out = folder / "whole", folder / "out"
     write_shards(source, whole, samples_per_shard=samples_per_shard, workers=1)
@@ -62,7 +62,7 @@ def _wait_for_end(workers: list[psutil.Process]) -> None:
 
 
 def _ended(process: psutil.Process) -> bool:
-    """A process that nobody waits for stays a zombie."""
+    """Whether a process has ended. It stays a zombie until its parent waits for it."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

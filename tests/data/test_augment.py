@@ -1,4 +1,4 @@
-"""What a training sample goes through: off by default, grey or colour, keyed by the sample."""
+"""Augmentation of a training sample: off by default, for gray and color, keyed by the sample."""
 
 import hashlib
 import subprocess
@@ -59,7 +59,7 @@ def digest(made: list[np.ndarray]) -> str:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_everything_together_gives_images_of_one_shape_that_differ(channels: int) -> None:
+def test_all_augmentations_together_give_distinct_images_of_one_shape(channels: int) -> None:
     made = samples(channels, EVERYTHING)
     for pixels in made:
         assert pixels.shape == (channels, 32, 32)
@@ -69,13 +69,13 @@ def test_everything_together_gives_images_of_one_shape_that_differ(channels: int
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_all_but_crop_and_flip_is_off_by_default(channels: int) -> None:
+def test_only_crop_and_flip_are_on_by_default(channels: int) -> None:
     plain = for_evaluation(photo(channels), image(channels))
     for pixels in samples(channels, AugmentConfig(**STILL), 20):
         assert np.array_equal(pixels, plain)
 
 
-def test_another_process_makes_the_same_pixels() -> None:
+def test_another_process_draws_the_same_pixels() -> None:
     code = "from tests.data.test_augment import *; print(digest(samples(3, EVERYTHING)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -93,21 +93,21 @@ def test_another_process_makes_the_same_pixels() -> None:
         ({"colour": ColorJitter(hue=0.5)}, 1.0),
     ],
 )
-def test_a_probability_is_the_share_of_samples_that_change(part: dict, changed: float) -> None:
+def test_a_probability_is_the_fraction_of_changed_samples(part: dict, changed: float) -> None:
     plain = for_evaluation(photo(3), image(3))
     made = samples(3, AugmentConfig(**{**STILL, **part}), 800)
     share = np.mean([not np.array_equal(pixels, plain) for pixels in made])
     assert abs(share - changed) < 0.05
 
 
-def test_what_means_nothing_on_grey_is_left_out() -> None:
+def test_saturation_and_hue_do_not_change_gray_images() -> None:
     augment = AugmentConfig(**STILL, grey=1, colour=ColorJitter(saturation=0.9, hue=0.5))
     plain = for_evaluation(photo(1), image(1))
     for pixels in samples(1, augment, 20):
         assert np.array_equal(pixels, plain)
 
 
-def test_colour_jitter_draws_from_its_range_in_every_order(
+def test_color_jitter_draws_from_its_range_in_every_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[tuple[str, float]] = []
@@ -143,9 +143,7 @@ def test_erasing_covers_one_box_with_the_mean() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 128), (67, 33), (100, 100), (9, 200)])
-def test_a_crop_is_resized_to_about_what_pillow_makes_of_it(
-    height: int, width: int, channels: int
-) -> None:
+def test_resized_crops_are_close_to_those_of_pillow(height: int, width: int, channels: int) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (8, 8, channels), dtype=np.uint8)
     given = cv2.resize(noise, (width, height)).reshape(height, width, channels)
     found = resized(given, 32)
@@ -155,14 +153,14 @@ def test_a_crop_is_resized_to_about_what_pillow_makes_of_it(
 
 
 @pytest.mark.parametrize("times", [2, 3, 5])
-def test_fine_stripes_become_grey_where_a_crop_shrinks_a_lot(times: int) -> None:
+def test_fine_stripes_average_to_gray_in_a_strongly_reduced_crop(times: int) -> None:
     stripes = np.zeros((32 * times, 32 * times, 3), np.uint8)
     stripes[:, ::2] = 200
     assert np.abs(resized(stripes, 32).astype(int) - 100).max() <= 100 / times + 1
 
 
 @pytest.mark.parametrize(("channels", "number"), [(3, 14), (1, 13)])
-def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
+def test_rand_augment_draws_operations_and_signs_uniformly(
     channels: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, float]] = []
@@ -190,48 +188,48 @@ def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
     [
         ({"colour": {"hue": 0.6}}, "colour.hue.*less than or equal to 0.5"),
         ({"colour": {"brightness": -1}}, "colour.brightness.*greater than or equal to 0"),
-        ({"colour": {}}, "give brightness, contrast, saturation or hue, or null"),
+        ({"colour": {}}, "set brightness, contrast, saturation or hue"),
         ({"grey": 1.5}, "grey.*less than or equal to 1"),
         ({"erase": -0.1}, "erase.*greater than or equal to 0"),
         ({"rand_augment": {"magnitude": 30}}, "magnitude.*less than or equal to 10"),
         ({"rand_augment": {"operations": 0}}, "operations.*greater than or equal to 1"),
-        ({"mix": {}}, "give mixup_alpha or cutmix_alpha, or null"),
+        ({"mix": {}}, "set mixup_alpha or cutmix_alpha"),
         ({"mix": {"mixup_alpha": -1}}, "mixup_alpha.*greater than or equal to 0"),
         ({"mix": {"cutmix_alpha": 1, "probability": 2}}, "less than or equal to 1"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_with_the_range(wrong: dict, remedy: str) -> None:
+def test_an_out_of_range_setting_raises_an_error_with_the_range(wrong: dict, remedy: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){remedy}"):
         AugmentConfig.model_validate(wrong)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_padded_image_is_shifted_by_every_number_of_pixels_up_to_it(channels: int) -> None:
+def test_pad_shifts_by_every_offset_up_to_its_value(channels: int) -> None:
     augment = AugmentConfig(**STILL, pad=2)
     still = samples(channels, AugmentConfig(**STILL), 1)[0]
     seen = set()
     for pixels in samples(channels, augment, 200):
-        ground = np.full((channels, 36, 36), 0, np.uint8)
-        ground[:] = np.round(np.array(image(channels).mean) * 255)[:, None, None]
-        ground[:, 2:-2, 2:-2] = still
+        padded = np.full((channels, 36, 36), 0, np.uint8)
+        padded[:] = np.round(np.array(image(channels).mean) * 255)[:, None, None]
+        padded[:, 2:-2, 2:-2] = still
         matches = [
             (top, left)
             for top in range(5)
             for left in range(5)
-            if np.array_equal(ground[:, top : top + 32, left : left + 32], pixels)
+            if np.array_equal(padded[:, top : top + 32, left : left + 32], pixels)
         ]
         assert len(matches) == 1
         seen.add(matches[0])
     assert len(seen) == 25
 
 
-def test_an_image_is_cropped_or_shifted() -> None:
-    with pytest.raises(ValueError, match=r"pad is 4 and crop_area \[0.08, 1.0\]"):
+def test_crop_area_and_pad_are_mutually_exclusive() -> None:
+    with pytest.raises(ValueError, match=r"pad is 4 and crop_area is \[0.08, 1.0\]"):
         AugmentConfig(pad=4)
 
 
 class Returning(CustomAugmentation):
-    """Returns the image, or another array."""
+    """An augmentation that returns the image flipped, or another array."""
 
     result: Any = None
 
@@ -240,7 +238,7 @@ class Returning(CustomAugmentation):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_augmentations_of_the_user_come_last_and_leave_the_other_draws_alone(channels: int) -> None:
+def test_custom_augmentations_are_last_and_do_not_change_other_draws(channels: int) -> None:
     own = EVERYTHING.model_copy(update={"custom": (Returning(kind="a:B"),)})
     for plain, turned in zip(samples(channels, EVERYTHING), samples(channels, own), strict=True):
         assert np.array_equal(plain[:, ::-1], turned)
@@ -250,11 +248,14 @@ def test_augmentations_of_the_user_come_last_and_leave_the_other_draws_alone(cha
     ("result", "message"),
     [
         (1, "a:B returned int: return a numpy array"),
-        (np.zeros((32, 32, 1), np.uint8), r"a:B returned uint8 \[32, 32, 1\] for an image uint8"),
-        (np.zeros((32, 32, 3)), r"returned float64 .* for an image uint8 \[32, 32, 3\]: return an"),
+        (
+            np.zeros((32, 32, 1), np.uint8),
+            r"a:B returned uint8 \[32, 32, 1\] for an image of uint8",
+        ),
+        (np.zeros((32, 32, 3)), r"returned float64 .* for an image of uint8 \[32, 32, 3\]"),
     ],
 )
-def test_an_augmentation_that_does_not_return_an_image_like_its_own_is_an_error(
+def test_a_custom_augmentation_that_changes_dtype_or_shape_raises(
     result: Any, message: str
 ) -> None:
     own = AugmentConfig(custom=(Returning(kind="a:B", result=result),))

@@ -1,4 +1,4 @@
-"""Mixup and cutmix of a pair: one draw for both, weights that are exactly what the pixels are."""
+"""Mixup and CutMix of a pair: both images share a draw, and weights match the pixels exactly."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def pair(channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def test_a_pair_shares_its_draw_and_no_two_pairs_do() -> None:
+def test_both_images_of_a_pair_share_a_draw_and_pairs_differ() -> None:
     drawn = [pair_rng(0, position).random() for position in range(200)]
     assert drawn[::2] == drawn[1::2]
     assert len(set(drawn)) == 100
@@ -33,12 +33,12 @@ def test_mixup_is_the_weighted_mean_rounded(weight: float, channels: int) -> Non
     found = MixDraw("mixup", weight)(first, second)
     assert found.dtype == np.uint8
     assert found.shape == first.shape
-    assert np.abs(found - exact).max() <= 0.5 + 1e-4  # either way at a half
+    assert np.abs(found - exact).max() <= 0.5 + 1e-4  # halves may be rounded up or down
     other = MixDraw("mixup", weight)(second, first).astype(int)
     assert np.abs(found + other - (first.astype(int) + second)).max() <= 1
 
 
-def test_the_weight_of_cutmix_is_the_share_of_its_own_pixels() -> None:
+def test_the_cutmix_weight_is_the_fraction_of_own_pixels() -> None:
     own, other = np.zeros((3, 24, 24), np.uint8), np.ones((3, 24, 24), np.uint8)
     weights = []
     for mix in draws(cutmix_alpha=1):
@@ -54,7 +54,7 @@ def test_the_weight_of_cutmix_is_the_share_of_its_own_pixels() -> None:
     assert not own.any()
 
 
-def test_the_boxes_of_cutmix_lean_to_no_side() -> None:
+def test_cutmix_boxes_are_distributed_symmetrically() -> None:
     covered = np.zeros((24, 24))
     for mix in draws(cutmix_alpha=1):
         top, left, height, width = mix.box
@@ -71,7 +71,7 @@ def test_mixup_draws_its_weight_from_beta(alpha: float) -> None:
     assert abs(weights.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
 
 
-def test_shares_of_the_kinds_are_those_of_the_recipe() -> None:
+def test_mix_kinds_are_as_frequent_as_configured() -> None:
     drawn = draws(mixup_alpha=0.2, cutmix_alpha=1, cutmix_share=0.25, probability=0.8)
     kinds = [mix.kind for mix in drawn]
     assert abs(kinds.count("none") / len(kinds) - 0.2) < 0.03
@@ -81,7 +81,7 @@ def test_shares_of_the_kinds_are_those_of_the_recipe() -> None:
     assert {mix.kind for mix in draws(200, cutmix_alpha=1)} == {"cutmix"}
 
 
-def test_a_pair_that_is_not_mixed_stays_as_it_is() -> None:
+def test_an_unmixed_pair_is_unchanged() -> None:
     first, second = pair()
     (draw,) = draws(1, mixup_alpha=1, probability=0)
     assert draw == MixDraw("none", 1.0)

@@ -1,4 +1,4 @@
-"""Each operation on pixels means what Pillow means by it: its own results, level by level."""
+"""Each operation on pixels gives the same levels as Pillow's."""
 
 import colorsys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 
 def image(mode: str, height: int = 61, width: int = 80) -> Image.Image:
-    """Smooth colours from black to white and a bright edge, with a few noisy rows."""
+    """Return smooth colors from black to white and a bright edge, with a few noisy rows."""
     rng = np.random.default_rng(3)
     small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     pixels = np.array(small.resize((width, height), BILINEAR))
@@ -36,7 +36,7 @@ def differences(ours: np.ndarray, pillow: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
 @pytest.mark.parametrize("name", ["brightness", "contrast", "sharpness", "saturation"])
-def test_a_factor_means_what_it_means_to_pillow(name: str, factor: float, mode: str) -> None:
+def test_factors_have_the_same_effect_as_in_pillow(name: str, factor: float, mode: str) -> None:
     if (name, mode) == ("saturation", "L"):
         return
     given = image(mode)
@@ -45,15 +45,15 @@ def test_a_factor_means_what_it_means_to_pillow(name: str, factor: float, mode: 
     assert differences(ours, enhancer(given).enhance(factor)).max() <= (factor != 1)
 
 
-def test_grey_is_the_grey_of_pillow() -> None:
+def test_grayscale_equals_that_of_pillow() -> None:
     given = image("RGB")
     grey = Grayscale(1)(np.asarray(given), (), np.random.default_rng(0))
     assert differences(grey, given.convert("L").convert("RGB")).max() <= 1
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.25, -0.03125, 0.125, 0.375, 0.5])
-def test_hue_turns_on_the_colour_circle(turn: float) -> None:
-    """Against exact arithmetic: Pillow's own circle has 255 of its 256 steps."""
+def test_hue_rotates_the_color_circle(turn: float) -> None:
+    """Compare with exact arithmetic, because Pillow's color circle has 255 steps instead of 256."""
     given = np.asarray(image("RGB", 24, 24))
     turned = image_operations.hue(given, turn)
     for before, after in zip(given.reshape(-1, 3), turned.reshape(-1, 3), strict=True):
@@ -82,7 +82,7 @@ def test_levels_are_mapped_exactly_as_by_pillow(mode: str) -> None:
 
 
 def affine(given: Image.Image, *matrix: float) -> Image.Image:
-    """Moved by Pillow; its empty places are those of `FILL`."""
+    """Return the image transformed by Pillow, with empty pixels filled from `FILL`."""
     fill = FILL[given.mode]
     return given.transform(
         given.size, AFFINE, matrix, BILINEAR, fillcolor=fill if fill[1:] else fill[0]
@@ -121,12 +121,12 @@ MOVES = {
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("amount", [-0.4, -0.1, 0.0, 0.05, 0.45])
 @pytest.mark.parametrize("name", MOVES)
-def test_figures_move_as_by_pillow(name: str, amount: float, mode: str) -> None:
-    """But for two pixels along their edge: OpenCV blends them with the fill, Pillow does not."""
+def test_affine_maps_match_pillow(name: str, amount: float, mode: str) -> None:
+    """Exclude two pixels along the edges: OpenCV blends them with the fill, Pillow does not."""
     ours, pillow = MOVES[name]
     given, fill = image(mode), FILL[mode]
     moved = ours(np.asarray(given), fill, amount)
-    frame = np.full((given.height, given.width), 77, np.uint8)  # 77 is the fill of grey images
+    frame = np.full((given.height, given.width), 77, np.uint8)  # 77 is the fill of gray images
     frame[2:-2, 2:-2] = 255
     inside = np.asarray(pillow(Image.fromarray(frame), amount)) == 255
     assert inside.mean() > 0.25
@@ -140,11 +140,9 @@ def test_figures_move_as_by_pillow(name: str, amount: float, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("strength", [-1.0, -0.9, -0.3, 0.0, 0.5, 1.0])
-def test_each_operation_of_rand_augment_has_the_range_of_the_papers(
-    strength: float, mode: str
-) -> None:
+def test_rand_augment_operations_have_the_range_of_the_papers(strength: float, mode: str) -> None:
     given, size = image(mode), abs(strength)
-    moves = {"rotate": 0.5, "shear-x": 0.3, "shear-y": 0.3}  # rotation: of 60 degrees
+    moves = {"rotate": 0.5, "shear-x": 0.3, "shear-y": 0.3}  # rotation: fraction of 60 degrees
     moves |= {"translate-x": 150 / 331, "translate-y": 150 / 331}
     expected = {
         "identity": given,

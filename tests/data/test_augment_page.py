@@ -1,4 +1,4 @@
-"""docs/data.md: its recipe is one that loads, its images are drawn by code and shown."""
+"""docs/data.md: its recipes load, and its figures are drawn by code and shown with a caption."""
 
 import re
 from pathlib import Path
@@ -16,20 +16,20 @@ PAGE = (DOCS / "data.md").read_text(encoding="utf-8")
 
 
 def drawings() -> dict[str, Any]:
-    # Imported here: with matplotlib and scikit-learn it would slow the collection of all tests.
+    # Imported here, because matplotlib and scikit-learn would slow down test collection.
     from docs.figures.__main__ import OF_DATA
 
     return OF_DATA
 
 
-def test_every_image_is_drawn_by_code_and_shown_with_a_caption() -> None:
+def test_every_figure_is_drawn_by_code_and_shown_with_a_caption() -> None:
     drawn = sorted(f"data-{name}.png" for name in drawings())
     assert sorted(path.name for path in DOCS.glob("data-*.png")) == drawn
     shown = re.findall(r"^!\[[^]]{10,}\]\((data-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
     assert sorted(shown) == drawn
 
 
-def test_each_image_still_has_the_size_of_its_file() -> None:
+def test_every_figure_has_the_size_of_its_file() -> None:
     from docs.figures.look import look
 
     for name, draw in drawings().items():
@@ -43,14 +43,14 @@ def data_of_recipes() -> list[dict[str, Any]]:
     return [yaml.safe_load(example)["data"] for example in examples]
 
 
-def test_the_recipes_of_the_page_load() -> None:
+def test_the_recipes_on_the_page_load() -> None:
     recipes = data_of_recipes()
     assert len(recipes) >= 2
     for settings in recipes:
         DataConfig.model_validate({"shards": "shards", **settings})
 
 
-def test_the_recipe_of_the_page_turns_everything_on() -> None:
+def test_the_recipe_on_the_page_enables_every_augmentation() -> None:
     (settings,) = (each for each in data_of_recipes() if "augment" in each)
     assert ImageConfig.model_validate(settings["image"]).crops == 10
     # An image is cropped or shifted (pad); docs/extending.md has an example of `custom`.

@@ -1,6 +1,6 @@
-"""The pixels of training are the same, bit for bit, in every version of this code.
+"""Training pixels are bit-identical in every version of this code.
 
-A run that is resumed with a newer version trains on what the older one would have drawn.
+A run that resumes with a newer version trains on the same pixels as with the older one.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ EVERYTHING = {
 
 
 def digest(settings: dict, channels: int) -> str:
-    """Of 40 samples of a photograph-like image and of noise."""
+    """Return a digest of 40 samples of noise and of a smooth image."""
     image = ImageConfig(
         size=32,
         resize=40,
@@ -69,5 +69,5 @@ def digest(settings: dict, channels: int) -> str:
         ),
     ],
 )
-def test_the_pixels_are_those_of_the_first_release(settings: dict, grey: str, colour: str) -> None:
+def test_pixels_equal_those_of_the_first_release(settings: dict, grey: str, colour: str) -> None:
     assert (digest(settings, 1), digest(settings, 3)) == (grey, colour)

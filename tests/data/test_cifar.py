@@ -24,7 +24,7 @@ SIZES = {"train": 20, "test": 7}
 
 
 def pixels(split: str) -> np.ndarray:
-    """Images uint8 [N, 32, 32, 3]."""
+    """Return images uint8 [N, 32, 32, 3]."""
     rng = np.random.default_rng(len(split))
     return rng.integers(0, 256, (SIZES[split], 32, 32, 3), dtype=np.uint8)
 
@@ -34,7 +34,7 @@ def labels(split: str) -> list[int]:
 
 
 def records(split: str, coarse: bool) -> list[bytes]:
-    """Label bytes, then all red, all green, all blue."""
+    """Return records of label bytes, then all red, green and blue levels."""
     return [
         bytes([ABOVE[label], label] if coarse else [label]) + image.transpose(2, 0, 1).tobytes()
         for image, label in zip(pixels(split), labels(split), strict=True)
@@ -82,7 +82,7 @@ def cifar10(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_image_comes_through_without_loss(
+def test_every_image_is_stored_losslessly(
     cifar10: Path, cifar100: Path, tmp_path: Path, kind: type, workers: int
 ) -> None:
     source = kind(cifar10 if kind is Cifar10 else cifar100)
@@ -100,13 +100,15 @@ def test_every_image_comes_through_without_loss(
                 np.testing.assert_array_equal(decode(data, 3), pixels(split)[row])
 
 
-def test_the_coarse_class_is_the_path(cifar100: Path) -> None:
+def test_the_coarse_class_becomes_the_path(cifar100: Path) -> None:
     attributes = [info.attributes for info in Cifar100(cifar100).classes()]
     assert attributes == [{"path": COARSE[i]} for i in ABOVE]
 
 
 @pytest.mark.parametrize("inner", ["", "cifar-100-binary"])
-def test_a_folder_gives_the_same_as_the_archive(cifar100: Path, tmp_path: Path, inner: str) -> None:
+def test_a_folder_gives_the_same_samples_as_the_archive(
+    cifar100: Path, tmp_path: Path, inner: str
+) -> None:
     folder = tmp_path / "unpacked" / inner
     folder.mkdir(parents=True)
     for name, data in hundred().items():
@@ -116,16 +118,16 @@ def test_a_folder_gives_the_same_as_the_archive(cifar100: Path, tmp_path: Path, 
     assert source.splits() == Cifar100(cifar100).splits()
 
 
-def test_the_description_tells_pixels_apart(cifar100: Path, tmp_path: Path) -> None:
+def test_the_description_depends_on_the_pixels(cifar100: Path, tmp_path: Path) -> None:
     files = hundred()
     files["train.bin"] = files["train.bin"][:-1] + bytes([files["train.bin"][-1] ^ 1])
     other = archive(tmp_path / "other.tar.gz", "cifar-100-binary", files)
     assert Cifar100(other).describe() != Cifar100(cifar100).describe()
 
 
-def test_another_number_of_images_than_published_is_noted(cifar10: Path) -> None:
+def test_a_number_of_images_that_differs_from_the_published_one_is_noted(cifar10: Path) -> None:
     (note,) = Cifar10(cifar10).notes()
-    assert note == "27 images, and cifar10 was published with 60,000"
+    assert note == "found 27 images, but cifar10 was published with 60,000"
 
 
 def test_killed_and_resumed_gives_the_same_bytes(cifar100: Path, tmp_path: Path) -> None:
@@ -143,52 +145,55 @@ def error_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-def test_a_cut_archive_is_named(cifar100: Path, keep: float) -> None:
+def test_a_truncated_archive_raises_an_error_with_its_path(cifar100: Path, keep: float) -> None:
     content = cifar100.read_bytes()
     cifar100.write_bytes(content[: int(keep * len(content))])
     assert "is damaged" in error_of(cifar100)
     assert error_of(cifar100).endswith("download it again")
 
 
-def test_what_is_no_archive_is_refused_in_one_line(cifar100: Path) -> None:
+def test_a_non_archive_raises_a_one_line_error(cifar100: Path) -> None:
     cifar100.write_bytes(b"<html>moved</html>")
-    assert "is no tar archive, packed or not (it begins with 3c68746d)" in error_of(cifar100)
+    assert "is not a tar archive" in error_of(cifar100)
+    assert "3c68746d" in error_of(cifar100)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
-        ("train.bin", lambda data: data[:-1], "train.bin has 61,479 bytes, which are not records"),
-        ("test.bin", lambda data: b"", "test.bin has 0 bytes, which are not records"),
-        ("test.bin", lambda data: b"\0\x09" + data[2:], "image 0 of test.bin has label 9 and"),
-        ("test.bin", lambda data: b"\2" + data[1:], "label 2 and coarse_label_names.txt has 2"),
-        ("test.bin", lambda data: b"\0" + data[1:], "'maple_tree' stands in two coarse classes"),
-        ("fine_label_names.txt", lambda data: b"", "is no list of class names"),
-        ("fine_label_names.txt", lambda data: b"ray\nray\nshark", "is no list of class names"),
+        ("train.bin", lambda data: data[:-1], "the size of train.bin, 61,479 bytes"),
+        ("test.bin", lambda data: b"", "the size of test.bin, 0 bytes"),
+        ("test.bin", lambda data: b"\0\x09" + data[2:], "image 0 of test.bin has label 9"),
+        ("test.bin", lambda data: b"\2" + data[1:], "label 2, but coarse_label_names.txt has 2"),
+        ("test.bin", lambda data: b"\0" + data[1:], "'maple_tree' is in two coarse classes"),
+        ("fine_label_names.txt", lambda data: b"", "is not a list of class names"),
+        ("fine_label_names.txt", lambda data: b"ray\nray\nshark", "is not a list of class names"),
     ],
 )
-def test_damaged_content_is_named(cifar100: Path, name: str, change, said: str) -> None:
+def test_damaged_content_raises_an_error_with_the_file(
+    cifar100: Path, name: str, change, message: str
+) -> None:
     files = hundred()
     files[name] = change(files[name])
     archive(cifar100, "cifar-100-binary", files)
-    assert said in error_of(cifar100)
+    assert message in error_of(cifar100)
     assert error_of(cifar100).endswith("download it again")
 
 
-def test_the_python_version_is_refused_with_the_name_of_the_binary_one(tmp_path: Path) -> None:
+def test_the_error_for_the_python_version_names_the_binary_version(tmp_path: Path) -> None:
     files = {"train": b"\x80\x02}q\x01.", "test": b"\x80\x02}q\x01.", "meta": b"\x80\x02}q\x01."}
     path = archive(tmp_path / "cifar-100-python.tar.gz", "cifar-100-python", files)
-    said = "holds no train.bin: give the binary version, cifar-100-binary.tar.gz"
-    assert said in error_of(path)
+    message = "does not contain train.bin: use the binary version, cifar-100-binary.tar.gz"
+    assert message in error_of(path)
 
 
-def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"give cifar-10-binary\.tar\.gz"):
+def test_a_missing_archive_raises_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"download cifar-10-binary\.tar\.gz"):
         Cifar10(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("command", ["cifar10", "cifar100"])
-def test_the_command_notes_the_count_and_reports_duplicates(
+def test_the_command_reports_the_count_and_duplicates(
     cifar10: Path, cifar100: Path, tmp_path: Path, command: str
 ) -> None:
     path = {"cifar10": cifar10, "cifar100": cifar100}[command]
@@ -204,6 +209,6 @@ def test_the_command_notes_the_count_and_reports_duplicates(
         out = str(tmp_path / f"out{number}")
         done = CliRunner().invoke(app, [command, str(path), "-o", out, *options])
         assert done.exit_code == 0, done.output
-        assert f"27 images, and {command} was published with 60,000" in done.stderr
-        assert ("test: 1 of 7 stand in train too" in done.stdout) == (not options)
+        assert f"27 images, but {command} was published with 60,000" in done.stderr
+        assert ("test: 1 of 7 are also in train" in done.stdout) == (not options)
         assert f"{20 - number} train + 7 test samples, 3 classes" in done.stdout

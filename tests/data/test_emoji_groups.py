@@ -1,4 +1,4 @@
-"""The table of Unicode's groups: whole, and made again from emoji-test.txt."""
+"""The table of Unicode's emoji groups: complete, and generated from emoji-test.txt."""
 
 import emoji
 import pytest
@@ -27,7 +27,7 @@ TEST_FILE = """\
 """
 
 
-def test_every_emoji_that_the_library_knows_has_a_group() -> None:
+def test_every_emoji_of_the_library_has_a_group() -> None:
     without = [one for one in fully_qualified() if emoji_group(fold(one)) == OTHER]
     assert without == []
     named = {emoji_group(fold(one)) for one in fully_qualified()}
@@ -44,22 +44,22 @@ def test_every_emoji_that_the_library_knows_has_a_group() -> None:
         ("#️⃣", ("Symbols", "keycap")),
     ],
 )
-def test_emoji_in_any_form_are_where_unicode_has_them(one: str, group: tuple[str, str]) -> None:
+def test_emoji_in_any_form_have_unicode_groups(one: str, group: tuple[str, str]) -> None:
     assert find_emoji(one) == [one]
     assert emoji_group(fold(one)) == group
 
 
-def test_what_is_newer_than_the_table_is_other() -> None:
+def test_an_emoji_newer_than_the_table_is_in_group_other() -> None:
     assert emoji_group("\U0001fbff") == OTHER
     assert not emoji.is_emoji("\U0001fbff")
 
 
-def test_the_table_is_made_of_emoji_test() -> None:
+def test_the_table_is_generated_from_emoji_test() -> None:
     table = group_table(TEST_FILE)
     assert "version 18.0" in table
     assert [line for line in table.splitlines() if not line.startswith("#")] == [
         "Smileys & Emotion\theart\t❤️",
         "People & Body\thand-fingers-closed\t👍",
     ]
-    with pytest.raises(ValueError, match=r"no emoji-test\.txt"):
+    with pytest.raises(ValueError, match=r"not Unicode's emoji-test\.txt"):
         group_table("hello\n")

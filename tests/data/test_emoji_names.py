@@ -1,4 +1,4 @@
-"""Names of emoji in many languages; some languages are for the test alone."""
+"""Names of emoji in many languages, some of which are only in the test split."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def names() -> EmojiNames:
     return EmojiNames()
 
 
-def test_thousands_of_classes_and_every_language(names: EmojiNames) -> None:
+def test_the_source_has_thousands_of_classes_in_every_language(names: EmojiNames) -> None:
     infos = names.classes()
     assert 1_800 < len(infos) < 2_200
     splits = names.splits()
@@ -31,21 +31,21 @@ def test_thousands_of_classes_and_every_language(names: EmojiNames) -> None:
     assert len(splits["train"]) > 20 * len(infos)
 
 
-def test_a_text_is_a_name_and_its_label_the_emoji_without_tone(names: EmojiNames) -> None:
+def test_a_text_is_a_name_labeled_by_the_emoji_without_tone(names: EmojiNames) -> None:
     infos = names.classes()
     toned = [task for task in names.splits()["train"] if task.emoji == "👍🏽"]
     assert len(toned) == 12
     for task in toned:
         assert infos[task.label].attributes["emoji"] == "👍"
         sample = names.render(task)
-        said = emoji.EMOJI_DATA["👍🏽"][task.language].strip(":").replace("_", " ")
-        assert sample.data.decode() == said
+        name = emoji.EMOJI_DATA["👍🏽"][task.language].strip(":").replace("_", " ")
+        assert sample.data.decode() == name
         assert (sample.key, sample.extension) == (f"{task.language}/1f44d-1f3fd", "txt")
     plain = EmojiNames(tones=False)
     assert all(fold(task.emoji) == task.emoji for task in plain.splits()["train"])
 
 
-def test_classes_say_what_is_known_of_them(names: EmojiNames) -> None:
+def test_classes_have_names_and_attributes(names: EmojiNames) -> None:
     about = {info.attributes["emoji"]: info for info in names.classes()}
     assert about["❤️"].name == "red heart"
     assert about["😀"].attributes == {
@@ -62,13 +62,13 @@ def test_classes_say_what_is_known_of_them(names: EmojiNames) -> None:
     assert about["👩\u200d🚀"].attributes["path"] == "People & Body > person-role"
 
 
-def test_emoji_of_kindred_names_have_close_vectors(names: EmojiNames) -> None:
+def test_emoji_with_similar_names_have_similar_vectors(names: EmojiNames) -> None:
     vectors = names.label_vectors()
     at = {info.attributes["emoji"]: i for i, info in enumerate(names.classes())}
     assert vectors.shape == (len(at), 64)
     assert np.isfinite(vectors).all()
 
-    def likeness(a: str, b: str) -> float:
+    def similarity(a: str, b: str) -> float:
         return float(vectors[at[a]] @ vectors[at[b]])
 
     for one, near, far in (
@@ -76,16 +76,16 @@ def test_emoji_of_kindred_names_have_close_vectors(names: EmojiNames) -> None:
         ("🇫🇷", "🇩🇪", "🍕"),
         ("👩\u200d🚀", "👨\u200d🚀", "🐟"),
     ):
-        assert likeness(one, near) > likeness(one, far) + 0.2
+        assert similarity(one, near) > similarity(one, far) + 0.2
 
 
-def test_shards_of_a_few_languages(tmp_path: Path) -> None:
+def test_shards_contain_only_the_selected_languages(tmp_path: Path) -> None:
     source = EmojiNames(20, languages=("en", "fr", "de"), test_languages=("de",))
     written = write_shards(source, tmp_path / "out", workers=2)
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.modality == "text"
     assert manifest.splits == ("train", "test")
-    assert written.left_out == 0
+    assert written.num_skipped == 0
     assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 20
     with open_split(tmp_path / "out", "test") as split:
         read = {split.key(i): split.read(i) for i in range(len(split))}
@@ -97,20 +97,23 @@ def test_shards_of_a_few_languages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"classes_limit": 1}, r"classes_limit\n  Input should be greater than or equal to 2"),
-        ({"languages": ("en", "xx")}, "no names in 'xx': choose from en, "),
-        ({"languages": ("en", "fr")}, "test language 'it' is not among the languages"),
-        ({"languages": ("it",), "test_languages": ("it",)}, "every language is held out"),
+        (
+            {"languages": ("en", "xx")},
+            "language 'xx' is not supported by the emoji library: choose from en, ",
+        ),
+        ({"languages": ("en", "fr")}, "test language 'it' is not in --languages"),
+        ({"languages": ("it",), "test_languages": ("it",)}, "all languages are held out"),
     ],
 )
-def test_senseless_parameters_are_refused(wrong: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_parameters_raise(wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         EmojiNames(**wrong)
 
 
-def test_emoji_names_command(tmp_path: Path) -> None:
+def test_the_emoji_names_command_writes_shards(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["emoji-names", "-o", str(tmp_path / "out"), "--classes", "5", "--no-tones"]
     )

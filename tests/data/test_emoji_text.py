@@ -1,4 +1,4 @@
-"""Emoji are found, folded and taken out whole; every other character of any language stays."""
+"""Emoji are found, folded and removed completely; no other character of any language changes."""
 
 import unicodedata
 
@@ -12,7 +12,7 @@ from data.text.cleaning import Cleaning, is_retweet, leftovers, remove_emoji
 from data.text.emoji_table import PARTS, english_name, find_emoji, fold, fully_qualified
 
 ZWJ = "\u200d"
-# Combining marks, joiners of letters, right-to-left, no spaces, decomposed forms.
+# Combining marks, joiners of letters, right-to-left scripts, text without spaces, decomposed forms.
 LANGUAGES = (
     "Olódùmarè fúnmi láyọ̀ lọ́jọ́ òní. Ọlọ́run Ọba gbémi lékè",
     "cafe\u0301 naïve Ståle ĞİIı ß ŉ",
@@ -32,18 +32,18 @@ LANGUAGES = (
 
 
 @pytest.mark.parametrize("text", LANGUAGES)
-def test_text_without_emoji_stays_as_it_is(text: str) -> None:
+def test_text_without_emoji_is_unchanged(text: str) -> None:
     assert remove_emoji(text) == text
     assert Cleaning().clean(text) == text
     assert find_emoji(text) == leftovers(text) == []
 
 
 @pytest.mark.parametrize("text", LANGUAGES)
-def test_text_around_emoji_stays_as_it_is(text: str) -> None:
+def test_text_around_emoji_is_unchanged(text: str) -> None:
     assert remove_emoji(f"👩🏽{ZWJ}🚀 {text} ❤️🇫🇷") == text
 
 
-def test_every_emoji_of_the_library_goes_whole() -> None:
+def test_every_emoji_of_the_library_is_removed_completely() -> None:
     for one in emoji.EMOJI_DATA:
         assert remove_emoji(f"a {one} b{one}c") == "a b c", one
         assert remove_emoji(one) == ""
@@ -68,7 +68,7 @@ def test_every_emoji_of_the_library_goes_whole() -> None:
         ("sun \U000fe000 \U000fe4e6\U000feeff rain", "sun rain"),
     ],
 )
-def test_parts_of_emoji_go_too(text: str, left: str) -> None:
+def test_parts_of_emoji_are_removed_too(text: str, left: str) -> None:
     assert remove_emoji(text) == left
     assert leftovers(remove_emoji(text)) == []
 
@@ -94,7 +94,7 @@ _PIECES = st.sampled_from(
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(_PIECES, max_size=12).map("".join))
-def test_nothing_of_an_emoji_is_left_and_every_letter_is(text: str) -> None:
+def test_cleaning_removes_all_emoji_parts_and_keeps_all_letters(text: str) -> None:
     cleaned = remove_emoji(text)
     assert leftovers(cleaned) == []
     assert not PARTS & set(cleaned)
@@ -106,7 +106,7 @@ def test_nothing_of_an_emoji_is_left_and_every_letter_is(text: str) -> None:
     assert remove_emoji(cleaned) == cleaned
 
 
-def test_emoji_are_found_in_their_order_and_as_they_stand() -> None:
+def test_emoji_are_found_in_order_and_as_written() -> None:
     assert find_emoji(f"a👍🏽b🇫🇷 ❤ 1️⃣👩🏽{ZWJ}🚀") == ["👍🏽", "🇫🇷", "❤", "1️⃣", f"👩🏽{ZWJ}🚀"]
     assert find_emoji(f"क्{ZWJ}😀") == ["😀"]
 
@@ -114,7 +114,7 @@ def test_emoji_are_found_in_their_order_and_as_they_stand() -> None:
 @pytest.mark.parametrize(
     "text", ["plain 1 # *", "🏽", "❤\ufe0e", f"guy {ZWJ}♂️", "\U0001f1eb", "🦰"]
 )
-def test_what_is_no_whole_emoji_is_no_label(text: str) -> None:
+def test_an_incomplete_emoji_is_not_a_label(text: str) -> None:
     assert find_emoji(text) == []
 
 
@@ -133,18 +133,20 @@ def test_what_is_no_whole_emoji_is_no_label(text: str) -> None:
         ("1⃣", "1️⃣"),
     ],
 )
-def test_tone_and_variation_are_folded_and_gender_and_hair_are_kept(one: str, folded: str) -> None:
+def test_folding_removes_tone_and_variation_and_keeps_gender_and_hair(
+    one: str, folded: str
+) -> None:
     assert fold(one) == folded
 
 
-def test_folding_ends_in_emoji_without_tones() -> None:
+def test_folded_emoji_have_no_tones() -> None:
     folded = {fold(one) for one in fully_qualified()}
     assert folded == {fold(one) for one in folded}
     assert 1_800 < len(folded) < len(fully_qualified()) / 2
     assert not any("skin tone" in english_name(one) for one in folded)
 
 
-def test_policies_for_several_emoji() -> None:
+def test_policies_select_the_labels_among_several_emoji() -> None:
     found = ["😂", "🙏", "🙏", "😂", "🔥"]
     assert labels_by_policy("first", found) == ["😂"]
     assert labels_by_policy("each", found) == ["😂", "🙏", "🔥"]
@@ -167,16 +169,16 @@ def test_policies_for_several_emoji() -> None:
         ("@a @b https://t.co/x 😂", "", ""),
     ],
 )
-def test_names_and_addresses_are_hidden(text: str, replaced: str, removed: str) -> None:
+def test_user_names_and_urls_are_masked(text: str, replaced: str, removed: str) -> None:
     assert Cleaning().clean(text) == replaced
     assert Cleaning("remove", "remove").clean(text) == removed
 
 
-def test_names_and_addresses_may_stay() -> None:
+def test_user_names_and_urls_can_be_kept() -> None:
     assert Cleaning("keep", "keep").clean("@ana 🔥 https://t.co/a ok") == "@ana https://t.co/a ok"
 
 
-def test_a_retweet_begins_with_its_sign() -> None:
+def test_a_retweet_begins_with_rt_and_a_name() -> None:
     assert is_retweet("RT @ana: so true")
     assert not is_retweet("ART @ana: so true")
     assert not is_retweet("so true RT @ana")

@@ -19,7 +19,7 @@ def config(crops: int, channels: int = 3) -> ImageConfig:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_five_crops_are_the_corners_and_the_centre(channels: int) -> None:
+def test_five_crops_are_the_corners_and_the_center(channels: int) -> None:
     image = IMAGE[:, :, :channels]
     big = resize_short_side(image, 31).transpose(2, 0, 1)
     crops = crops_for_evaluation(image, config(5, channels))
@@ -28,7 +28,7 @@ def test_five_crops_are_the_corners_and_the_centre(channels: int) -> None:
     assert np.array_equal(crops, np.stack([*corners, centre]))
 
 
-def test_ten_crops_are_those_and_their_mirror_images() -> None:
+def test_ten_crops_are_five_crops_and_their_mirror_images() -> None:
     crops, five = (crops_for_evaluation(IMAGE, config(number)) for number in (10, 5))
     assert crops.shape == (10, 3, 24, 24)
     assert crops.flags.c_contiguous
@@ -36,18 +36,18 @@ def test_ten_crops_are_those_and_their_mirror_images() -> None:
     assert np.array_equal(crops[5:], five[..., ::-1])
 
 
-def test_one_crop_is_the_centre_alone() -> None:
+def test_one_crop_is_the_center_crop() -> None:
     one = crops_for_evaluation(IMAGE, config(1))
     assert np.array_equal(one, for_evaluation(IMAGE, config(5)))
 
 
-def test_crops_that_would_be_the_same_are_refused() -> None:
+def test_identical_crops_raise() -> None:
     for resize in (None, 24):
-        with pytest.raises(ValueError, match="crops 5 would all be the same: give a resize above"):
+        with pytest.raises(ValueError, match="set resize above size 24"):
             ImageConfig(size=24, resize=resize, crops=5)
 
 
-def test_settings_written_before_there_were_crops_still_load() -> None:
+def test_settings_without_the_crops_field_still_load() -> None:
     old = json.loads(config(1).model_dump_json())
     del old["crops"]
     assert ImageConfig.model_validate(old) == config(1)

@@ -1,4 +1,4 @@
-"""Characters as classes: which, how they look, and what is held out."""
+"""Characters as classes: their selection, their images, and the held-out faces."""
 
 import unicodedata
 from pathlib import Path
@@ -25,15 +25,15 @@ def by_character(source: Glyphs) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_about_3400_characters_stand_in_eight_faces(all_glyphs: Glyphs) -> None:
+def test_about_3400_characters_are_in_at_least_eight_faces(all_glyphs: Glyphs) -> None:
     apart = Glyphs(confusables="keep")
     apart.__dict__["_drawings"] = all_glyphs._drawings
     assert 3_250 < len(apart.classes()) < 3_450
     assert 3_000 < len(all_glyphs.classes()) < len(apart.classes())
     characters = by_character(apart)
     assert len(characters) == len(apart.classes())
-    for left_out in (" ", "\u00a0", "\u2800", "\ufe0f", "\ue000", "\u00ad"):
-        assert left_out not in characters
+    for excluded in (" ", "\u00a0", "\u2800", "\ufe0f", "\ue000", "\u00ad"):
+        assert excluded not in characters
     labels = {by_character(apart)[c] for c in "AΑА"}
     assert len(labels) == 3
 
@@ -51,7 +51,7 @@ def test_characters_that_look_the_same_are_one_class(all_glyphs: Glyphs) -> None
     assert info.attributes["path"] == "Basic Latin > Basic Latin, capital letters"
 
 
-def test_every_class_has_a_name_of_its_own_and_a_path(all_glyphs: Glyphs) -> None:
+def test_every_class_has_a_unique_name_and_a_path(all_glyphs: Glyphs) -> None:
     infos = all_glyphs.classes()
     assert len({info.name for info in infos}) == len(infos)
     paths = {info.attributes["path"] for info in infos}
@@ -63,16 +63,16 @@ def test_every_class_has_a_name_of_its_own_and_a_path(all_glyphs: Glyphs) -> Non
     assert not any(path.startswith("No_Block") for path in paths)
 
 
-def test_tex_faces_give_only_what_their_codes_say() -> None:
+def test_tex_faces_have_only_characters_with_matching_glyph_names() -> None:
     faces = face_characters()
     assert not {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"} & faces.keys()
     assert ord("A") in faces["cmr10"]
-    # There the code of the backslash draws an opening quote, and that of ¡ a Gamma.
+    # In cmr10, the code of the backslash draws an opening quote, and the code of ¡ a Gamma.
     assert not {ord("\\"), ord("<"), ord("¡")} & faces["cmr10"]
     assert ord("\\") in faces["cmtt10"]
 
 
-def test_styles_of_training_and_test_are_disjoint_and_cover_all_classes(all_glyphs: Glyphs) -> None:
+def test_train_and_test_styles_are_disjoint_and_cover_all_classes(all_glyphs: Glyphs) -> None:
     splits = all_glyphs.splits()
     assert {task.face for task in splits["test"]} <= set(TEST_FACES)
     assert not {task.face for task in splits["train"]} & set(TEST_FACES)
@@ -81,8 +81,8 @@ def test_styles_of_training_and_test_are_disjoint_and_cover_all_classes(all_glyp
     assert {task.label for task in splits["test"]} == everything
 
 
-def test_most_test_figures_were_not_drawn_in_training(all_glyphs: Glyphs) -> None:
-    """Where all faces share one drawing (Braille, boxes), the class keeps one such image."""
+def test_most_test_images_do_not_occur_in_training(all_glyphs: Glyphs) -> None:
+    """A class whose faces all share one drawing (Braille, boxes) keeps one such image."""
     images = all_glyphs._drawings
     splits = all_glyphs.splits()
     trained = {(t.label, images[t.code][t.face]) for t in splits["train"]}
@@ -98,7 +98,7 @@ def test_most_test_figures_were_not_drawn_in_training(all_glyphs: Glyphs) -> Non
     assert np.mean(share) < 0.25
 
 
-def test_figures_have_ink_and_none_is_cut(all_glyphs: Glyphs) -> None:
+def test_images_have_ink_and_are_not_clipped(all_glyphs: Glyphs) -> None:
     splits = all_glyphs.splits()
     for tasks in (splits["train"][::37], splits["test"][::7]):
         for task in tasks:
@@ -108,7 +108,7 @@ def test_figures_have_ink_and_none_is_cut(all_glyphs: Glyphs) -> None:
             assert edges.max() < 60, task
 
 
-def test_test_figures_are_plain_and_training_images_vary(all_glyphs: Glyphs) -> None:
+def test_test_images_are_undistorted_and_training_images_vary(all_glyphs: Glyphs) -> None:
     source = Glyphs(samples=4)
     task = all_glyphs.splits()["train"][0]
     variants = [source.render(task._replace(variant=v)) for v in range(4)]
@@ -128,14 +128,14 @@ def test_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert np.array_equal(vectors, all_glyphs.label_vectors())
 
-    def likeness(a: str, b: str) -> float:
+    def similarity(a: str, b: str) -> float:
         return float(vectors[label[a]] @ vectors[label[b]])
 
     for a, near, far in (("é", "è", "→"), ("→", "⇒", "ж"), ("α", "β", "═"), ("½", "⅓", "ñ")):
-        assert likeness(a, near) > likeness(a, far) + 0.2
+        assert similarity(a, near) > similarity(a, far) + 0.2
 
 
-def test_first_classes_are_those_of_most_faces_then_lowest_code(
+def test_the_first_classes_have_the_most_faces_then_the_lowest_code(
     all_glyphs: Glyphs, tmp_path: Path
 ) -> None:
     few = Glyphs(30, samples=1, size=20)
@@ -154,7 +154,7 @@ def test_first_classes_are_those_of_most_faces_then_lowest_code(
 
 
 @pytest.mark.parametrize("wrong", [{"classes_limit": 1}, {"samples": 0}, {"size": 4}])
-def test_an_option_out_of_bounds_is_an_error(wrong: dict) -> None:
+def test_an_out_of_range_option_raises(wrong: dict) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=rf"{name}\n  Input should be greater than or equal to"):
         Glyphs(**wrong)

@@ -1,4 +1,4 @@
-"""Where classes of a manifest stand in a hierarchy, and what is no sound path."""
+"""The paths of classes in the hierarchy of a manifest, and invalid paths."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FOLDER = Path("shards")
 
 
 def manifest(*paths: str | None) -> Manifest:
-    """Classes c0, c1, … with these attributes `path`."""
+    """Return a manifest of classes c0, c1, … with these attributes `path`."""
     shard = ShardInfo(
         file="a.tar", split="train", samples=1, bytes=1024, sha256="0" * 64, index_crc32=0
     )
@@ -29,52 +29,54 @@ def manifest(*paths: str | None) -> Manifest:
     return Manifest(source=SourceInfo(kind="made up"), classes=classes, shards=(shard,))
 
 
-def test_a_path_comes_back_as_it_was_joined() -> None:
+def test_class_paths_returns_the_joined_names() -> None:
     paths = [("animal",), ("animal", "dog, domestic dog"), ("Smileys & Emotion", "a>b")]
     found = class_paths(FOLDER, manifest(*map(join_path, paths), None))
     assert found == [*paths, ()]
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
-        (("a > b", "c"), "has a name with ' > ' in it: rename it"),
-        (("a >", "b"), "has a name with ' > ' in it"),
+        (("a > b", "c"), "has a name that contains ' > '"),
+        (("a >", "b"), "has a name that contains ' > '"),
         (("a", ""), "a name is empty"),
         ((), "a name is empty"),
-        (("a", "b", "a"), "'a' is above itself"),
+        (("a", "b", "a"), "'a' is its own ancestor"),
     ],
 )
-def test_names_that_a_path_cannot_hold_are_refused(names: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+def test_invalid_names_in_a_path_raise(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         join_path(names)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
-        ("a > b > a", "'a' is above itself"),
-        (" > ".join(map(str, range(MAX_DEPTH + 1))), "101 names, and the most is 100"),
-        ("x" * (MAX_NAME + 1), "has 1,001 characters, and the most is 1,000"),
+        ("a > b > a", "'a' is its own ancestor"),
+        (" > ".join(map(str, range(MAX_DEPTH + 1))), "101 names, over the limit of 100"),
+        ("x" * (MAX_NAME + 1), "has 1,001 characters, over the limit of 1,000"),
         ("a >  > b", "a name is empty"),
         ("", "a name is empty"),
     ],
 )
-def test_a_manifest_from_elsewhere_is_refused_with_the_class(path: str, said: str) -> None:
-    with pytest.raises(ValueError, match=f"path of class 'c1': .*{said}.*make the shards") as error:
+def test_an_invalid_path_in_a_manifest_raises_an_error_with_the_class(
+    path: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"path of class 'c1': .*{message}") as error:
         class_paths(FOLDER, manifest("a", path))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
 
 
-def test_its_size_counts_a_name_once_for_each_place_it_stands_in() -> None:
+def test_the_size_counts_nodes_by_name_and_ancestors() -> None:
     size = hierarchy_size(FOLDER, manifest("bird > crane", "machine > crane", "machine", None))
     assert size == HierarchySize(classes=3, nodes=4, depth=2)
-    assert str(size) == "3 classes under 4 nodes, at most 2 deep"
+    assert str(size) == "3 classes under 4 nodes, depth 2"
 
 
-def test_without_a_path_there_is_no_hierarchy() -> None:
+def test_a_manifest_without_paths_has_no_hierarchy() -> None:
     assert hierarchy_size(FOLDER, manifest(None, None)) is None
-    with pytest.raises(ValueError, match=r"shards has no hierarchy: source made up gives none"):
+    with pytest.raises(ValueError, match=r"shards: source made up does not provide a hierarchy"):
         class_paths(FOLDER, manifest(None, None))

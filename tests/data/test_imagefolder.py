@@ -1,4 +1,4 @@
-"""Folders of a user's own images."""
+"""Folders of images."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def names(source: ImageFolder) -> dict[str, set[str]]:
     return {split: {task.path for task in tasks} for split, tasks in source.splits().items()}
 
 
-def test_large_images_shrink_to_the_short_side_and_small_ones_keep_their_bytes(
+def test_large_images_are_resized_and_small_images_keep_their_bytes(
     tmp_path: Path,
 ) -> None:
     write_image(tmp_path / "in/a/large.png", 0, 90, 60)
@@ -47,7 +47,7 @@ def test_large_images_shrink_to_the_short_side_and_small_ones_keep_their_bytes(
     assert {original.render(t).extension for t in original.splits()["train"]} == {"png"}
 
 
-def test_colours_survive_packing(tmp_path: Path) -> None:
+def test_packing_preserves_colors(tmp_path: Path) -> None:
     (tmp_path / "in/red").mkdir(parents=True)
     image = np.zeros((80, 80, 3), np.uint8)
     image[:, :, 2] = 200  # OpenCV writes blue, green, red
@@ -59,7 +59,7 @@ def test_colours_survive_packing(tmp_path: Path) -> None:
     assert np.abs(np.asarray(packed).astype(int) - [200, 0, 0]).max() < 6
 
 
-def test_hash_split_is_stable_and_keeps_a_training_image_of_each_class(tmp_path: Path) -> None:
+def test_the_hash_split_is_stable_and_keeps_a_training_image_per_class(tmp_path: Path) -> None:
     for c in range(30):
         for i in range(3):
             write_image(tmp_path / f"c{c}" / f"{i}.png", i)
@@ -95,14 +95,14 @@ def test_folders_named_like_splits_are_splits(
     assert [info.name for info in source.classes()] == ["a", "b"]
 
 
-def test_a_class_without_training_images_is_refused(tmp_path: Path) -> None:
+def test_a_class_without_training_images_raises(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/c"):
         write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(ValueError, match="has no images of class 'c'"):
+    with pytest.raises(ValueError, match="class 'c' has test images, but none in"):
         ImageFolder(tmp_path).classes()
 
 
-def test_label_file_names_the_classes(tmp_path: Path) -> None:
+def test_a_label_file_defines_the_classes(tmp_path: Path) -> None:
     for i in range(4):
         write_image(tmp_path / f"{i}.png", i)
     labels = tmp_path / "labels.csv"
@@ -113,49 +113,51 @@ def test_label_file_names_the_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (
             "0.png,cat\n1.png,dog\n0.png,dog\n",
-            r"labels\.csv, line 3: '0\.png' is listed before, in line 1",
+            r"labels\.csv, line 3: '0\.png' is already listed in line 1",
         ),
-        ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is listed before, in line 1"),
-        ("0.png\n", r"line 1: '0\.png' is not file,class"),
+        ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is already listed in line 1"),
+        ("0.png\n", r"line 1: '0\.png' is not of the form file,class"),
         ("0.png,cat\n9.png,cat\n", r"line 2: '9\.png' is missing"),
         ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),
     ],
 )
-def test_bad_label_files_are_refused_with_the_line(tmp_path: Path, lines: str, said: str) -> None:
+def test_an_invalid_label_file_raises_an_error_with_the_line(
+    tmp_path: Path, lines: str, message: str
+) -> None:
     for i in range(2):
         write_image(tmp_path / "in" / f"{i}.png", i)
     labels = tmp_path / "labels.csv"
     labels.write_text(lines)
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         ImageFolder(tmp_path / "in", labels=labels).classes()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (b'0.png,cat\n"1.png,' + b"x" * 200_000, r"line 2: field larger .*a quote left open there"),
-        (b'0.png,cat\n"1.png,' + b"x\n" * 9_000, r"line 2: '1\.png,x\\nx.*…' is not file,class"),
+        (b'0.png,cat\n"1.png,' + b"x" * 200_000, r"line 2: field larger .*unclosed quote"),
+        (b'0.png,cat\n"1.png,' + b"x\n" * 9_000, r"line 2: '1\.png,x\\nx.*…' is not of the form"),
         ("0.png,cat\n1.png,crème\n".encode("latin-1"), r"line 2: not UTF-8 text"),
         (b"0.png,cat\n1\x00.png,cat\n", r"line 2: '1\\x00\.png' is missing"),
     ],
 )
-def test_unreadable_label_files_are_refused_in_one_short_line(
-    tmp_path: Path, content: bytes, said: str
+def test_an_unreadable_label_file_raises_a_short_one_line_error(
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     write_image(tmp_path / "0.png", 0)
     labels = tmp_path / "labels.csv"
     labels.write_bytes(content)
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {said}") as error:
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {message}") as error:
         ImageFolder(tmp_path, labels=labels).classes()
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
 
 
-def test_listed_images_may_be_links_to_elsewhere(tmp_path: Path) -> None:
+def test_listed_images_may_be_links_outside_the_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for i in range(2):
         write_image(tmp_path / "elsewhere" / f"{i}.png", i)
@@ -166,7 +168,7 @@ def test_listed_images_may_be_links_to_elsewhere(tmp_path: Path) -> None:
     assert names(source)["train"] == {"0.png", "1.png"}
 
 
-def test_every_file_that_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_every_file_that_is_not_read_is_reported_with_the_reason(tmp_path: Path) -> None:
     write_image(tmp_path / "in" / "a" / "0.png", 0)
     write_image(tmp_path / "elsewhere" / "deep" / "0.png", 1)
     (tmp_path / "elsewhere" / "notes.txt").write_text("")
@@ -194,9 +196,7 @@ def test_every_file_that_is_not_read_is_named_with_the_reason(tmp_path: Path) ->
     assert "skipped '1.png', '2.png', 'README': outside the class folders" in source.notes()
 
 
-def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
-    tmp_path: Path, injected: Callable[..., None]
-) -> None:
+def test_an_unreadable_folder_raises(tmp_path: Path, injected: Callable[..., None]) -> None:
     for name in ("a/0.png", "a/deep/0.png", "b/0.png", "lost+found/0.png"):
         write_image(tmp_path / name, 0)
     injected("scandir", "lost+found", error("EACCES"))
@@ -224,21 +224,21 @@ def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "message"),
     [
-        (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/, which both mean validation"),
+        (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/ for split validation"),
         (("train/a", "train/b"), "train looks like a split"),
         (("valid/a", "valid/b"), "valid looks like a split"),
-        (("train", "valid"), "train has no images in class folders"),
+        (("train", "valid"), "train does not contain class folders"),
         (("eval/a", "a", "b"), "eval looks like a split"),
     ],
 )
-def test_folders_that_look_like_splits_are_no_classes(
-    tmp_path: Path, paths: tuple[str, ...], said: str
+def test_folders_that_look_like_splits_raise(
+    tmp_path: Path, paths: tuple[str, ...], message: str
 ) -> None:
     for path in paths:
         write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         ImageFolder(tmp_path).classes()
 
 
@@ -248,15 +248,15 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert [info.name for info in ImageFolder(tmp_path).classes()] == ["bus", "train"]
 
 
-def test_a_test_folder_without_images_is_refused(tmp_path: Path) -> None:
+def test_a_test_folder_without_images_raises(tmp_path: Path) -> None:
     for name in "ab":
         write_image(tmp_path / "train" / name / "0.png", 0)
     (tmp_path / "test" / "a").mkdir(parents=True)
-    with pytest.raises(ValueError, match="test has no images in class folders"):
+    with pytest.raises(ValueError, match="test does not contain class folders"):
         ImageFolder(tmp_path).classes()
 
 
-def test_what_is_beside_the_splits_is_named(tmp_path: Path) -> None:
+def test_entries_next_to_the_splits_are_reported(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/a", "extra/a"):
         write_image(tmp_path / path / "0.png", 0)
     write_image(tmp_path / "loose.png", 0)
@@ -268,7 +268,7 @@ def test_what_is_beside_the_splits_is_named(tmp_path: Path) -> None:
     }
 
 
-def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_class_name_that_is_not_utf8_raises(tmp_path: Path) -> None:
     write_image(tmp_path / "a" / "0.png", 0)
     write_image(tmp_path / "b" / "0.png", 0)
     (tmp_path / "b").rename(tmp_path / "cr\udce8me")
@@ -276,14 +276,14 @@ def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         ImageFolder(tmp_path).classes()
 
 
-def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+def test_a_folder_without_classes_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         ImageFolder(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="has no class with images"):
         ImageFolder(tmp_path).classes()
 
 
-def test_keys_are_unique_and_plain(tmp_path: Path) -> None:
+def test_keys_are_unique_short_and_without_dots(tmp_path: Path) -> None:
     long = "x" * 120
     for name in ("p.png", "p.jpg", "p.q.png", "p_q.png", f"{long}.png", "üñí.png"):
         write_image(tmp_path / "a" / name, 0)
@@ -297,14 +297,14 @@ def test_keys_are_unique_and_plain(tmp_path: Path) -> None:
     written = write_shards(source, tmp_path / "out", workers=1)
     with open_split(tmp_path / "out", "train") as split:
         assert {split.key(i) for i in range(len(split))} == set(keys)
-    assert written.left_out == 0
+    assert written.num_skipped == 0
 
 
-def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Path) -> None:
-    places = ("animal/dog/poodle", "animal/dog", "animal/other/fish", "other/oak")
-    for i, place in enumerate(places):
+def test_nested_folders_become_classes_with_the_folders_above_as_path(tmp_path: Path) -> None:
+    folders = ("animal/dog/poodle", "animal/dog", "animal/other/fish", "other/oak")
+    for i, folder in enumerate(folders):
         for split in ("train", "test"):
-            write_image(tmp_path / split / place / f"{split}.png", i)
+            write_image(tmp_path / split / folder / f"{split}.png", i)
     source = ImageFolder(tmp_path, nested=True)
     assert {info.name: info.attributes for info in source.classes()} == {
         "dog": {"path": "animal > dog"},
@@ -321,26 +321,26 @@ def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Pa
 
 @pytest.fixture
 def omniglot(tmp_path: Path) -> Path:
-    """The published layout: two folders of alphabets, whose characters have the same names."""
-    for place in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
+    """Write Omniglot's layout: two folders of alphabets, whose characters have the same names."""
+    for folder in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
         for character in ("character01", "character02"):
-            write_image(tmp_path / "in" / place / character / "0.png", len(place))
+            write_image(tmp_path / "in" / folder / character / "0.png", len(folder))
     return tmp_path / "in"
 
 
-def test_images_one_level_deeper_than_expected_stop_with_levels_and_counts(omniglot: Path) -> None:
+def test_ambiguous_levels_raise_an_error_with_levels_and_counts(omniglot: Path) -> None:
     with pytest.raises(ValueError, match="has images in several levels of folders") as error:
         ImageFolder(omniglot).classes()
     assert (
         "(level 1: 2 folders with 0 images; level 2: 3 folders with 0 images; "
         "level 3: 6 folders with 6 images)"
     ) in str(error.value)
-    assert "pass --nested to make a class of each folder with images (6)" in str(error.value)
-    assert "--topmost to make one of each topmost folder (2)" in str(error.value)
+    assert "pass --nested for one class per folder with images (6)" in str(error.value)
+    assert "--topmost for one class per topmost folder (2)" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_the_level_of_classes_may_be_chosen(omniglot: Path, tmp_path: Path) -> None:
+def test_the_level_of_the_classes_can_be_selected(omniglot: Path, tmp_path: Path) -> None:
     for level, classes in (("--topmost", 2), ("--nested", 6)):
         command = ("imagefolder", omniglot, "-o", tmp_path / level, "--test-fraction=0", level)
         done = CliRunner().invoke(app, [str(argument) for argument in command])
@@ -357,10 +357,10 @@ def test_one_folder_of_images_in_each_class_folder_is_not_ambiguous(tmp_path: Pa
     assert Skipped("a/.thumbnails", "hidden folder") in source.skipped()
 
 
-def test_class_folders_of_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
-    for i, place in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
+def test_class_folders_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
+    for i, folder in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
         for split in ("train", "test"):
-            write_image(tmp_path / split / place / "0.png", i)
+            write_image(tmp_path / split / folder / "0.png", i)
     source = ImageFolder(tmp_path, nested=True)
     assert {info.name: info.attributes for info in source.classes()} == {
         "left/hand": {"path": "left"},
@@ -372,5 +372,5 @@ def test_class_folders_of_the_same_name_are_named_by_their_paths(tmp_path: Path)
 
 def test_nested_is_rejected_with_labels_and_with_a_taxonomy(tmp_path: Path) -> None:
     for nested in (True, False):
-        with pytest.raises(ValueError, match="leave out --nested and --topmost"):
+        with pytest.raises(ValueError, match="omit --nested and --topmost"):
             ImageFolder(tmp_path, nested=nested, labels=tmp_path / "l.csv")

@@ -1,4 +1,4 @@
-"""The offset index beside a shard: what stands in it, and what of it comes into memory."""
+"""The offset index of a shard: its contents, and the part of it that is loaded into memory."""
 
 import json
 import mmap
@@ -19,7 +19,7 @@ N = 40_000
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A shard of 40,000 samples, of which there is only the index."""
+    """Write only the index of a shard of 40,000 samples."""
     builder = IndexBuilder()
     members = {"jpg": b"xyz", "cls": b"1"}
     for i in range(N):
@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def resident(path: Path) -> int:
-    """Bytes of a mapped file that are in this process's memory."""
+    """Return the bytes of a mapped file that are in the memory of this process."""
     total, counts = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
@@ -48,17 +48,17 @@ def resident(path: Path) -> int:
     return total
 
 
-def test_an_index_takes_30_bytes_a_sample_and_says_where_members_are(large: Path) -> None:
+def test_an_index_has_30_bytes_per_sample_and_locates_members(large: Path) -> None:
     assert index_path(large).stat().st_size < 30 * N + 1000
     index = open_index(large)
     rows = np.arange(N)
     assert (index.blocks == np.stack([4 * rows + 3, 4 * rows + 1], axis=1)).all()
     assert (index.sizes == [3, 1]).all()
-    assert [index.extensions[place] for place in index.extension[N - 1]] == ["jpg", "cls"]
+    assert [index.extensions[number] for number in index.extension[N - 1]] == ["jpg", "cls"]
     assert (index.labels == rows % 7).all()
 
 
-def test_only_what_is_used_of_an_index_comes_into_memory(large: Path) -> None:
+def test_only_the_used_part_of_an_index_is_resident(large: Path) -> None:
     index, file = open_index(large), index_path(large)
     assert resident(file) == 0  # although its checksum was compared
     for column in (index.blocks, index.sizes, index.crc32, index.extension):
@@ -69,7 +69,7 @@ def test_only_what_is_used_of_an_index_comes_into_memory(large: Path) -> None:
     assert resident(file) > 21 * N
 
 
-def test_what_training_reads_of_an_index_is_one_piece_of_17_bytes_a_sample(large: Path) -> None:
+def test_training_reads_17_contiguous_bytes_per_sample_of_an_index(large: Path) -> None:
     index = open_index(large)
     columns = [index.blocks, index.sizes, index.crc32, index.extension]
     used = [*(column[:, 0] for column in columns), index.labels]
@@ -81,7 +81,7 @@ def test_what_training_reads_of_an_index_is_one_piece_of_17_bytes_a_sample(large
         index.labels[0] = 1
 
 
-def test_a_split_maps_its_indices_and_keeps_none_of_them_open(shards: Path, tmp_path: Path) -> None:
+def test_a_split_maps_its_indices_without_open_files(shards: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(shards, tmp_path / "copy")
 
     def maps() -> int:
@@ -96,7 +96,7 @@ def test_a_split_maps_its_indices_and_keeps_none_of_them_open(shards: Path, tmp_
 
 
 @pytest.mark.parametrize("duplicates", [-1, 1.0, float("inf"), "2", True, None, [[]]])
-def test_a_number_of_duplicates_that_is_none_is_damage(large: Path, duplicates: object) -> None:
+def test_an_invalid_number_of_duplicates_is_damage(large: Path, duplicates: object) -> None:
     path = index_path(large)
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["kway"])
@@ -107,9 +107,11 @@ def test_a_number_of_duplicates_that_is_none_is_damage(large: Path, duplicates: 
 
 
 @pytest.mark.parametrize("deep", [b'{"a":' * 100_000, b'{"__metadata__": {"kway": "%s"}}'])
-def test_brackets_in_brackets_are_damage(large: Path, deep: bytes) -> None:
+def test_deeply_nested_json_is_damage(large: Path, deep: bytes) -> None:
     header = deep.replace(b"%s", b"[" * 100_000)
     index_path(large).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ValueError, match=r"is damaged \(.+\): copy it, or make it again") as caught:
+    with pytest.raises(
+        ValueError, match=r"is damaged \(.+\): copy it, or run kway shard again"
+    ) as caught:
         open_index(large)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The size of a JPEG without Pillow: the same as Pillow's, or none."""
+"""The size of a JPEG without Pillow: the same as with Pillow, or None."""
 
 import io
 import struct
@@ -19,7 +19,7 @@ def jpeg(mode: str = "RGB", **options: object) -> bytes:
 
 
 def exif() -> Image.Exif:
-    """A quarter turn, and a description long enough to hide other markers in."""
+    """Return a rotation by 90 degrees, and a description that contains other markers."""
     tags = Image.Exif()
     tags[0x0112] = 6
     tags[0x010E] = "\xff\xc0" * 200
@@ -37,15 +37,15 @@ def exif() -> Image.Exif:
         {"restart_marker_rows": 1, "subsampling": 0},
     ],
 )
-def test_the_size_is_that_of_the_pixels_before_they_are_turned(mode: str, options: dict) -> None:
+def test_the_size_is_that_before_exif_rotation(mode: str, options: dict) -> None:
     data = jpeg(mode, **options)
     assert jpeg_size(data) == (40, 60)
     assert decode(data, 3).shape == ((60, 40, 3) if "exif" in options else (40, 60, 3))
 
 
-def test_what_is_not_a_plain_sequence_of_segments_has_no_size() -> None:
+def test_a_header_that_is_not_plain_has_no_size() -> None:
     data = jpeg()
-    filled = data[:2] + b"\xff" + data[2:]  # a fill byte, which libjpeg takes
+    filled = data[:2] + b"\xff" + data[2:]  # a fill byte, which libjpeg accepts
     assert decode(filled, 3).shape == (40, 60, 3)
     frame = data.index(b"\xff\xc0")
     cases = [filled, data[:frame], data[: frame + 8], data[:2] + b"\xff\xe0\x00\x00" + data[2:]]
@@ -54,7 +54,7 @@ def test_what_is_not_a_plain_sequence_of_segments_has_no_size() -> None:
         assert jpeg_size(case) is None
 
 
-def test_tables_before_the_frame_are_no_frame() -> None:
+def test_tables_before_the_frame_are_skipped() -> None:
     data = jpeg()
     frame, table = data.index(b"\xff\xc0"), data.index(b"\xff\xc4")
     end = table + 2 + struct.unpack_from(">H", data, table + 2)[0]
@@ -63,8 +63,8 @@ def test_tables_before_the_frame_are_no_frame() -> None:
     assert jpeg_size(moved) == (40, 60)
 
 
-def test_a_frame_that_only_a_wrong_reader_would_find_is_not_believed() -> None:
-    """A fill byte, which libjpeg skips: taken for a marker it would lead into a comment."""
+def test_a_forged_frame_after_fill_bytes_is_ignored() -> None:
+    """A fill byte is not a marker. A parser that treats it as one continues inside a comment."""
     data = jpeg()
     comments = b"\xff\xff\xfe\x00\x10" + bytes(14) + b"\xff\xfe\xff\xf0" + bytes(0xFFEE)
     forged = bytearray(data[:2] + comments + data[2:])
@@ -75,9 +75,10 @@ def test_a_frame_that_only_a_wrong_reader_would_find_is_not_believed() -> None:
 
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize(
-    ("height", "width", "message"), [(60_000, 60_000, "over the limit"), (2, 300, "thin a strip")]
+    ("height", "width", "message"),
+    [(60_000, 60_000, "over the limit"), (2, 300, "times the shorter")],
 )
-def test_the_limits_hold_whoever_reads_the_header(
+def test_the_limits_apply_with_and_without_pillow(
     height: int, width: int, message: str, filled: bool
 ) -> None:
     data = jpeg()
@@ -90,14 +91,14 @@ def test_the_limits_hold_whoever_reads_the_header(
         decode(data, 3)
 
 
-def test_damage_anywhere_gives_pixels_or_a_value_error() -> None:
-    data, rng, refused = jpeg(quality=50), np.random.default_rng(0), 0
+def test_a_damaged_jpeg_gives_pixels_or_a_value_error() -> None:
+    data, rng, num_errors = jpeg(quality=50), np.random.default_rng(0), 0
     for _ in range(300):
         broken = bytearray(data[: rng.integers(10, len(data) + 1)])
-        for place in rng.integers(2, min(len(broken), 700), 3):
-            broken[place] = rng.integers(256)
+        for offset in rng.integers(2, min(len(broken), 700), 3):
+            broken[offset] = rng.integers(256)
         try:
             assert decode(bytes(broken), 3, max_pixels=100_000).size <= 300_000
         except ValueError:
-            refused += 1
-    assert refused
+            num_errors += 1
+    assert num_errors

@@ -1,4 +1,4 @@
-"""Characters that give the label away are named; letters and words are not."""
+"""Characters that leak the label are reported; letters and words are not."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def write_texts(
     elsewhere: float = 0,
     names: tuple[str, ...] = NAMES,
 ) -> Path:
-    """Texts of random words and four classes; `mark` stands in many texts of the first."""
+    """Write texts of random words in four classes, with `mark` in many texts of the first class."""
     rng = np.random.default_rng(0)
     lines = ["text\tlabel"]
     for _ in range(num):
         label = int(rng.integers(len(names)))
         words = list(rng.choice(WORDS, 8))
-        # A word that goes with its class, as in real texts.
+        # A word that is correlated with its class, as in real texts.
         words += [WORDS[label]] * int(rng.random() < 0.2)
         if rng.random() < (rate if label == 0 else elsewhere):
             words.insert(3, mark)
@@ -55,7 +55,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("sound") / "in", "and")
 
 
-def test_a_variation_selector_left_behind_is_the_one_suspect(leaking: Path) -> None:
+def test_a_remaining_variation_selector_is_the_only_suspect(leaking: Path) -> None:
     report = check_leaks(leaking)
     (suspect,) = report.suspects
     assert suspect.char == "\ufe0f"
@@ -63,19 +63,19 @@ def test_a_variation_selector_left_behind_is_the_one_suspect(leaking: Path) -> N
     assert suspect.class_name == "heart"
     assert suspect.precision == 1
     assert suspect.lift == pytest.approx(4, rel=0.2)
-    assert suspect.fall > 0.05
+    assert suspect.drop > 0.05
     assert report.leaks[0] == suspect
     assert report.accuracy > report.most_frequent + 0.1
 
 
-def test_words_that_say_something_are_no_suspects(sound: Path) -> None:
+def test_informative_words_are_not_suspicious(sound: Path) -> None:
     report = check_leaks(sound)
     assert report.suspects == []
     assert report.leaks
 
 
-def test_information_of_a_character_is_mutual_information(leaking: Path) -> None:
-    """Against the definition: sum of p(x, y) log2(p(x, y) / p(x) p(y))."""
+def test_the_information_of_a_character_is_mutual_information(leaking: Path) -> None:
+    """Compare with the definition: the sum of p(x, y) log2(p(x, y) / p(x) p(y))."""
     from data.loading.order import permuted_index
     from data.shards.split import open_split
 
@@ -96,13 +96,15 @@ def test_information_of_a_character_is_mutual_information(leaking: Path) -> None
 
 
 @pytest.mark.parametrize("mark", ["\U0001f1eb", "\u20e3", "\u200d", "†"])
-def test_a_rare_mark_is_a_suspect_though_accuracy_hardly_falls(tmp_path: Path, mark: str) -> None:
+def test_a_rare_character_is_suspicious_even_if_accuracy_hardly_drops(
+    tmp_path: Path, mark: str
+) -> None:
     shards = write_texts(tmp_path / "in", mark, rate=0.2, num=2000)
     report = check_leaks(shards, threshold=0.5)
     assert [leak.char for leak in report.suspects] == [mark]
 
 
-def test_a_part_of_an_emoji_is_a_suspect_before_other_characters_are(tmp_path: Path) -> None:
+def test_a_part_of_an_emoji_is_suspicious_at_a_lower_lift(tmp_path: Path) -> None:
     part = write_texts(tmp_path / "part", "\U0001f1eb", rate=0.4, num=2000, elsewhere=0.06)
     (leak,) = check_leaks(part, threshold=0.5).suspects
     assert leak.precision < 0.8
@@ -112,7 +114,7 @@ def test_a_part_of_an_emoji_is_a_suspect_before_other_characters_are(tmp_path: P
     assert check_leaks(other, threshold=0.5).suspects == []
 
 
-def test_check_command_ends_with_0_or_with_2_where_strict(leaking: Path, sound: Path) -> None:
+def test_the_check_command_exits_with_2_only_with_strict(leaking: Path, sound: Path) -> None:
     def kway(*arguments: object):
         return CliRunner().invoke(app, ["check", *map(str, arguments)])
 
@@ -127,7 +129,7 @@ def test_check_command_ends_with_0_or_with_2_where_strict(leaking: Path, sound: 
     assert "no character leaks the label" in clean.stdout
 
 
-def test_class_names_with_markup_are_shown_as_they_stand(tmp_path: Path) -> None:
+def test_class_names_with_markup_are_printed_unchanged(tmp_path: Path) -> None:
     shards = write_texts(tmp_path / "in", "\ufe0f", names=("[/red]", "[bold]joy", "c", "d"))
     done = CliRunner().invoke(app, ["check", str(shards), "--rows", "30"])
     assert done.exit_code == 0, done.exception
@@ -135,9 +137,9 @@ def test_class_names_with_markup_are_shown_as_they_stand(tmp_path: Path) -> None
     assert "[bold]joy" in done.stdout
 
 
-def test_figures_and_a_few_texts_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds images: the leak check reads texts"):
+def test_images_and_too_few_texts_raise(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="contains images: the leak check requires texts"):
         check_leaks(shards)
     few = write_texts(tmp_path / "in", "x", num=20)
-    with pytest.raises(ValueError, match="20 texts of split 'train' are too few"):
+    with pytest.raises(ValueError, match="split 'train' has 20 texts"):
         check_leaks(few)

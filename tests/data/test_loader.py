@@ -1,4 +1,4 @@
-"""The same global batches for every world size, worker count and resume."""
+"""Global batches are the same for every world size, number of workers and resume."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ BATCH = 7
 
 
 class Noise(CustomAugmentation):
-    """An augmentation of the user's."""
+    """A user-defined augmentation."""
 
     def __call__(
         self, image: np.ndarray, fill: tuple[float, ...], rng: np.random.Generator
@@ -36,7 +36,7 @@ class Noise(CustomAugmentation):
         return rng.integers(256, size=image.shape, dtype=np.uint8) // 8 + image // 8 * 7
 
 
-# All that draws random numbers.
+# Everything that draws random numbers.
 AUGMENT = AugmentConfig(
     colour=ColorJitter(brightness=0.4, hue=0.1),
     rand_augment=RandAugment(),
@@ -53,8 +53,10 @@ def config(shards: Path, workers: int = 0, augment: AugmentConfig = AUGMENT) -> 
 def global_batches(
     shards: Path, *, world_size: int, workers: int, steps: int, cursor: Cursor
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Batches put together from all ranks' shares: pixels, labels, samples, second labels and
-    weights."""
+    """Return global batches joined from the shares of all ranks.
+
+    Each is pixels, labels, sample indices, second labels and weights.
+    """
     parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
     for rank in range(world_size):
         with (
@@ -111,7 +113,7 @@ def test_ranks_without_a_sample_get_empty_batches(shards: Path) -> None:
     assert len(batch.labels) == len(batch.indices) == 0
 
 
-def test_resume_in_mid_epoch_on_other_ranks_goes_on_where_it_stopped(shards: Path) -> None:
+def test_a_resume_in_mid_epoch_on_other_ranks_continues_exactly(shards: Path) -> None:
     with open_split(shards, "train") as split:
         n = len(split)
     whole = global_batches(shards, world_size=1, workers=0, steps=10, cursor=Cursor(9))
@@ -131,7 +133,7 @@ def test_resume_in_mid_epoch_on_other_ranks_goes_on_where_it_stopped(shards: Pat
     batch=st.integers(1, 11),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_a_run_stopped_anywhere_sees_each_remaining_sample_once_on_other_ranks(
+def test_a_run_resumed_on_other_ranks_reads_each_remaining_sample_once(
     shards: Path, before: int, after: int, stopped: int, batch: int, seed: int
 ) -> None:
     with open_split(shards, "train") as split:
@@ -139,7 +141,7 @@ def test_a_run_stopped_anywhere_sees_each_remaining_sample_once_on_other_ranks(
         small = config(shards, augment=AugmentConfig())
 
         def seen(world_size: int, cursor: Cursor, steps: int) -> list[int]:
-            """Samples of `steps` steps, in the order of the stream."""
+            """Return the samples of `steps` steps in stream order."""
             by_step: list[list[int]] = [[] for _ in range(steps)]
             for rank in range(world_size):
                 loader = TrainLoader(
@@ -161,7 +163,7 @@ def test_a_run_stopped_anywhere_sees_each_remaining_sample_once_on_other_ranks(
     assert sorted((first + rest)[:n]) == list(range(n))
 
 
-def test_a_sample_is_mixed_with_its_neighbour_in_the_stream(shards: Path) -> None:
+def test_a_sample_is_mixed_with_its_neighbor_in_the_stream(shards: Path) -> None:
     plain = AUGMENT.model_copy(update={"mix": None})
     with open_split(shards, "train") as split:
         both = (
@@ -177,7 +179,7 @@ def test_a_sample_is_mixed_with_its_neighbour_in_the_stream(shards: Path) -> Non
     )
     assert all(batch.mixed is None for batch in unmixed)
     kinds = set()
-    # Batches of 5: pairs lie across their ends, too.
+    # With batches of 5, some pairs span two batches.
     for position in range(20):
         batch, row = together[position // 5], position % 5
         mix = AUGMENT.mix.draw(config(shards).image.size, pair_rng(3, position))
@@ -191,7 +193,7 @@ def test_a_sample_is_mixed_with_its_neighbour_in_the_stream(shards: Path) -> Non
     assert kinds == {"none", "mixup", "cutmix"}
 
 
-def test_pixels_of_a_sample_change_from_epoch_to_epoch(shards: Path) -> None:
+def test_the_pixels_of_a_sample_differ_between_epochs(shards: Path) -> None:
     with open_split(shards, "train") as split:
         n = len(split)
         loader = TrainLoader(split, config(shards), global_batch=n, cursor=Cursor(0))
@@ -202,7 +204,7 @@ def test_pixels_of_a_sample_change_from_epoch_to_epoch(shards: Path) -> None:
     assert (a != b).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_iterating_again_goes_on_from_the_cursor(shards: Path) -> None:
+def test_iterating_again_continues_from_the_cursor(shards: Path) -> None:
     with open_split(shards, "train") as split:
         loader = TrainLoader(split, config(shards, 1), global_batch=BATCH, cursor=Cursor(3))
         assert list(loader.share(1)) == list(range(BATCH, 2 * BATCH))
@@ -215,7 +217,7 @@ def test_iterating_again_goes_on_from_the_cursor(shards: Path) -> None:
     assert torch.equal(second.indices, both[1][2])
 
 
-def test_loading_leaves_the_global_random_state_alone(shards: Path) -> None:
+def test_loading_does_not_change_the_global_random_state(shards: Path) -> None:
     before = torch.get_rng_state()
     global_batches(shards, world_size=1, workers=1, steps=2, cursor=Cursor(0))
     assert torch.equal(before, torch.get_rng_state())
@@ -224,7 +226,7 @@ def test_loading_leaves_the_global_random_state_alone(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (5, 0), (50, 0), (1, 2), (2, 1)]
 )
-def test_evaluation_reads_every_sample_once_in_equally_many_batches(
+def test_evaluation_reads_every_sample_once_in_equally_many_batches_per_rank(
     shards: Path, world_size: int, workers: int
 ) -> None:
     indices, lengths = [], set()
@@ -244,7 +246,7 @@ def test_evaluation_reads_every_sample_once_in_equally_many_batches(
     assert len(lengths) == 1
 
 
-def test_evaluation_gives_the_pixels_that_serving_computes(shards: Path) -> None:
+def test_evaluation_and_serving_compute_the_same_pixels(shards: Path) -> None:
     settings = config(shards)
     with open_split(shards, "test") as split:
         (batch,) = EvalLoader(split, settings, batch=len(split))
@@ -255,7 +257,7 @@ def test_evaluation_gives_the_pixels_that_serving_computes(shards: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_flipped_byte_is_named_with_its_shard_and_key(
+def test_a_flipped_byte_raises_an_error_with_shard_and_key(
     shards: Path, tmp_path: Path, workers: int
 ) -> None:
     copy = copy_of(shards, tmp_path)
@@ -283,7 +285,7 @@ def copy_of(shards: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_closed_split_leaves_no_file_open(shards: Path) -> None:
+def test_a_closed_split_has_no_open_files(shards: Path) -> None:
     def opened() -> list[str]:
         links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
         return [os.readlink(link) for link in links if os.path.lexists(link)]
@@ -301,12 +303,12 @@ def test_a_closed_split_leaves_no_file_open(shards: Path) -> None:
     "value",
     [{}, {"seed": 0}, {"seed": 0, "samples": -1}, {"seed": 0, "samples": 1.5}, {"seed": "0"}],
 )
-def test_a_cursor_that_is_none_is_refused(value: dict) -> None:
-    with pytest.raises(ValueError, match="a data cursor is"):
+def test_an_invalid_cursor_raises(value: dict) -> None:
+    with pytest.raises(ValueError, match="invalid data cursor"):
         Cursor.from_json(value)
 
 
-def test_after_an_error_the_next_batch_is_the_one_that_failed(shards: Path, tmp_path: Path) -> None:
+def test_iterating_after_an_error_retries_the_failed_batch(shards: Path, tmp_path: Path) -> None:
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
     with open_split(copy, "train") as split:
@@ -323,7 +325,7 @@ def test_after_an_error_the_next_batch_is_the_one_that_failed(shards: Path, tmp_
     assert torch.equal(again.indices, whole[1][2])
 
 
-def test_batches_that_are_kept_stay_as_they_are_while_loader_processes_go_on(shards: Path) -> None:
-    """A loader process writes to the same memory again: what was handed out must not change."""
+def test_batches_do_not_change_while_loader_processes_continue(shards: Path) -> None:
+    """A loader process reuses its memory, which must not change batches already yielded."""
     kept = global_batches(shards, world_size=1, workers=2, steps=25, cursor=Cursor(3))
     assert_same(kept, global_batches(shards, world_size=1, workers=0, steps=25, cursor=Cursor(3)))

@@ -1,4 +1,4 @@
-"""What a damaged folder of shards says about itself."""
+"""The errors of a damaged folder of shards."""
 
 import gc
 import hashlib
@@ -34,9 +34,9 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def replace(folder: Path, **changes: object) -> None:
-    """As `edit`, by whoever can make a checksum too."""
-    whole = Manifest.read(folder)
-    changed = Manifest.model_validate(whole.model_dump() | changes)
+    """Change the manifest like `edit`, but with a valid checksum."""
+    manifest = Manifest.read(folder)
+    changed = Manifest.model_validate(manifest.model_dump() | changes)
     (folder / "manifest.json").write_bytes(changed.to_bytes())
 
 
@@ -55,58 +55,58 @@ def test_a_manifest_survives_a_round_trip(shards: Path) -> None:
     assert [c.name for c in manifest.classes] == ["apple", "birne", "crème", "date"]
 
 
-def test_no_manifest(copy: Path) -> None:
+def test_a_missing_manifest_raises(copy: Path) -> None:
     (copy / "manifest.json").unlink()
-    assert "no manifest.json: make the shards with kway shard" in message(copy, FileNotFoundError)
+    assert "manifest.json is missing: run kway shard" in message(copy, FileNotFoundError)
 
 
-def test_damaged_manifest(copy: Path) -> None:
+def test_a_damaged_manifest_raises(copy: Path) -> None:
     content = (copy / "manifest.json").read_bytes()
     (copy / "manifest.json").write_bytes(content[: len(content) // 2])
     assert "is damaged" in message(copy)
 
 
-def test_manifest_of_a_newer_format(copy: Path) -> None:
+def test_a_manifest_of_a_newer_format_raises(copy: Path) -> None:
     edit(copy, format_version=2, news="unknown to us")
-    assert "has format version 2 and this kway reads up to 1: install" in message(copy)
+    assert "has format version 2, but this version of kway reads up to 1" in message(copy)
 
 
-def test_manifest_that_reaches_outside_its_folder(copy: Path) -> None:
+def test_a_manifest_with_a_path_outside_its_folder_raises(copy: Path) -> None:
     shards = json.loads((copy / "manifest.json").read_text())["shards"]
     shards[0]["file"] = "../train-000000.tar"
     edit(copy, shards=shards)
     assert "shards.0.file" in message(copy)
 
 
-def test_class_listed_twice(copy: Path) -> None:
+def test_a_class_listed_twice_raises(copy: Path) -> None:
     edit(copy, classes=[{"name": "apple"}] * 4)
     assert "class 'apple' is listed twice" in message(copy)
 
 
-def test_a_manifest_without_shards(copy: Path) -> None:
+def test_a_manifest_without_shards_raises(copy: Path) -> None:
     edit(copy, shards=[])
     assert "(shards: " in message(copy)
 
 
-def test_an_edited_class_list(copy: Path) -> None:
+def test_an_edited_class_list_raises(copy: Path) -> None:
     classes = json.loads((copy / "manifest.json").read_text())["classes"]
     edit(copy, classes=[*classes, {"name": "elder"}])
-    assert "its checksum does not hold" in message(copy)
+    assert "its checksum does not match" in message(copy)
 
 
-def test_an_index_with_another_label(copy: Path) -> None:
+def test_an_index_with_an_edited_label_raises(copy: Path) -> None:
     path = index_path(copy / "train-000000.tar")
     content = bytearray(path.read_bytes())
     with safe_open(path, framework="numpy") as file:
         labels = file.get_tensor("labels").tobytes()
-    content[content.index(labels)] ^= 1  # a class that there is, too
+    content[content.index(labels)] ^= 1  # another valid class
     path.write_bytes(content)
-    assert "its checksum does not hold" in message(copy)
+    assert "its checksum does not match" in message(copy)
 
 
 @pytest.mark.parametrize("member", [0, 1])
 @pytest.mark.parametrize(("name", "wrong"), [("extension", 9), ("places", 0)])
-def test_an_index_that_points_nowhere_and_was_made_so(
+def test_an_out_of_range_index_entry_with_a_valid_checksum_raises(
     copy: Path, name: str, wrong: int, member: int
 ) -> None:
     shard = copy / "train-000000.tar"
@@ -116,90 +116,90 @@ def test_an_index_that_points_nowhere_and_was_made_so(
     about = {"format": FORMAT, "shard": info.model_dump(), "extensions": index.extensions}
     save_file(tensors, index_path(shard), metadata={"kway": json.dumps(about)})
     replace(copy, shards=[info, *Manifest.read(copy).shards[1:]])
-    assert "an entry points nowhere" in message(copy)
+    assert "an entry is out of range" in message(copy)
 
 
 @pytest.mark.parametrize("other", [FORMAT + 1, None])
-def test_an_index_of_another_format(copy: Path, other: int | None) -> None:
+def test_an_index_of_another_format_raises(copy: Path, other: int | None) -> None:
     path = index_path(copy / "train-000000.tar")
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["kway"])
     about["format"] = other
     save_file(load_file(path), path, metadata={"kway": json.dumps(about)})
-    assert f"{path} has format {other} and this kway reads {FORMAT}: make it again" in message(copy)
+    assert f"{path} has format {other}, but this version of kway reads {FORMAT}" in message(copy)
 
 
-def test_fewer_classes_than_labels(copy: Path) -> None:
+def test_fewer_classes_than_labels_raise(copy: Path) -> None:
     replace(copy, classes=[{"name": "apple"}, {"name": "birne"}, {"name": "crème"}])
-    assert "has label 3 and the manifest lists 3 classes" in message(copy)
+    assert "has label 3, but the manifest has 3 classes" in message(copy)
 
 
-def test_missing_shard(copy: Path) -> None:
+def test_a_missing_shard_raises(copy: Path) -> None:
     (copy / "train-000001.tar").unlink()
     assert "train-000001.tar is missing" in message(copy, FileNotFoundError)
 
 
-def test_truncated_shard(copy: Path) -> None:
+def test_a_truncated_shard_raises(copy: Path) -> None:
     tar = copy / "train-000001.tar"
     tar.write_bytes(tar.read_bytes()[:-700])
     assert "train-000001.tar has " in message(copy)
 
 
-def test_missing_index(copy: Path) -> None:
+def test_a_missing_index_raises(copy: Path) -> None:
     index_path(copy / "train-000000.tar").unlink()
     assert "train-000000.index.safetensors is missing" in message(copy, FileNotFoundError)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_truncated_index(copy: Path, keep: int) -> None:
+def test_a_truncated_index_raises(copy: Path, keep: int) -> None:
     index = index_path(copy / "train-000000.tar")
     index.write_bytes(index.read_bytes()[:keep])
     assert "train-000000.index.safetensors is damaged" in message(copy)
 
 
-def test_index_of_another_shard(copy: Path) -> None:
+def test_the_index_of_another_shard_raises(copy: Path) -> None:
     index = index_path(copy / "train-000000.tar")
     index.write_bytes(index_path(copy / "train-000001.tar").read_bytes())
-    assert "belongs to other shards" in message(copy)
+    assert "does not match the manifest" in message(copy)
 
 
-def test_unknown_split_names_those_there_are(shards: Path) -> None:
-    with pytest.raises(ValueError, match="no split 'val' here: there are train, test"):
+def test_an_unknown_split_raises_an_error_with_the_existing_splits(shards: Path) -> None:
+    with pytest.raises(ValueError, match="no split 'val': choose from train, test"):
         open_split(shards, "val")
 
 
-def test_label_vectors_fit_the_class_list(copy: Path) -> None:
-    with pytest.raises(ValueError, match="has no label vectors"):
+def test_label_vectors_that_do_not_match_the_class_list_raise(copy: Path) -> None:
+    with pytest.raises(ValueError, match="does not provide label vectors"):
         load_label_vectors(copy, Manifest.load(copy))
     path = copy / "label_vectors.safetensors"
-    for wrong, said in (
+    for wrong, message in (
         (save({"vectors": np.zeros((3, 2), np.float32)}), r"has shape \[3, 2\]"),
         (save({"vectors": np.full((4, 2), np.nan, np.float32)}), "not finite"),
-        (save({"others": np.zeros((4, 2), np.float32)}), "holds no vectors"),
-        (b"no safetensors", "holds no vectors"),
+        (save({"others": np.zeros((4, 2), np.float32)}), "does not contain vectors"),
+        (b"no safetensors", "does not contain vectors"),
     ):
         path.write_bytes(wrong)
         digest = hashlib.sha256(wrong).hexdigest()
         replace(copy, label_vectors=path.name, label_vectors_sha256=digest)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             load_label_vectors(copy, Manifest.load(copy))
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"{path} is missing: copy it or run kway shard"):
         load_label_vectors(copy, Manifest.load(copy))
 
 
-def test_label_vectors_and_their_digest_stand_together(copy: Path) -> None:
+def test_label_vectors_without_their_digest_raise(copy: Path) -> None:
     edit(copy, label_vectors="label_vectors.safetensors")
-    assert "stand together" in message(copy)
+    assert "must be set together" in message(copy)
 
 
-def test_damaged_label_vectors_are_refused_found_and_written_again(tmp_path: Path) -> None:
+def test_damaged_label_vectors_raise_are_found_and_written_again(tmp_path: Path) -> None:
     source = EmojiNames(languages=("en",), test_languages=())
     manifest = write_shards(source, tmp_path, workers=0).manifest
     path = tmp_path / "label_vectors.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    with pytest.raises(ValueError, match=f"{path} is damaged or another file"):
+    with pytest.raises(ValueError, match=f"{path} does not match the manifest"):
         load_label_vectors(tmp_path, manifest)
     (damage,) = damages(tmp_path, lambda done, total: None, workers=0)
     assert damage.kind == "label vectors"
@@ -208,30 +208,30 @@ def test_damaged_label_vectors_are_refused_found_and_written_again(tmp_path: Pat
     assert write_shards(source, tmp_path, workers=0).complete_before
 
 
-def test_a_manifest_is_read_without_the_garbage_collector(copy: Path) -> None:
-    found: list[str] = []
+def test_reading_a_manifest_disables_the_garbage_collector(copy: Path) -> None:
+    phases: list[str] = []
 
-    def note(phase: str, about: dict[str, int]) -> None:
-        found.append(phase)
+    def record(phase: str, about: dict[str, int]) -> None:
+        phases.append(phase)
 
     classes = [{"name": f"class {i}"} for i in range(5_000)]
     replace(copy, classes=classes)
     gc.collect()
-    gc.callbacks.append(note)
+    gc.callbacks.append(record)
     try:
         Manifest.read(copy)
-        # What is new is looked at once afterwards.
-        assert found.count("start") <= 1
+        # New objects may be scanned once afterwards.
+        assert phases.count("start") <= 1
         (copy / "manifest.json").write_text("{")
         with pytest.raises(ValueError, match="is damaged"):
             Manifest.read(copy)
     finally:
-        gc.callbacks.remove(note)
+        gc.callbacks.remove(record)
     assert gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["a\nb.tar", "a\x1b[31m.tar", "a\x85.tar", "a\u2028.tar", "a/b"])
-def test_a_file_or_split_that_would_break_a_line_is_refused(copy: Path, name: str) -> None:
+def test_a_file_or_split_with_control_characters_raises(copy: Path, name: str) -> None:
     shards = json.loads((copy / "manifest.json").read_text())["shards"]
     edit(copy, shards=[shards[0] | {"file": name}])
     assert "shards.0.file" in message(copy)
@@ -240,24 +240,24 @@ def test_a_file_or_split_that_would_break_a_line_is_refused(copy: Path, name: st
         assert "shards.0.split" in message(copy)
 
 
-def test_more_samples_than_fit_the_shard_are_refused(copy: Path) -> None:
+def test_more_samples_than_fit_in_the_shard_raise(copy: Path) -> None:
     shards = json.loads((copy / "manifest.json").read_text())["shards"]
     edit(copy, shards=[shards[0] | {"samples": 10**12}])
     assert "1000000000000 samples do not fit" in message(copy)
 
 
-def test_no_classes(copy: Path) -> None:
+def test_an_empty_class_list_raises(copy: Path) -> None:
     edit(copy, classes=[])
     assert "(classes: " in message(copy)
 
 
-def test_a_url_given_as_a_path_is_named(tmp_path: Path) -> None:
+def test_a_url_passed_as_a_path_raises(tmp_path: Path) -> None:
     for read in (Manifest.read, Manifest.load):
-        with pytest.raises(ValueError, match="is a URL: this reads local folders"):
+        with pytest.raises(ValueError, match="is a URL, but only local folders"):
             read(Path("s3://bucket/set"))
 
 
-def test_looking_for_the_manifest_is_retried_after_a_transient_error(
+def test_reading_the_manifest_is_retried_after_a_transient_error(
     shards: Path, injected: Callable[..., None]
 ) -> None:
     injected("stat", "manifest.json", error("ESTALE"), times=2)

@@ -1,4 +1,4 @@
-"""MNIST's idx files, plain and compressed."""
+"""The idx files of MNIST, uncompressed and compressed."""
 
 import gzip
 import struct
@@ -20,7 +20,7 @@ SIZES = {"train": 20, "t10k": 6}
 
 
 def images(stem: str) -> np.ndarray:
-    """uint8 [N, 28, 28]."""
+    """Return images uint8 [N, 28, 28]."""
     rng = np.random.default_rng(len(stem))
     return rng.integers(0, 256, (SIZES[stem], 28, 28), dtype=np.uint8)
 
@@ -58,7 +58,7 @@ def mnist(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_image_comes_through_without_loss(mnist: Path, tmp_path: Path, workers: int) -> None:
+def test_every_image_is_stored_losslessly(mnist: Path, tmp_path: Path, workers: int) -> None:
     write_shards(Mnist(mnist), tmp_path / "out", samples_per_shard=8, workers=workers)
     assert Manifest.load(tmp_path / "out").class_names == tuple("0123456789")
     for stem, split in (("train", "train"), ("t10k", "test")):
@@ -72,7 +72,7 @@ def test_every_image_comes_through_without_loss(mnist: Path, tmp_path: Path, wor
 
 
 @pytest.mark.parametrize("dot", [False, True])
-def test_plain_files_give_the_same_as_compressed_ones(
+def test_uncompressed_and_compressed_files_give_the_same_shards(
     mnist: Path, tmp_path: Path, dot: bool
 ) -> None:
     named = {name.replace("-idx", ".idx") if dot else name: data for name, data in files().items()}
@@ -83,22 +83,22 @@ def test_plain_files_give_the_same_as_compressed_ones(
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
 
 
-def test_names_of_the_classes_may_be_given(mnist: Path, tmp_path: Path) -> None:
+def test_class_names_can_be_read_from_a_file(mnist: Path, tmp_path: Path) -> None:
     names = tmp_path / "fashion.txt"
     wanted = ("T-shirt/top", "Trouser", *(f"class {i}" for i in range(8)))
     names.write_text("\n".join(wanted) + "\n\n")
     source = Mnist(mnist, names)
     assert tuple(info.name for info in source.classes()) == wanted
     assert source.describe() != Mnist(mnist).describe()
-    for lines, said in (
-        ("a\nb\n", "has 2 classes and labels reach 9"),
+    for lines, message in (
+        ("a\nb\n", "has 2 classes, but the largest label is 9"),
         ("a\n\nb", "line 2 is empty"),
     ):
         names.write_text(lines)
-        with pytest.raises(ValueError, match=rf"fashion\.txt,? {said}"):
+        with pytest.raises(ValueError, match=rf"fashion\.txt,? {message}"):
             Mnist(mnist, names).classes()
     names.unlink()
-    with pytest.raises(FileNotFoundError, match=r"fashion\.txt do not exist: give"):
+    with pytest.raises(FileNotFoundError, match=r"fashion\.txt do not exist"):
         Mnist(mnist, names).classes()
 
 
@@ -120,47 +120,53 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
-        (IMAGES, lambda data: data[:-1], "has 15,695 bytes and its header (20, 28, 28) says"),
-        (IMAGES, lambda data: data + b"\0", "has 15,697 bytes and its header"),
-        (IMAGES, lambda data: data[:9], "is no idx file of 3 axes of bytes"),
+        (IMAGES, lambda data: data[:-1], "has 15,695 bytes, but a file with header (20, 28, 28)"),
+        (IMAGES, lambda data: data + b"\0", "has 15,697 bytes, but a file with header"),
+        (IMAGES, lambda data: data[:9], "is not an idx file of bytes with 3 axes"),
         (IMAGES, lambda data: data[:2] + b"\x0d" + data[3:], "begins with 00000d03, not 00000803"),
-        (IMAGES, lambda data: idx(0x803, (2**31, 2**31, 9), b""), "has 16 bytes and its header"),
-        (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "holds 0 images and"),
+        (
+            IMAGES,
+            lambda data: idx(0x803, (2**31, 2**31, 9), b""),
+            "has 16 bytes, but a file with header",
+        ),
+        (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "has 0 images, but"),
         (LABELS, lambda data: b"<html>", "begins with 3c68746d, not 00000801"),
-        (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 images and train-labels 19"),
+        (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 images, but train-labels has 19"),
     ],
 )
-def test_damaged_files_are_named(mnist: Path, name: str, change, said: str) -> None:
+def test_a_damaged_file_raises_an_error_with_its_name(
+    mnist: Path, name: str, change, message: str
+) -> None:
     (mnist / f"{name}.gz").write_bytes(gzip.compress(change(files()[name])))
-    message = error_of(mnist)
-    assert said in message
-    assert name.rpartition("-")[0].rpartition("-")[0] in message
-    assert "download" in message
+    error = error_of(mnist)
+    assert message in error
+    assert name.rpartition("-")[0].rpartition("-")[0] in error
+    assert "download" in error
 
 
 @pytest.mark.parametrize("keep", [5, 200, -6])
-def test_a_cut_gz_is_named(mnist: Path, keep: int) -> None:
+def test_a_truncated_gz_raises_an_error_with_its_path(mnist: Path, keep: int) -> None:
     path = mnist / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:keep])
     assert error_of(mnist).startswith(f"{path} is damaged (")
 
 
-def test_a_missing_file_is_named(mnist: Path) -> None:
+def test_a_missing_idx_file_raises_an_error_with_its_name(mnist: Path) -> None:
     (mnist / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert "holds no t10k-labels-idx1-ubyte, with or without .gz: download it" in error_of(mnist)
+    assert "has no t10k-labels-idx1-ubyte, with or without .gz: download it" in error_of(mnist)
 
 
-def test_one_class_is_refused(tmp_path: Path) -> None:
+def test_a_single_class_raises(tmp_path: Path) -> None:
     content = files()
     for stem, number in SIZES.items():
         content[f"{stem}-labels-idx1-ubyte"] = idx(0x801, (number,), bytes(number))
     folder = write_files(tmp_path / "one", content, compressed=False)
-    assert "has 1 classes and labels reach 0: name every class, at least 2" in error_of(folder)
+    assert "has 1 classes, but the largest label is 0" in error_of(folder)
 
 
-def test_the_command_takes_names(mnist: Path, tmp_path: Path) -> None:
+def test_the_command_reads_class_names(mnist: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefghij"))
     arguments = ["mnist", str(mnist), "-o", str(tmp_path / "out"), "--names", str(names)]

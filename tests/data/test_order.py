@@ -1,4 +1,4 @@
-"""The order is a permutation for every epoch, and ranks share it without gap or overlap."""
+"""Every epoch is a permutation, and ranks divide it without gaps or overlaps."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def test_every_epoch_is_a_permutation(n: int) -> None:
         assert sorted(indices.tolist()) == list(range(n))
 
 
-def test_seeds_and_epochs_give_other_orders() -> None:
+def test_every_seed_and_epoch_has_its_own_order() -> None:
     orders = {
         tuple(permuted_index(seed, epoch, np.arange(50), 50))
         for seed in range(5)
@@ -24,7 +24,7 @@ def test_seeds_and_epochs_give_other_orders() -> None:
     assert len(orders) == 25
 
 
-def test_order_of_a_billion_samples_needs_no_list() -> None:
+def test_an_order_of_a_billion_samples_is_computed_without_a_list() -> None:
     n = 10**9 + 7
     positions = np.arange(n - 10_000, n)
     indices = permuted_index(3, 2, positions, n)
@@ -35,7 +35,7 @@ def test_order_of_a_billion_samples_needs_no_list() -> None:
     assert one[0] == indices[17]
 
 
-def test_every_place_gets_every_sample_about_equally_often() -> None:
+def test_every_position_gets_every_sample_about_equally_often() -> None:
     n, trials = 10, 5_000
     counts = np.zeros((n, n))
     for epoch in range(trials):
@@ -46,7 +46,7 @@ def test_every_place_gets_every_sample_about_equally_often() -> None:
     assert chi_square < 81 + 6 * 12.7
 
 
-def test_neighbours_in_an_epoch_are_unrelated() -> None:
+def test_neighbors_in_an_epoch_are_uncorrelated() -> None:
     n = 50_000
     indices = permuted_index(0, 0, np.arange(n), n).astype(float)
     assert abs(np.corrcoef(indices[:-1], indices[1:])[0, 1]) < 0.02
@@ -55,13 +55,13 @@ def test_neighbours_in_an_epoch_are_unrelated() -> None:
     assert abs(gaps.mean() / n - 1 / 3) < 0.01
 
 
-def test_position_outside_an_epoch_is_refused() -> None:
+def test_a_position_outside_an_epoch_raises() -> None:
     with pytest.raises(ValueError, match="position 5 is not in an epoch of 5"):
         permuted_index(0, 0, np.array([5]), 5)
 
 
 @given(count=st.integers(0, 1000), world_size=st.integers(1, 50))
-def test_shares_cover_a_batch_once_and_differ_by_one_at_most(count: int, world_size: int) -> None:
+def test_shares_cover_a_batch_once_and_differ_by_at_most_one(count: int, world_size: int) -> None:
     shares = [share(count, rank, world_size) for rank in range(world_size)]
     assert [i for part in shares for i in part] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -74,10 +74,10 @@ def test_shares_cover_a_batch_once_and_differ_by_one_at_most(count: int, world_s
     steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=5),
     seed=st.integers(0, 2**32),
 )
-def test_resuming_on_any_world_sizes_sees_each_sample_of_an_epoch_once(
+def test_resuming_on_any_world_size_reads_each_sample_of_an_epoch_once(
     n: int, batch: int, steps: list[tuple[int, int]], seed: int
 ) -> None:
-    """Run `count` steps on `world_size` ranks, resume on another world size, and so on."""
+    """Run `count` steps on `world_size` ranks, resume on another world size, and repeat."""
     order, samples, seen = Order(seed, [n]), 0, []
     for world_size, count in [*steps, (1, -(-n // batch))]:
         for _ in range(count):
@@ -104,7 +104,7 @@ def shard_of(indices: np.ndarray, sizes: list[int]) -> np.ndarray:
 
 @settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.none() | st.integers(1, 14), seed=SEEDS)
-def test_every_epoch_of_an_order_takes_each_sample_once(
+def test_every_epoch_of_an_order_contains_each_sample_once(
     sizes: list[int], shuffle: int | None, seed: int
 ) -> None:
     order, n = Order(seed, sizes, shuffle), sum(sizes)
@@ -115,7 +115,7 @@ def test_every_epoch_of_an_order_takes_each_sample_once(
 
 @settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
-def test_a_group_is_at_most_so_many_whole_shards_in_a_row(
+def test_a_group_is_a_range_of_at_most_shuffle_shards_shards(
     sizes: list[int], shuffle: int, seed: int
 ) -> None:
     order, n = Order(seed, sizes, shuffle), sum(sizes)
@@ -131,7 +131,7 @@ def test_a_group_is_at_most_so_many_whole_shards_in_a_row(
 
 @settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
-def test_a_window_no_longer_than_a_group_touches_two_groups_at_most(
+def test_a_window_of_at_most_a_group_touches_at_most_two_groups(
     sizes: list[int], shuffle: int, seed: int
 ) -> None:
     order, n = Order(seed, sizes, shuffle), sum(sizes)
@@ -146,16 +146,16 @@ def test_a_window_no_longer_than_a_group_touches_two_groups_at_most(
     sizes=SIZES,
     shuffle=st.none() | st.integers(1, 14),
     seed=SEEDS,
-    asked=st.lists(st.integers(0, 400), min_size=1, max_size=60),
+    positions=st.lists(st.integers(0, 400), min_size=1, max_size=60),
 )
-def test_a_position_gives_one_sample_however_it_is_asked_for(
-    sizes: list[int], shuffle: int | None, seed: int, asked: list[int]
+def test_a_position_gives_the_same_sample_alone_and_in_a_batch(
+    sizes: list[int], shuffle: int | None, seed: int, positions: list[int]
 ) -> None:
-    together = np.stack(Order(seed, sizes, shuffle).locate(np.array(asked)))
+    together = np.stack(Order(seed, sizes, shuffle).locate(np.array(positions)))
     order = Order(seed, sizes, shuffle)
-    one_by_one = [np.stack(order.locate(np.array([position])))[:, 0] for position in asked]
+    one_by_one = [np.stack(order.locate(np.array([position])))[:, 0] for position in positions]
     assert np.array_equal(together, np.stack(one_by_one, axis=1))
-    assert np.array_equal(together, np.stack(order.locate(np.array([asked])))[:, 0])
+    assert np.array_equal(together, np.stack(order.locate(np.array([positions])))[:, 0])
 
 
 def test_without_groups_the_order_is_a_permutation_of_all_samples() -> None:
@@ -166,7 +166,7 @@ def test_without_groups_the_order_is_a_permutation_of_all_samples() -> None:
     assert order.shards_at_once == 3
 
 
-def test_shards_and_samples_come_in_another_order_each_epoch_and_seed() -> None:
+def test_shards_and_samples_are_reordered_for_every_epoch_and_seed() -> None:
     sizes = [40] * 12
     visits, insides = set(), set()
     for seed in range(3):
@@ -179,7 +179,7 @@ def test_shards_and_samples_come_in_another_order_each_epoch_and_seed() -> None:
     assert len(insides) == 9 * 12
 
 
-def test_samples_of_a_group_are_mixed_over_its_shards() -> None:
+def test_the_samples_of_a_group_are_mixed_across_its_shards() -> None:
     order = Order(0, [5000] * 8, 4)
     shards = shard_of(order.locate(np.arange(20_000))[1], [5000] * 8)
     changes = np.mean(shards[1:] != shards[:-1])
@@ -188,7 +188,7 @@ def test_samples_of_a_group_are_mixed_over_its_shards() -> None:
         assert abs(np.bincount(window, minlength=8)[order.shards(0)] - 250).max() < 6 * 14
 
 
-def test_an_order_of_many_shards_needs_no_list_of_samples() -> None:
+def test_an_order_of_many_shards_is_computed_without_a_list_of_samples() -> None:
     order = Order(1, [10_000] * 100_000, 64)
     positions = np.arange(10**9 - 500, 10**9 + 500)
     epochs, indices = order.locate(positions)
@@ -196,7 +196,7 @@ def test_an_order_of_many_shards_needs_no_list_of_samples() -> None:
     assert len(set((indices // 10_000).tolist())) <= 128
 
 
-def test_in_order_names_the_shard_of_a_position() -> None:
+def test_in_order_returns_the_shard_of_a_position() -> None:
     order = InOrder([3, 1, 2])
     assert [order.shards(order.group(position)) for position in range(6)] == [
         *[[0]] * 3,
@@ -206,10 +206,10 @@ def test_in_order_names_the_shard_of_a_position() -> None:
     assert order.shards(3) == []
 
 
-def test_a_large_seed_shares_no_order_with_a_small_one() -> None:
-    everyone = np.arange(50)
+def test_large_and_small_seeds_have_different_orders() -> None:
+    positions = np.arange(50)
     orders = {
-        tuple(permuted_index(seed, epoch, everyone, 50).tolist())
+        tuple(permuted_index(seed, epoch, positions, 50).tolist())
         for seed in (5, 5 + 2**32, 5 + 2**33)
         for epoch in range(4)
     }

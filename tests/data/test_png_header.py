@@ -1,4 +1,4 @@
-"""The header of a PNG without Pillow: what Pillow says of it, or nothing."""
+"""The header of a PNG without Pillow: the same as with Pillow, or None."""
 
 import io
 import struct
@@ -29,7 +29,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def with_chunk(data: bytes, name: bytes, content: bytes) -> bytes:
-    """`data` with a chunk after its header."""
+    """Return `data` with a chunk after its header."""
     return data[:33] + chunk(name, content) + data[33:]
 
 
@@ -38,13 +38,13 @@ def test_size_and_alpha_are_those_of_the_image(mode: str) -> None:
     assert png_header(png(mode)) == (40, 60, _MODES[mode])
 
 
-def test_chunks_that_say_nothing_of_the_pixels_are_passed_over() -> None:
+def test_ancillary_chunks_are_skipped() -> None:
     data = with_chunk(png(), b"gAMA", b"\0\0\xb1\x8f")
     assert png_header(with_chunk(data, b"pHYs", bytes(9))) == (40, 60, False)
 
 
 def described() -> PngImagePlugin.PngInfo:
-    """A text: Pillow has a limit for what it holds."""
+    """Return a text chunk, which only Pillow parses."""
     texts = PngImagePlugin.PngInfo()
     texts.add_text("Title", "noise", zip=True)
     return texts
@@ -64,20 +64,22 @@ def described() -> PngImagePlugin.PngInfo:
     ],
     ids=["bits", "tRNS", "text", "EXIF", "large", "cut", "empty", "checksum"],
 )
-def test_what_is_not_plain_is_left_to_pillow(data: bytes) -> None:
+def test_a_header_that_is_not_plain_returns_none(data: bytes) -> None:
     assert png_header(data) is None
 
 
 @pytest.mark.parametrize("mode", [*_MODES, "1"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pixels_are_those_of_a_file_that_pillow_measures(mode: str, channels: int) -> None:
-    """The same image with a text, which sends it the other way."""
+def test_pixels_do_not_depend_on_which_parser_reads_the_header(mode: str, channels: int) -> None:
+    """Compare with the same image with a text chunk, whose header Pillow parses."""
     plain, by_pillow = png(mode), png(mode, pnginfo=described())
     assert np.array_equal(decode(plain, channels), decode(by_pillow, channels))
 
 
-@pytest.mark.parametrize(("width", "height", "said"), [(9000, 9000, "limit"), (1, 500, "strip")])
-def test_limits_hold_for_plain_headers(width: int, height: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("width", "height", "message"), [(9000, 9000, "limit"), (1, 500, "shorter")]
+)
+def test_the_limits_apply_to_plain_headers(width: int, height: int, message: str) -> None:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         decode(png()[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", b""), 3)

@@ -1,4 +1,4 @@
-"""Training images whose side grows during a run: the same pixels on every topology."""
+"""Training images whose size changes during a run: the same pixels on every topology."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -24,8 +24,8 @@ from data.shards.split import open_split
 
 BATCH = 7
 IMAGE = ImageConfig(size=12, resize=14)
-# Shrinks once, so that the memory of large images is that of small ones, and grows past the size
-# of evaluation. The first two stages end at the third and the fifth batch.
+# The size decreases once, so that memory of large images is reused for small ones, and increases
+# beyond the evaluation size. The first two stages end at the third and the fifth batch.
 STAGES = (
     {"size": 8, "until": {"steps": 3}},
     {"size": 6, "until": {"samples": 5 * BATCH - 1}},
@@ -61,7 +61,7 @@ def rank_batches(
 def global_pixels(
     shards: Path, *, world_size: int, workers: int = 0, steps: int = 8, samples: int = 0
 ) -> list[torch.Tensor]:
-    """The pixels of each global batch, put together from all ranks' shares."""
+    """Return the pixels of each global batch, joined from the shares of all ranks."""
     ranks = [
         rank_batches(
             shards,
@@ -97,7 +97,7 @@ def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
 
 
 @pytest.mark.parametrize("stopped", [2, 3, 4, 6])
-def test_resume_inside_or_between_stages_on_other_ranks_goes_on_where_it_stopped(
+def test_a_resume_inside_or_between_stages_on_other_ranks_continues_exactly(
     shards: Path, stopped: int
 ) -> None:
     head = global_pixels(shards, world_size=2, steps=stopped)
@@ -105,7 +105,7 @@ def test_resume_inside_or_between_stages_on_other_ranks_goes_on_where_it_stopped
     assert_same(head + tail, global_pixels(shards, world_size=1))
 
 
-def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: Path) -> None:
+def test_the_size_changes_the_pixels_of_a_sample_but_not_its_draws(shards: Path) -> None:
     settings = config(shards, mix=None)
     batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
     with open_split(shards, "train") as split:
@@ -120,7 +120,7 @@ def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: P
     batches.close()
 
 
-def test_boxes_of_cutmix_are_drawn_for_the_side_of_their_batch(shards: Path) -> None:
+def test_cutmix_boxes_are_drawn_for_the_size_of_their_batch(shards: Path) -> None:
     settings = config(shards, mix=Mix(cutmix_alpha=1.0))
     batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
     for step, batch in zip(range(8), batches, strict=False):
@@ -132,7 +132,7 @@ def test_boxes_of_cutmix_are_drawn_for_the_side_of_their_batch(shards: Path) -> 
     batches.close()
 
 
-def test_a_centre_crop_shows_as_much_of_the_image_at_every_side(shards: Path) -> None:
+def test_a_center_crop_covers_the_same_fraction_at_every_size(shards: Path) -> None:
     settings = config(shards, mix=None, crop_area=None, flip=0, size=24, progressive=())
     batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
     batch = next(batches)
@@ -143,14 +143,14 @@ def test_a_centre_crop_shows_as_much_of_the_image_at_every_side(shards: Path) ->
     assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
 
 
-def test_evaluation_keeps_the_size_of_the_recipe(shards: Path) -> None:
+def test_evaluation_uses_the_size_of_the_recipe(shards: Path) -> None:
     with open_split(shards, "test") as split:
         for batch in EvalLoader(split, config(shards), batch=4):
             assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_has_the_stages_of_a_split(shards: Path, workers: int) -> None:
+def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
     tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
     stream = {"shards": tars, "samples": 30, "buffer": 4}
     settings = DataConfig.model_validate({**config(shards).model_dump(), "stream": stream})
@@ -176,7 +176,7 @@ def test_a_stream_has_the_stages_of_a_split(shards: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_samples", [10, 13])
-def test_a_stage_counted_in_epochs_ends_with_the_batch_in_which_they_end(num_samples: int) -> None:
+def test_a_stage_in_epochs_ends_after_the_batch_that_completes_them(num_samples: int) -> None:
     augment = AugmentConfig.model_validate({"progressive": [{"size": 8, "until": {"epochs": 1.5}}]})
     sides = ProgressiveSizes(IMAGE, augment, num_samples=num_samples, global_batch=4)
     ends = -(-3 * num_samples // 8) * 4
@@ -184,14 +184,14 @@ def test_a_stage_counted_in_epochs_ends_with_the_batch_in_which_they_end(num_sam
     assert {sides.at(samples) for samples in range(ends, 100, 4)} == {12}
 
 
-def test_the_largest_side_is_that_of_any_stage() -> None:
+def test_the_largest_side_includes_all_stages() -> None:
     shards = Path("shards")
     assert config(shards).largest_side == 16
     assert config(shards, size=7).largest_side == 8
     assert config(shards, size=None, progressive=()).largest_side == 12
 
 
-def test_without_stages_the_side_is_that_of_evaluation_or_the_one_given() -> None:
+def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
     for size, expected in ((None, 12), (10, 10)):
         sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
         assert {sides.at(0), sides.at(10**12)} == {expected}
@@ -201,7 +201,7 @@ def test_without_stages_the_side_is_that_of_evaluation_or_the_one_given() -> Non
     "ends",
     [({"steps": 3}, {"steps": 3}), ({"epochs": 2}, {"steps": 4}), ({"steps": 9}, {"samples": 20})],
 )
-def test_stages_that_end_in_another_order_are_refused(ends: tuple[dict, dict]) -> None:
+def test_stages_that_end_out_of_order_raise(ends: tuple[dict, dict]) -> None:
     stages = [{"size": 8, "until": ends[0]}, {"size": 9, "until": ends[1]}]
     augment = AugmentConfig.model_validate({"progressive": stages})
     with pytest.raises(
@@ -218,6 +218,6 @@ def test_stages_that_end_in_another_order_are_refused(ends: tuple[dict, dict]) -
         ({"size": 0, "until": {"steps": 1}}, "greater than 0"),
     ],
 )
-def test_stages_without_end_length_or_pixels_are_refused(stage: dict, message: str) -> None:
+def test_stages_without_end_length_or_pixels_raise(stage: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AugmentConfig.model_validate({"progressive": [stage]})

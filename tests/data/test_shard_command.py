@@ -1,4 +1,4 @@
-"""`kway shard` as a person uses it."""
+"""The output of `kway shard`."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ def kway_shard(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_imagefolder_ends_with_one_line_of_what_was_made(images: Path, tmp_path: Path) -> None:
+def test_imagefolder_prints_a_one_line_summary(images: Path, tmp_path: Path) -> None:
     (images / "apple" / "notes.txt").write_text("not an image")
     first = kway_shard("imagefolder", images, "-o", tmp_path / "out", "--workers", 1)
     (images / "apple" / "notes.txt").unlink()
@@ -33,7 +33,7 @@ def test_imagefolder_ends_with_one_line_of_what_was_made(images: Path, tmp_path:
     assert "is already complete" in again.stdout
 
 
-def test_glyphs_of_a_few_classes(tmp_path: Path) -> None:
+def test_glyphs_with_other_parameters_are_not_written_to_the_same_folder(tmp_path: Path) -> None:
     few = ("--samples", 1, "--confusables", "keep", "-o", tmp_path / "out")
     done = kway_shard("glyphs", "--classes", 5, *few)
     assert done.exit_code == 0, done.output
@@ -44,7 +44,7 @@ def test_glyphs_of_a_few_classes(tmp_path: Path) -> None:
     assert "classes=6" in str(other.exception)
 
 
-def test_verify_names_what_is_damaged(shards: Path, tmp_path: Path) -> None:
+def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     sound = kway_shard("verify", tmp_path)
@@ -59,13 +59,13 @@ def test_verify_names_what_is_damaged(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "test-000000.tar").unlink()
     damaged = kway_shard("verify", tmp_path)
     assert damaged.exit_code == 2
-    assert "train-000001.tar has SHA-256" in damaged.stderr
-    assert ".cls does not say" in damaged.stderr
+    assert "train-000001.tar was changed: SHA-256" in damaged.stderr
+    assert ".cls differs from the label" in damaged.stderr
     assert "test-000000.tar is missing" in damaged.stderr
     assert "train-000000" not in damaged.stderr
 
 
-def test_verify_checks_the_index_and_counts_one_place(shards: Path, tmp_path: Path) -> None:
+def test_verify_checks_the_index_and_counts_one_location(shards: Path, tmp_path: Path) -> None:
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     index = tmp_path / "train-000000.index.safetensors"
@@ -74,17 +74,17 @@ def test_verify_checks_the_index_and_counts_one_place(shards: Path, tmp_path: Pa
     index.write_bytes(content)
     damaged = kway_shard("verify", tmp_path)
     assert damaged.exit_code == 2
-    assert "index.safetensors is damaged (its checksum does not hold)" in damaged.stderr
-    assert "has 1 damaged item:" in damaged.stderr
+    assert "index.safetensors is damaged (its checksum does not match)" in damaged.stderr
+    assert "in 1 place:" in damaged.stderr
 
 
-def test_one_shard_is_no_plural(images: Path, tmp_path: Path) -> None:
+def test_a_single_shard_is_printed_in_the_singular(images: Path, tmp_path: Path) -> None:
     done = kway_shard("imagefolder", images, "-o", tmp_path / "out", "--test-fraction", 0)
     assert "4 classes, 1 shard, " in done.stdout
 
 
 @pytest.mark.parametrize(("modality", "what"), [("image", "images"), ("text", "texts")])
-def test_what_is_left_out_is_called_what_it_is(
+def test_skipped_samples_are_called_images_or_texts(
     modality: Modality, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = Planted([(b"one", "txt", 0), (b"", "txt", 0), (b"", "txt", 0)], 1)
@@ -93,10 +93,10 @@ def test_what_is_left_out_is_called_what_it_is(
         Planted.render(source, task) if source.samples[task][0] else Skipped(str(task), "empty")
     )
     write(source, tmp_path / "out", samples_per_shard=10, workers=0)
-    assert f"warning: skipped 2 bad {what}\n" in capsys.readouterr().err
+    assert f" 2 bad {what}\n" in capsys.readouterr().err
 
 
-def test_lines_of_progress_wait_for_a_speed(
+def test_progress_lines_start_once_a_rate_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("launch.terminal._SECONDS_BETWEEN_LINES", 0)
@@ -108,9 +108,7 @@ def test_lines_of_progress_wait_for_a_speed(
     assert capsys.readouterr().err.startswith("writing 200 of 1,000 samples, ")
 
 
-def test_verify_of_a_cut_shard_names_the_samples_that_are_gone(
-    shards: Path, tmp_path: Path
-) -> None:
+def test_verify_of_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_path: Path) -> None:
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tar = tmp_path / "train-000000.tar"
@@ -120,7 +118,7 @@ def test_verify_of_a_cut_shard_names_the_samples_that_are_gone(
     assert damaged.stderr.count("train-000000.tar") >= 4
 
 
-def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
+def test_an_output_path_that_cannot_be_written_raises_an_error_with_the_option(
     images: Path, shards: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("0\n")
@@ -132,16 +130,15 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
         ("tweets", tweets, "-o", out),
         ("index", shards, "-o", out),
     ):
-        refused = kway_shard(*command)
-        assert isinstance(refused.exception, OSError), command
-        assert "out cannot be written (Not a directory): choose another path with --out" in str(
-            refused.exception
-        )
-    refused = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
-    assert "x.png cannot be written (No such file or directory)" in str(refused.exception)
-    assert "with --contact-sheet" in str(refused.exception)
+        failed = kway_shard(*command)
+        assert isinstance(failed.exception, OSError), command
+        assert "out cannot be written (Not a directory)" in str(failed.exception)
+        assert "--out" in str(failed.exception)
+    failed = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
+    assert "x.png cannot be written (No such file or directory)" in str(failed.exception)
+    assert "--contact-sheet" in str(failed.exception)
 
 
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_prints_its_help(command: str) -> None:
     assert kway_shard(command, "--help").exit_code == 0

@@ -1,4 +1,4 @@
-"""What a folder of shards holds, as a person sees it."""
+"""The output of `kway shard show`."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def kway_shard(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts of 40 classes; class k has k + 1 of them, the last one has what harms a terminal."""
+    """Index texts of 40 classes. Class k has k + 1 texts; the last ones have control characters."""
     folder = tmp_path_factory.mktemp("texts")
     members, number = [], 0
     for label in range(40):
@@ -42,7 +42,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_contents_count_samples_of_each_class(shards: Path) -> None:
+def test_contents_counts_the_samples_of_each_class(shards: Path) -> None:
     train, test = contents(shards, Manifest.load(shards))
     with open_split(shards, "train") as split:
         assert np.array_equal(train.counts, np.bincount(split.labels, minlength=4))
@@ -52,13 +52,13 @@ def test_contents_count_samples_of_each_class(shards: Path) -> None:
     assert train.bytes == sum((shards / f"train-00000{n}.tar").stat().st_size for n in range(4))
 
 
-def test_a_histogram_has_a_bin_a_power_of_two() -> None:
+def test_a_histogram_has_a_bin_per_power_of_two() -> None:
     bins = histogram(np.array([0, 1, 1, 2, 3, 3, 9]))
     assert bins == [(0, 0, 1), (1, 1, 2), (2, 3, 3), (4, 7, 0), (8, 15, 1)]
     assert histogram(np.array([5, 6])) == [(4, 7, 2)]
 
 
-def test_examples_lie_evenly_over_the_classes(texts: Path) -> None:
+def test_examples_are_spread_evenly_over_the_classes(texts: Path) -> None:
     with open_split(texts, "train") as split:
         labels = split.labels
         assert labels[examples(split, 4)].tolist() == [0, 13, 26, 39]
@@ -68,7 +68,7 @@ def test_examples_lie_evenly_over_the_classes(texts: Path) -> None:
         assert np.bincount(labels[many]).tolist() == [min(10, k + 1) for k in range(40)]
 
 
-def test_figures_are_shown_as_counts_and_classes(shards: Path) -> None:
+def test_show_prints_the_count_of_every_class(shards: Path) -> None:
     shown = kway_shard("show", shards)
     assert shown.exit_code == 0, shown.output
     assert "images of 4 classes, from imagefolder" in " ".join(shown.stdout.split())
@@ -78,17 +78,19 @@ def test_figures_are_shown_as_counts_and_classes(shards: Path) -> None:
         assert "█" in line
 
 
-def test_the_size_of_a_hierarchy_is_shown_where_there_is_one(shards: Path, tmp_path: Path) -> None:
-    for i, place in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
-        write_image(tmp_path / "in" / place / "0.png", i)
+def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
+    shards: Path, tmp_path: Path
+) -> None:
+    for i, folder in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
+        write_image(tmp_path / "in" / folder / "0.png", i)
     source = ImageFolder(tmp_path / "in", nested=True, test_fraction=0)
     write_shards(source, tmp_path / "out", workers=0)
     shown = kway_shard("show", tmp_path / "out").stdout
-    assert "hierarchy: 2 classes under 2 nodes, at most 2 deep" in shown
+    assert "hierarchy: 2 classes under 2 nodes, depth 2" in shown
     assert "hierarchy" not in kway_shard("show", shards).stdout
 
 
-def test_many_classes_are_shown_as_a_histogram_with_both_ends(texts: Path) -> None:
+def test_many_classes_are_printed_as_a_histogram_with_both_ends(texts: Path) -> None:
     shown = kway_shard("show", texts, "--samples", 3).stdout
     assert "16 to 31 samples" in shown
     assert "class 39" in shown
@@ -96,7 +98,7 @@ def test_many_classes_are_shown_as_a_histogram_with_both_ends(texts: Path) -> No
     assert "class 20" not in shown.split("texts of train")[0]
 
 
-def test_texts_are_shown_and_cannot_harm_a_terminal(texts: Path) -> None:
+def test_control_characters_of_texts_are_escaped(texts: Path) -> None:
     shown = kway_shard("show", texts, "--samples", 2).stdout
     assert "text of 0" in shown
     assert "text of 39 [bold]U+001B[31mU+202E" in shown
@@ -105,18 +107,18 @@ def test_texts_are_shown_and_cannot_harm_a_terminal(texts: Path) -> None:
     assert len(table_cell("x" * 99, 10)) == 10
 
 
-def test_a_contact_sheet_is_the_same_every_time(shards: Path, tmp_path: Path) -> None:
+def test_a_contact_sheet_is_deterministic(shards: Path, tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         done = kway_shard("show", shards, "--contact-sheet", tmp_path / name, "--split", "test")
         assert done.exit_code == 0, done.output
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_a_contact_sheet_shows_each_image_over_its_class(tmp_path: Path) -> None:
+def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
     white = Image.new("RGB", (128, 128), "white")
     members = []
-    for number, colour in enumerate(((255, 0, 0), (0, 0, 255))):
-        solid = Image.new("RGB", (128, 64), colour)
+    for number, color in enumerate(((255, 0, 0), (0, 0, 255))):
+        solid = Image.new("RGB", (128, 64), color)
         solid.save(tmp_path / "solid.png")
         members += [
             (f"{number}.png", (tmp_path / "solid.png").read_bytes()),
@@ -126,15 +128,15 @@ def test_a_contact_sheet_shows_each_image_over_its_class(tmp_path: Path) -> None
     index_shards(tmp_path)
     with open_split(tmp_path, "train") as split:
         sheet = np.asarray(contact_sheet(split, 48))
-    for left, colour in ((10, (255, 0, 0)), (148, (0, 0, 255))):
-        assert (sheet[38 + 32 : 38 + 96, left : left + 128] == colour).all()
+    for left, color in ((10, (255, 0, 0)), (148, (0, 0, 255))):
+        assert (sheet[38 + 32 : 38 + 96, left : left + 128] == color).all()
         caption = sheet[166:200, left : left + 138]
         assert (caption < 100).any()
-        assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # nothing runs into the next
+        assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # does not overlap the next tile
 
 
 @pytest.mark.parametrize("name", ["größer", "θ λ", "猫", "\U0001f9a0", "\ue123", "a\u202eb"])
-def test_names_in_any_script_are_written_or_spelled_out(tmp_path: Path, name: str) -> None:
+def test_names_in_any_script_are_drawn_or_escaped(tmp_path: Path, name: str) -> None:
     members = [("0.png", png(0)), ("0.cls", name.encode())]
     write_tar(tmp_path / "all.tar", members)
     index_shards(tmp_path)
@@ -143,7 +145,7 @@ def test_names_in_any_script_are_written_or_spelled_out(tmp_path: Path, name: st
     assert (sheet[166:200] < 100).any()
 
 
-def test_a_damaged_image_leaves_a_crossed_tile(tmp_path: Path) -> None:
+def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
     shards = planted_shards(tmp_path / "out", {4: b"this is text"})
     with open_split(shards, "train") as split:
         sheet = np.asarray(contact_sheet(split, 30))
@@ -156,19 +158,21 @@ def test_a_damaged_image_leaves_a_crossed_tile(tmp_path: Path) -> None:
     assert corners == 1
 
 
-@pytest.mark.parametrize(("name", "said"), [("a.jpg", "ends in .png"), ("a.png", "only images")])
-def test_texts_have_no_contact_sheet(texts: Path, tmp_path: Path, name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "message"), [("a.jpg", "ends in .png"), ("a.png", "only images")])
+def test_a_contact_sheet_of_texts_raises(
+    texts: Path, tmp_path: Path, name: str, message: str
+) -> None:
     done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
-def test_a_split_that_is_not_there_is_said_before_anything_is_shown(shards: Path) -> None:
+def test_an_unknown_split_raises_before_anything_is_printed(shards: Path) -> None:
     done = kway_shard("show", shards, "--split", "nope")
-    assert f"{shards}: no split 'nope' here" in str(done.exception)
+    assert f"{shards}: there is no split 'nope'" in str(done.exception)
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_url_is_told_that_only_local_folders_are_read(command: str) -> None:
+def test_a_url_raises_an_error_that_only_local_folders_are_supported(command: str) -> None:
     done = kway_shard(command, "https://host/set")
-    assert "is a URL: this reads local folders" in str(done.exception)
+    assert "is a URL, but only local folders" in str(done.exception)

@@ -9,7 +9,7 @@ from data.config import DataConfig
 from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
 from data.shards.writer import write_shards
-from data.sources import ImageFolder, ImageNet, LabelledTexts, Source, Table, Tweets
+from data.sources import ImageFolder, ImageNet, LabeledTexts, Source, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ilsvrc
 from tests.data.conftest import write_image
@@ -27,7 +27,7 @@ from tests.data.foreign_tars import images, write_tar
         (("train",), ["train"]),
     ],
 )
-def test_a_single_held_out_split_is_test_and_several_keep_their_names(
+def test_a_single_held_out_split_is_called_test_and_several_keep_their_names(
     words: tuple[str, ...], in_shards: list[str]
 ) -> None:
     names = [split_name(word) for word in words]
@@ -47,19 +47,19 @@ def table(folder: Path, held_out: tuple[str, ...]) -> Source:
     return Table((folder / "a.csv",), folder / "work", "label", text="text", split="split")
 
 
-def labelled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
+def labeled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
     for split in ("train", *held_out):
         (folder / f"{split}_text.txt").write_text(f"{split} one\n{split} two\n")
         (folder / f"{split}_labels.txt").write_text("0\n1\n")
-    return LabelledTexts(folder, folder / "work")
+    return LabeledTexts(folder, folder / "work")
 
 
-@pytest.mark.parametrize("source", [imagefolder, table, labelled_texts])
+@pytest.mark.parametrize("source", [imagefolder, table, labeled_texts])
 @pytest.mark.parametrize(
     ("held_out", "splits"),
     [(("val",), {"train", "test"}), (("val", "test"), {"train", "validation", "test"})],
 )
-def test_sources_with_folders_columns_or_files_of_splits_follow_the_rule(
+def test_sources_with_split_folders_columns_or_files_follow_the_rule(
     tmp_path: Path,
     source: Callable[[Path, tuple[str, ...]], Source],
     held_out: tuple[str, ...],
@@ -72,22 +72,22 @@ def test_sources_with_folders_columns_or_files_of_splits_follow_the_rule(
     manifest.of_split(DataConfig(shards=tmp_path).eval_split)
 
 
-def test_the_validation_images_of_imagenet_are_its_test_split(tmp_path: Path) -> None:
+def test_the_imagenet_validation_images_are_the_test_split(tmp_path: Path) -> None:
     assert ImageNet(ilsvrc.write_tars(tmp_path / "in")).splits().keys() == {"train", "test"}
 
 
-def test_a_share_that_is_held_out_by_hash_is_test(tmp_path: Path) -> None:
+def test_texts_held_out_by_hash_are_the_test_split(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"text {i} {'🔥🎉'[i % 2]}\n" for i in range(60)))
     assert Tweets((tmp_path / "a.txt",), tmp_path / "work").splits().keys() == {"train", "test"}
 
 
-def test_names_of_tars_follow_the_rule(tmp_path: Path) -> None:
+def test_splits_from_tar_names_follow_the_rule(tmp_path: Path) -> None:
     for number, name in enumerate(("a-train", "a-eval")):
         write_tar(tmp_path / f"{name}.tar", images(3 * number, 3))
     assert index_shards(tmp_path).manifest.splits == ("train", "test")
 
 
-def test_a_table_notes_a_split_that_it_renames(tmp_path: Path) -> None:
+def test_a_table_notes_a_renamed_split(tmp_path: Path) -> None:
     source = table(tmp_path, ("holdout",))
     assert source.splits().keys() == {"train", "test"}
     assert any("split 'holdout' is called 'test'" in note for note in source.notes())

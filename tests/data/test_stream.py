@@ -1,4 +1,4 @@
-"""Tars without an index, read from front to back: what a stream promises, and what it says."""
+"""Training on tars without an index, read sequentially: guarantees and errors of a stream."""
 
 import gzip
 import itertools
@@ -38,13 +38,13 @@ IMAGE = ImageConfig(size=16)
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose manifest has 3 classes."""
+    """Write a folder whose manifest has 3 classes."""
     return planted_shards(tmp_path_factory.mktemp("classes"), {}, count=3)
 
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 8 tars of 6 images, t0.tar to t7.tar."""
+    """Write 8 tars of 6 images, t0.tar to t7.tar."""
     folder = tmp_path_factory.mktemp("eight")
     for number in range(8):
         write_tar(folder / f"t{number}.tar", images(6 * number, 6))
@@ -84,7 +84,7 @@ def numbers(batches: Sequence[Batch]) -> list[int]:
     return [number for batch in batches for number in batch.indices.tolist()]
 
 
-def test_ranks_and_workers_read_tars_of_their_own_and_a_pass_has_every_sample_once(
+def test_ranks_and_workers_read_disjoint_tars_and_a_pass_has_every_sample_once(
     classes: Path, eight: Path
 ) -> None:
     passes: list[list[int]] = [[], []]
@@ -117,7 +117,7 @@ def pixels_by_number(batches: Sequence[Batch]) -> dict[int, tuple[int, bytes]]:
     }
 
 
-def test_pixels_and_labels_of_a_pass_depend_on_no_worker_and_no_buffer(
+def test_pixels_and_labels_of_a_pass_do_not_depend_on_workers_or_buffer(
     classes: Path, eight: Path
 ) -> None:
     shards = f"{eight}/t{{0..7}}.tar"
@@ -132,7 +132,7 @@ def test_pixels_and_labels_of_a_pass_depend_on_no_worker_and_no_buffer(
     assert numbers(again) == numbers(one)
 
 
-def test_a_resume_begins_another_order_and_other_draws(classes: Path, eight: Path) -> None:
+def test_a_resume_begins_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:
     shards = f"{eight}/t{{0..7}}.tar"
     loader = stream_loader(classes, shards)
     first = take(loader, 3)
@@ -146,7 +146,7 @@ def test_a_resume_begins_another_order_and_other_draws(classes: Path, eight: Pat
     assert sum(before[number] == after[number] for number in before) < 5
 
 
-def test_a_batch_smaller_than_the_world_leaves_ranks_empty_and_no_tar_unread(
+def test_a_batch_smaller_than_the_world_leaves_ranks_empty_but_reads_all_tars(
     classes: Path, eight: Path
 ) -> None:
     shards = [f"{eight}/t{number}.tar" for number in range(2)]
@@ -168,21 +168,21 @@ def waiting(passes: Sequence[int]) -> list[_Buffered]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 40])
-def test_a_buffer_is_bounded_and_keeps_passes_apart(size: int) -> None:
+def test_a_buffer_is_bounded_and_does_not_mix_passes(size: int) -> None:
     passes = [5, 5, 1, 30, 1, 1, 90, 90]
-    came = 0
+    num_read = 0
 
     def counted() -> Any:
-        nonlocal came
+        nonlocal num_read
         for sample in waiting(passes):
-            came += 1
+            num_read += 1
             yield sample
 
     epochs, given = [], []
     for sample in shuffled(counted(), size, random.Random(0)):
         epochs.append(sample.epoch)
         given.append(sample.sample.number)
-        assert came - len(given) < max(size, 2)
+        assert num_read - len(given) < max(size, 2)
     assert epochs == sorted(epochs)
     for epoch, count in enumerate(passes[:-1]):
         some = [number for e, number in zip(epochs, given, strict=True) if e == epoch]
@@ -201,29 +201,29 @@ def header_of(tar: Path, name: str) -> int:
         return opened.getmember(name).offset
 
 
-def wiped(tar: Path) -> None:
-    place = header_of(tar, "00003.png")
-    with_bytes(tar, lambda content: content.__setitem__(slice(place, place + BLOCK), b"\xff" * 512))
+def overwritten(tar: Path) -> None:
+    start = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content.__setitem__(slice(start, start + BLOCK), b"\xff" * 512))
 
 
 def zeroed(tar: Path) -> None:
-    place = header_of(tar, "00003.png")
-    with_bytes(tar, lambda content: content.__setitem__(slice(place, place + BLOCK), bytes(BLOCK)))
+    start = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content.__setitem__(slice(start, start + BLOCK), bytes(BLOCK)))
 
 
 def cut_inside(tar: Path) -> None:
-    place = header_of(tar, "00003.png")
-    with_bytes(tar, lambda content: content[: place + 700])
+    start = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content[: start + 700])
 
 
 def cut_in_a_header(tar: Path) -> None:
-    place = header_of(tar, "00003.png")
-    with_bytes(tar, lambda content: content[: place + 100])
+    start = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content[: start + 100])
 
 
 def cut_between_samples(tar: Path) -> None:
-    place = header_of(tar, "00003.png")
-    with_bytes(tar, lambda content: content[:place])
+    start = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content[:start])
 
 
 def members_with(number: int, members: list[tuple[str, bytes]]) -> Callable[[Path], None]:
@@ -234,14 +234,14 @@ def members_with(number: int, members: list[tuple[str, bytes]]) -> Callable[[Pat
 
 NOT_3 = {0, 1, 2, 4, 5}
 DAMAGE = {
-    "overwritten header": (wiped, NOT_3, ["at byte 9,216: no tar header", "00003: no .jpg, "]),
-    "header of zeros": (zeroed, NOT_3, ["at byte 9,216: no tar header", "00003: no .jpg, "]),
-    "cut in a member": (cut_inside, {0, 1, 2}, ["00003.png is cut off"]),
-    "cut in a header": (cut_in_a_header, {0, 1, 2}, ["no tar header, 100 bytes are not read"]),
-    "cut between samples": (cut_between_samples, {0, 1, 2}, ["zero blocks that close a tar are"]),
-    "no member": (lambda tar: write_tar(tar, []), set(), ["the whole of it: there is no member"]),
-    "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["no tar header, 600 bytes"]),
-    "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: no .cls or .json beside"]),
+    "overwritten header": (overwritten, NOT_3, ["at byte 9,216: invalid", "00003: no .jpg, "]),
+    "header of zeros": (zeroed, NOT_3, ["at byte 9,216: invalid", "00003: no .jpg, "]),
+    "cut in a member": (cut_inside, {0, 1, 2}, ["00003.png is truncated"]),
+    "cut in a header": (cut_in_a_header, {0, 1, 2}, ["invalid tar header, skipped 100 bytes"]),
+    "cut between samples": (cut_between_samples, {0, 1, 2}, ["zero blocks at the end are missing"]),
+    "no member": (lambda tar: write_tar(tar, []), set(), ["the tar is empty"]),
+    "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["skipped 600 bytes"]),
+    "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: no .cls or .json, only"]),
     "no image": (members_with(3, [("cls", b"1")]), NOT_3, ["00003: no .jpg, .jpeg, .png"]),
     "label without class": (
         members_with(3, [("png", png(3)), ("cls", b"3")]),
@@ -256,29 +256,29 @@ DAMAGE = {
     "bomb": (
         members_with(3, [("png", bomb()), ("cls", b"0")]),
         NOT_3,
-        ["00003: an image of 60000"],
+        ["00003: the image has 60000"],
     ),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named_once_counted_and_left_out(
+def test_damage_is_logged_once_counted_and_skipped(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    damage, sound, said = DAMAGE[kind]
+    damage, intact, messages = DAMAGE[kind]
     write_tar(tmp_path / "a.tar", images(0, 6))
     write_tar(tmp_path / "b.tar", images(10, 2))
     damage(tmp_path / "a.tar")
     loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, stream={"buffer": 1})
-    expected = {number_of(tmp_path / "a.tar", number) for number in sorted(sound)} | {
+    expected = {number_of(tmp_path / "a.tar", number) for number in sorted(intact)} | {
         number_of(tmp_path / "b.tar", number) for number in (10, 11)
     }
     found = take(loader, 3 * len(expected))  # several passes
     assert set(numbers(found)) == expected
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == len(loader.cursor.bad) == len(said)
-    for line, part in zip(lines, said, strict=True):
-        assert line.startswith(f"left out: {tmp_path}/a.tar: ")
+    assert len(lines) == len(loader.cursor.bad) == len(messages)
+    for line, part in zip(lines, messages, strict=True):
+        assert line.startswith(f"skipped {tmp_path}/a.tar: ")
         assert part in line
 
 
@@ -286,64 +286,66 @@ def number_of(tar: Path, number: int) -> int:
     return _number(f"{tar}: {number:05d}")
 
 
-def test_more_damage_than_the_limit_stops_with_the_list(classes: Path, tmp_path: Path) -> None:
+def test_more_damage_than_the_limit_raises_an_error_with_the_list(
+    classes: Path, tmp_path: Path
+) -> None:
     members = images(0, 8)
     for number in (1, 4, 6):
         members[2 * number] = (f"{number:05d}.png", b"no image")
     write_tar(tmp_path / "a.tar", members)
-    with pytest.raises(ValueError, match=r"3 bad samples in training, and .* is 2: .*0000[146]: "):
+    with pytest.raises(ValueError, match=r"3 bad samples in training, but .* is 2: .*0000[146]: "):
         take(stream_loader(classes, f"{tmp_path}/a.tar", max_bad_samples=2), 20)
     loader = stream_loader(classes, f"{tmp_path}/a.tar", max_bad_samples=3)
     take(loader, 3)
     resumed = stream_loader(
         classes, f"{tmp_path}/a.tar", max_bad_samples=3, cursor=loader.cursor, workers=1
     )
-    take(resumed, 3)  # the same ones are no new ones
+    take(resumed, 3)  # bad samples of the cursor are not counted twice
     assert resumed.cursor.bad == loader.cursor.bad
     cursor = Cursor(0, 6, bad=(1, 2, 3, 4))
-    with pytest.raises(
-        ValueError, match=r"number 1 was left out before this run was resumed; number"
-    ):
+    with pytest.raises(ValueError, match=r"number 1 was skipped before this run was resumed; "):
         take(stream_loader(classes, f"{tmp_path}/a.tar", cursor=cursor, max_bad_samples=3), 1)
-    with pytest.raises(ValueError, match=r"4 bad samples.*number 7 was left out on another rank"):
+    with pytest.raises(ValueError, match=r"4 bad samples.*number 7 was skipped on another rank"):
         resumed.add_bad([7])
 
 
-def test_tars_without_a_sound_sample_stop_training(classes: Path, tmp_path: Path) -> None:
+def test_tars_without_a_usable_sample_raise(classes: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("1.png", b"x"), ("1.cls", b"0")])
-    for stream, said in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp beside")):
+    for stream, message in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp, only")):
         loader = stream_loader(classes, f"{tmp_path}/a.tar", stream=stream)
-        with pytest.raises(ValueError, match=f"not one whole sample in 1 tar.*{said}"):
+        with pytest.raises(ValueError, match=f"no usable sample in 1 tar.*{message}"):
             take(loader, 1)
 
 
-def test_a_tar_without_a_sample_stops_no_reader_while_others_have_some(
+def test_a_tar_without_samples_does_not_stop_readers_of_other_tars(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tar(tmp_path / "a.tar", [])
     write_tar(tmp_path / "b.tar", [*images(0, 2), ("3.png", b"x"), ("3.cls", b"0")])
     loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, workers=2)
     assert len(set(numbers(take(loader, 20)))) == 2
-    # Each of the two workers has met both.
+    # Each of the two workers has read both.
     lines = sorted(record.getMessage().partition(f"{tmp_path}/")[2] for record in caplog.records)
     assert [line.partition(":")[0] for line in lines] == ["a.tar", "b.tar"]
 
 
-def test_a_shard_that_is_not_there_stops_training(classes: Path, eight: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"t8\.tar is no file: check data\.stream\.shards"):
+def test_a_missing_tar_raises(classes: Path, eight: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"t8\.tar does not exist: check data\.stream\.shards"
+    ):
         stream_loader(classes, f"{eight}/t{{7..8}}.tar")
     loader = stream_loader(classes, f"file://{eight}/t{{7..8}}.tar", stream={"buffer": 100})
     with pytest.raises(FileNotFoundError, match=r"t8\.tar does not exist: check data\.stream"):
         take(loader, 9)
 
 
-def test_a_compressed_tar_is_refused(classes: Path, eight: Path, tmp_path: Path) -> None:
+def test_a_compressed_tar_raises(classes: Path, eight: Path, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(gzip.compress((eight / "t0.tar").read_bytes()))
     with pytest.raises(ValueError, match=r"a\.tar is compressed.*gunzip"):
         take(stream_loader(classes, f"{tmp_path}/a.tar"), 1)
 
 
-def test_a_member_that_is_too_large_is_passed_over(
+def test_a_member_that_is_too_large_is_skipped(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data.tars.stream._MAX_MEMBER", 5_000)
@@ -359,9 +361,7 @@ def test_a_member_that_is_too_large_is_passed_over(
     assert len(caplog.records) == 1
 
 
-def test_what_is_passed_over_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipped_members_do_not_use_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data.tars.stream._MAX_MEMBER", 5_000)
     write_tar(tmp_path / "a.tar", [("0.film", bytes(30_000_000)), *images(0, 3)])
     reader = TarReader(("png",), "label", ClassList(("0", "1", "2"), positions=True), attempts=1)
@@ -371,7 +371,7 @@ def test_what_is_passed_over_takes_no_memory(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == 4  # with the film's key, which has no image
+    assert len(found) == 4  # including the key of the film, a sample without image
     assert peak < 6_000_000
 
 
@@ -385,7 +385,7 @@ def test_long_names_and_labels_in_json_are_read(classes: Path, tmp_path: Path, f
     assert batch.labels.tolist() == [2]
 
 
-def test_what_webdataset_writes_is_read(classes: Path, tmp_path: Path) -> None:
+def test_tars_written_by_webdataset_are_read(classes: Path, tmp_path: Path) -> None:
     with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(4):
             writer.write({"__key__": f"{number:05d}", "png": png(number), "cls": number % 3})
@@ -393,12 +393,12 @@ def test_what_webdataset_writes_is_read(classes: Path, tmp_path: Path) -> None:
     assert [len(set(numbers([batch]))) for batch in found] == [4, 4]
 
 
-def test_a_broken_connection_is_taken_up_at_its_byte(
+def test_a_broken_connection_resumes_at_its_byte(
     classes: Path, eight: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = stream_loader(classes, f"{eight}/t{{0..1}}.tar")
     with serving(eight) as server:
-        server.instead = {"t0.tar": ["cut", 503, "hang up"], "t1.tar": [500]}
+        server.failures = {"t0.tar": ["cut", 503, "hang up"], "t1.tar": [500]}
         loader = stream_loader(classes, f"{server.url}/t{{0..1}}.tar", stream={"buffer": 1})
         found = take(loader, 2)
         assert server.requests == {"t0.tar": 4, "t1.tar": 2}
@@ -412,13 +412,13 @@ def test_a_broken_connection_is_taken_up_at_its_byte(
     assert "t1.tar at byte 0: 500 Internal Server Error; attempt 2 of 8" in caplog.text
 
 
-def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path: Path) -> None:
-    tar = tmp_path / "t.tar"  # of more than is read ahead
+def test_a_server_with_range_support_sends_only_the_rest(classes: Path, tmp_path: Path) -> None:
+    tar = tmp_path / "t.tar"  # larger than the read-ahead buffer
     write_tar(tar, [("00000.film", bytes(20_000_000)), *images(0, 6)])
     with serving(tmp_path) as server:
         server.ranges = True
-        server.instead = {"t.tar": ["cut", "cut"]}
-        # Two attempts, counted anew where something came.
+        server.failures = {"t.tar": ["cut", "cut"]}
+        # Two attempts, counted from 1 again after each piece that was received.
         twice = CacheConfig(attempts=2)
         loader = stream_loader(classes, f"{server.url}/t.tar", cache=twice, stream={"buffer": 1})
         found = take(loader, 1)
@@ -429,9 +429,9 @@ def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path:
     assert first // 2 <= rest < tar.stat().st_size - first
 
 
-def test_a_server_that_stays_broken_is_an_error(classes: Path, eight: Path) -> None:
+def test_a_server_that_keeps_failing_raises(classes: Path, eight: Path) -> None:
     with serving(eight) as server:
-        server.instead = {"t0.tar": ["cut", 503, 503]}
+        server.failures = {"t0.tar": ["cut", 503, 503]}
         loader = stream_loader(
             classes, f"{server.url}/t0.tar", cache=CacheConfig(attempts=2), stream={"buffer": 1}
         )
@@ -439,58 +439,58 @@ def test_a_server_that_stays_broken_is_an_error(classes: Path, eight: Path) -> N
             take(loader, 2)
 
 
-def test_too_few_tars_for_the_readers_are_refused(classes: Path, eight: Path) -> None:
-    for world_size, workers, right in ((2, 4, True), (3, 3, False), (9, 0, False)):
+def test_fewer_tars_than_readers_raise(classes: Path, eight: Path) -> None:
+    for world_size, workers, is_valid in ((2, 4, True), (3, 3, False), (9, 0, False)):
         options: dict[str, Any] = {"workers": workers, "world_size": world_size, "global_batch": 9}
-        if right:
+        if is_valid:
             stream_loader(classes, f"{eight}/t{{0..7}}.tar", **options)
             continue
-        with pytest.raises(ValueError, match=r"names 8 tar.*lower data\.workers"):
+        with pytest.raises(ValueError, match=r"lists 8 tar.*lower data\.workers"):
             stream_loader(classes, f"{eight}/t{{0..7}}.tar", **options)
 
 
-def test_rows_side_by_side_are_mixed(classes: Path, eight: Path) -> None:
+def test_adjacent_rows_are_mixed(classes: Path, eight: Path) -> None:
     augment = AugmentConfig(mix=Mix(mixup_alpha=1.0), crop_area=None, flip=0)
     mixing = stream_loader(classes, f"{eight}/t0.tar", global_batch=5, augment=augment)
     plain_augment = augment.model_copy(update={"mix": None})
     plain = stream_loader(classes, f"{eight}/t0.tar", global_batch=5, augment=plain_augment)
-    mixed, alone = take(mixing, 1)[0], take(plain, 1)[0]
+    mixed, unmixed = take(mixing, 1)[0], take(plain, 1)[0]
     assert mixed.mixed is not None
-    assert alone.mixed is None
+    assert unmixed.mixed is None
     labels, partners = mixed.labels.tolist(), [1, 0, 3, 2, 4]
-    assert labels == alone.labels.tolist()
+    assert labels == unmixed.labels.tolist()
     assert mixed.mixed.labels.tolist() == [labels[row] for row in partners]
     weights = mixed.mixed.weights
     assert weights[0] == weights[1] != weights[2] == weights[3]
-    pixels = alone.inputs["pixel_values"].float()
+    pixels = unmixed.inputs["pixel_values"].float()
     blend = weights[:, None, None, None]
     wanted = blend * pixels + (1 - blend) * pixels[partners]
     assert torch.allclose(mixed.inputs["pixel_values"].float(), wanted, atol=1)
 
 
 @pytest.mark.parametrize(
-    ("stream", "said"),
+    ("stream", "message"),
     [
         ({"shards": "pipe:cat x.tar"}, "would run a command"),
-        ({"shards": "ftp://x/a.tar"}, "no URL that shards are read from"),
+        ({"shards": "ftp://x/a.tar"}, "has an unsupported URL scheme"),
         ({"shards": "a-{000..1.tar"}, "Unbalanced braces"),
-        ({"shards": ("a.tar", "{a,b}.tar")}, "a.tar stands there twice"),
-        ({"shards": ()}, "no tar is named"),
+        ({"shards": ("a.tar", "{a,b}.tar")}, "a.tar is listed twice"),
+        ({"shards": ()}, "the list of tars is empty"),
         ({"samples": 0}, "greater than 0"),
         ({"buffer": 0}, "greater than or equal to 1"),
     ],
 )
-def test_a_stream_that_cannot_be_is_refused(stream: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_an_invalid_stream_config_raises(stream: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         StreamConfig(**{"shards": "a.tar", "samples": 1, **stream})
 
 
-def test_groups_of_indexed_shards_do_not_go_with_a_stream() -> None:
-    with pytest.raises(ValidationError, match=r"with data\.stream, give stream\.buffer"):
+def test_shuffle_shards_and_stream_are_mutually_exclusive() -> None:
+    with pytest.raises(ValidationError, match=r"with data\.stream, set stream\.buffer"):
         DataConfig(shards="x", shuffle_shards=2, stream=StreamConfig(shards="a.tar", samples=1))
 
 
-def test_numbers_mean_what_they_mean_in_the_shards_of_the_manifest(tmp_path: Path) -> None:
+def test_numeric_labels_have_the_same_meaning_as_in_the_manifest(tmp_path: Path) -> None:
     members = [
         (f"{n}.{e}", d)
         for n, label in enumerate((b"9", b"10", b"700"))
@@ -502,7 +502,7 @@ def test_numbers_mean_what_they_mean_in_the_shards_of_the_manifest(tmp_path: Pat
     assert sorted(found[0].labels.tolist()) == [0, 1, 2]
 
 
-def test_the_digest_is_that_of_the_tars_and_the_classes(classes: Path) -> None:
+def test_the_digest_depends_on_the_tars_and_the_classes(classes: Path) -> None:
     manifest = Manifest.load(classes)
 
     def digest(shards: str | tuple[str, ...], classes: Manifest = manifest) -> str:
@@ -515,7 +515,7 @@ def test_the_digest_is_that_of_the_tars_and_the_classes(classes: Path) -> None:
     assert digest("a.tar") != digest("a.tar", other)
 
 
-def test_texts_come_as_tokens(texts: Path) -> None:
+def test_a_stream_of_texts_yields_tokens(texts: Path) -> None:
     tars = sorted(str(tar) for tar in (texts / "shards").glob("train-*.tar"))
     loader = stream_loader(
         texts / "shards",

@@ -1,4 +1,4 @@
-"""A bad sample is replaced by the same other one on every topology, up to a limit."""
+"""A bad sample is replaced by the same substitute on every topology, up to a limit."""
 
 import logging
 from itertools import islice
@@ -12,7 +12,7 @@ from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.loading.substitute import BadSampleError, candidates, read_sound
+from data.loading.substitute import BadSampleError, candidates, read_or_substitute
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writer import write_shards
@@ -28,8 +28,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return planted_shards(tmp_path_factory.mktemp("sound") / "out", {})
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted_shards(tmp_path_factory.mktemp("intact") / "out", {})
 
 
 def config(shards: Path, *, workers: int = 0, limit: int = 10) -> DataConfig:
@@ -51,7 +51,7 @@ def batches(
     workers: int = 0,
     limit: int = 10,
 ) -> list[list[Batch]]:
-    """Batches of each step, one a rank."""
+    """Return the batches of each step, one per rank."""
     ranks = []
     for rank in range(world_size):
         with (
@@ -70,27 +70,27 @@ def batches(
 
 
 def bad_indices(shards: Path) -> set[int]:
-    """Positions of `BAD` in the split, whose order is mixed."""
+    """Return the positions of `BAD` in the split, which is shuffled."""
     with open_split(shards, "train") as split:
         keys = [split.key(i) for i in range(len(split))]
     return {keys.index(f"{number:05d}") for number in BAD}
 
 
-def test_only_the_rows_of_bad_samples_change(damaged: Path, sound: Path) -> None:
+def test_only_the_rows_of_bad_samples_change(damaged: Path, intact: Path) -> None:
     bad = bad_indices(damaged)
-    met = []
-    for (ours,), (theirs,) in zip(batches(damaged, 8), batches(sound, 8), strict=True):
+    all_replaced = []
+    for (ours,), (theirs,) in zip(batches(damaged, 8), batches(intact, 8), strict=True):
         assert torch.equal(ours.indices, theirs.indices)
         for row, index in enumerate(ours.indices.tolist()):
             same = torch.equal(ours.inputs["pixel_values"][row], theirs.inputs["pixel_values"][row])
             assert same == (index not in bad)
         replaced = [index for index in ours.indices.tolist() if index in bad]
         assert [one.index for one in ours.substitutes] == replaced
-        met += replaced
-    assert len(met) > len(bad) == len(set(met))
+        all_replaced += replaced
+    assert len(all_replaced) > len(bad) == len(set(all_replaced))
 
 
-def test_labels_are_those_of_the_sample_that_stands_in(damaged: Path) -> None:
+def test_labels_are_those_of_the_substitute(damaged: Path) -> None:
     with open_split(damaged, "train") as split:
         labels = split.labels
     for (batch,) in batches(damaged, 8):
@@ -134,12 +134,12 @@ def test_a_substitute_is_never_bad_itself() -> None:
         return index
 
     for index in range(20):
-        content, substitute = read_sound(read, 0, 0, index, 100)
+        content, substitute = read_or_substitute(read, 0, 0, index, 100)
         assert content == 41
         assert substitute is not None
         assert (substitute.index, substitute.by) == (index, 41)
     with pytest.raises(BadSampleError, match="sample 7"):
-        read_sound(read, 0, 0, 7, 41)  # 41 itself is out of reach
+        read_or_substitute(read, 0, 0, 7, 41)  # 41 is out of range
 
 
 def test_every_bad_sample_is_logged_once_with_shard_and_key(
@@ -152,7 +152,7 @@ def test_every_bad_sample_is_logged_once_with_shard_and_key(
         assert sum(f".tar: {number:05d}: " in line for line in caplog.messages) == 1
 
 
-def test_the_same_bad_sample_counts_once_in_any_number_of_epochs(damaged: Path) -> None:
+def test_a_bad_sample_is_counted_once_over_any_number_of_epochs(damaged: Path) -> None:
     every = batches(damaged, 12, limit=len(BAD))
     cursor = every[-1][0].cursor
     assert cursor is not None
@@ -162,7 +162,9 @@ def test_the_same_bad_sample_counts_once_in_any_number_of_epochs(damaged: Path) 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_more_than_the_limit_stops_with_the_list(damaged: Path, limit: int, workers: int) -> None:
+def test_more_bad_samples_than_the_limit_raise_an_error_with_the_list(
+    damaged: Path, limit: int, workers: int
+) -> None:
     with pytest.raises(ValueError, match=f"data.max_bad_samples is {limit}") as error:
         batches(damaged, 12, limit=limit, workers=workers)
     message = str(error.value)
@@ -172,7 +174,7 @@ def test_more_than_the_limit_stops_with_the_list(damaged: Path, limit: int, work
     assert message.startswith(f"{named} bad sample")
 
 
-def test_what_was_bad_before_a_resume_still_counts(damaged: Path) -> None:
+def test_bad_samples_found_before_a_resume_are_counted(damaged: Path) -> None:
     bad = sorted(bad_indices(damaged))
     saved = Cursor.from_json(Cursor(5, samples=2 * BATCH, bad=tuple(bad)).to_json())
     assert saved.bad == tuple(bad)
@@ -182,7 +184,7 @@ def test_what_was_bad_before_a_resume_still_counts(damaged: Path) -> None:
             next(loader)
 
 
-def test_bad_samples_of_other_ranks_count_too(damaged: Path) -> None:
+def test_bad_samples_of_other_ranks_are_counted(damaged: Path) -> None:
     bad = sorted(bad_indices(damaged))
     with open_split(damaged, "train") as split:
         loader = TrainLoader(split, config(damaged, limit=2), global_batch=BATCH, cursor=Cursor(5))
@@ -195,16 +197,16 @@ def test_bad_samples_of_other_ranks_count_too(damaged: Path) -> None:
 def test_a_cursor_of_an_older_checkpoint_has_no_bad_samples() -> None:
     assert Cursor.from_json({"seed": 1, "samples": 2}) == Cursor(1, 2)
     for wrong in ({"bad": 3}, {"bad": [-1]}, {"bad": [1.5]}, {"bad": None}):
-        with pytest.raises(ValueError, match="a data cursor is"):
+        with pytest.raises(ValueError, match="invalid data cursor"):
             Cursor.from_json({"seed": 1, "samples": 2} | wrong)
 
 
-def test_a_label_out_of_range_is_replaced_where_some_are_allowed(tmp_path: Path) -> None:
+def test_an_out_of_range_label_is_replaced_within_max_bad_labels(tmp_path: Path) -> None:
     shards = planted_shards(tmp_path / "out", {}, labels={4: 7})
-    with pytest.raises(ValueError, match="has label 7 and the manifest lists 3 classes"):
+    with pytest.raises(ValueError, match="has label 7, but the manifest has 3 classes"):
         open_split(shards, "train")
     (batch,) = (batch for (batch,) in batches(shards, 4) if batch.substitutes)
-    assert "00004: label 7 has no class: there are 3" in batch.substitutes[0].reason
+    assert "00004: label 7 is out of range for 3 classes" in batch.substitutes[0].reason
     with open_split(shards, "train", max_bad_labels=1) as split:
         assert split.class_counts().sum() == len(split) - 1
 
@@ -215,14 +217,14 @@ def test_a_text_that_is_not_utf8_is_replaced(tmp_path: Path) -> None:
     write_shards(Planted(samples, 3), tmp_path / "out", workers=1)
     with open_split(tmp_path / "out", "train") as split:
         for index in range(3):
-            (text, label), substitute = read_sound(split.text, 0, 0, index, 3)
+            (text, label), substitute = read_or_substitute(split.text, 0, 0, index, 3)
             assert texts[label].decode() == text
             assert (substitute is not None) == (split.key(index) == "00001")
             if substitute is not None:
-                assert "train-000000.tar: 00001: not UTF-8 from its byte 4" in substitute.reason
+                assert "train-000000.tar: 00001: invalid UTF-8 at byte 4" in substitute.reason
 
 
-def test_evaluation_stops_at_a_bad_sample(damaged: Path) -> None:
+def test_evaluation_raises_at_a_bad_sample(damaged: Path) -> None:
     with (
         open_split(damaged, "train") as split,
         pytest.raises(ValueError, match=r"train-00000\d\.tar: 000\d\d: "),
@@ -230,9 +232,9 @@ def test_evaluation_stops_at_a_bad_sample(damaged: Path) -> None:
         list(EvalLoader(split, config(damaged), batch=8))
 
 
-def test_a_bad_shard_is_named_when_it_is_opened(sound: Path, tmp_path: Path) -> None:
+def test_opening_a_bad_shard_raises_an_error_with_its_name(intact: Path, tmp_path: Path) -> None:
     def damaged_by(change: object) -> str:
-        for path in sound.iterdir():
+        for path in intact.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
         change(tmp_path / "train-000001.tar")  # type: ignore[operator]
         with pytest.raises((ValueError, FileNotFoundError)) as error:
@@ -240,9 +242,9 @@ def test_a_bad_shard_is_named_when_it_is_opened(sound: Path, tmp_path: Path) -> 
         assert "train-000001.tar" in str(error.value)
         return str(error.value)
 
-    size = Manifest.read(sound).shards[1].bytes
-    first = (sound / "train-000000.tar").read_bytes()
+    size = Manifest.read(intact).shards[1].bytes
+    first = (intact / "train-000000.tar").read_bytes()
     assert "is missing" in damaged_by(lambda path: path.unlink())
-    assert "bytes and the manifest says" in damaged_by(lambda path: path.write_bytes(first[:9999]))
+    assert "but the manifest lists" in damaged_by(lambda path: path.write_bytes(first[:9999]))
     same_size = first[:size].ljust(size, b"\0")
-    assert "another file stands in its place" in damaged_by(lambda p: p.write_bytes(same_size))
+    assert "was replaced by another file" in damaged_by(lambda p: p.write_bytes(same_size))

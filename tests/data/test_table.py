@@ -24,7 +24,7 @@ def kway(*arguments: object) -> Result:
 
 
 def read(shards: Path, split: str = "train") -> dict[str, str]:
-    """Text -> class name."""
+    """Return text -> class name."""
     with open_split(shards, split) as opened:
         read = [opened.read(i) for i in range(len(opened))]
         return {data.decode(): opened.classes[label].name for data, _, label in read}
@@ -43,7 +43,7 @@ def write_jsonl(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "make"), [("a.csv", write_csv), ("a.jsonl", write_jsonl)])
-def test_tables_of_texts_keep_every_text_as_it_is(tmp_path: Path, name: str, make) -> None:
+def test_tables_of_texts_store_every_text_unchanged(tmp_path: Path, name: str, make) -> None:
     file = make(tmp_path / name)
     done = kway(
         "table", file, "-o", tmp_path / "out", "--text", "text", "--label", "label",
@@ -57,7 +57,7 @@ def test_tables_of_texts_keep_every_text_as_it_is(tmp_path: Path, name: str, mak
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "out"]
 
 
-def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
+def test_parquet_and_csv_give_the_same_samples(tmp_path: Path) -> None:
     texts, labels = zip(*TEXTS, strict=True)
     columns = {"text": list(texts), "label": list(labels), "unused": [b"\xff"] * len(TEXTS)}
     parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
@@ -68,23 +68,23 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
     assert read(tmp_path / "out") == dict(TEXTS)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(
+def test_parquet_without_pyarrow_raises_an_error_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"needs pyarrow: pip install kway\[parquet\], or save"):
+    with pytest.raises(ValueError, match=r"requires pyarrow: pip install kway\[parquet\], or save"):
         Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
 
 
-def test_labels_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
+def test_labels_that_are_numbers_are_sorted_numerically(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("t\ty\na\t10\nb\t9\nc\t100\n")
     source = Table((tmp_path / "a.tsv",), tmp_path / "work", "y", text="t", test_fraction=0)
     assert [info.name for info in source.classes()] == ["9", "10", "100"]
 
 
-def test_a_column_says_the_split(tmp_path: Path) -> None:
+def test_a_column_determines_the_split(tmp_path: Path) -> None:
     rows = ["a,x,train", "b,y,Train", "c,x,test", "a,x,dev", "a,x,train"]
     (tmp_path / "a.csv").write_text("\n".join(["t,y,part", *rows]))
     source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", split="part")
@@ -112,7 +112,7 @@ def test_a_column_says_the_split(tmp_path: Path) -> None:
     }
 
 
-def test_tables_of_images_pack_them(tmp_path: Path) -> None:
+def test_tables_of_images_pack_the_images(tmp_path: Path) -> None:
     for i, (height, width) in enumerate([(20, 30), (90, 60), (20, 20)]):
         write_image(tmp_path / f"p/{i}.png", i, height, width)
     (tmp_path / "a.csv").write_text("file,kind\np/0.png,a\np/1.png,b\np/2.png,a\n")
@@ -129,20 +129,20 @@ def test_tables_of_images_pack_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [("../secret.png", r"'\.\./secret\.png' is outside"), ("gone.png", "correct the row, or give")],
+    ("name", "message"),
+    [("../secret.png", r"'\.\./secret\.png' is outside"), ("gone.png", "correct the row, or pass")],
 )
-def test_bad_images_are_named(tmp_path: Path, name: str, said: str) -> None:
+def test_a_bad_image_raises_an_error_with_the_fix(tmp_path: Path, name: str, message: str) -> None:
     for path in ("secret.png", "in/0.png", "in/1.png"):
         write_image(tmp_path / path, 0)
     file = tmp_path / "in/a.csv"
     file.write_text(f"file,kind\n0.png,a\n1.png,b\n{name},a\n")
     source = Table((file,), tmp_path / "work", "kind", image="file", test_fraction=0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         write_shards(source, tmp_path / "out", workers=0)
 
 
-def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
+def test_bad_images_can_be_skipped(tmp_path: Path) -> None:
     write_image(tmp_path / "0.png", 0)
     write_image(tmp_path / "1.png", 1)
     (tmp_path / "a.csv").write_text("file,kind\n0.png,a\n1.png,b\na.csv,a\ngone.png,b\n")
@@ -154,20 +154,20 @@ def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
         test_fraction=0,
         skip_bad=True,
     )
-    assert write_shards(source, tmp_path / "out", workers=0).left_out == 2
+    assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 2
     lines = (tmp_path / "out" / SKIPPED).read_text().splitlines()
     assert sorted(json.loads(line)["name"] for line in lines) == ["a.csv", "gone.png"]
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "said"),
+    ("content", "options", "message"),
     [
-        ("t,y\na,b\n", {}, "name one column, of texts with --text or images --image"),
-        ("t,y\na,b\n", {"text": "t", "image": "t"}, "name one column"),
-        ("t,y\na,b\n", {"text": "x"}, r"a\.csv has no column 'x': it has t, y"),
-        ("t,y\na,b\nc,b\n", {"text": "t"}, "1 classes with 1 or more rows in column 'y'"),
-        ("t,y\na,b,c\n", {"text": "t"}, r"byte 4: the row has 3 cells and the first line 2"),
-        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no row in training"),
+        ("t,y\na,b\n", {}, r"either texts \(--text\) or images \(--image\)"),
+        ("t,y\na,b\n", {"text": "t", "image": "t"}, "pass the column of either texts"),
+        ("t,y\na,b\n", {"text": "x"}, r"a\.csv: column 'x' does not exist: choose from t, y"),
+        ("t,y\na,b\nc,b\n", {"text": "t"}, "column 'y' has 1 classes with 1 or more rows"),
+        ("t,y\na,b,c\n", {"text": "t"}, r"byte 4: the row has 3 cells, but the first line has 2"),
+        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|training rows of class"),
         (
             "t,y\na,b\n",
             {"text": "t", "test_fraction": 1},
@@ -175,11 +175,11 @@ def test_bad_images_may_be_left_out(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(
-    tmp_path: Path, content: str, options: dict, said: str
+def test_invalid_tables_and_options_raise(
+    tmp_path: Path, content: str, options: dict, message: str
 ) -> None:
     (tmp_path / "a.csv").write_text(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options).splits()
 
 
@@ -187,21 +187,21 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("t,y\na,x\nb,y\n ,x\nc,\n")
     source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", test_fraction=0)
     assert len(source.splits()["train"]) == 2
-    assert "rows without text, path or label left out: 2" in source.notes()
+    assert "rows without text, path or label skipped: 2" in source.notes()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: for a table of images"),
-        (("--split", "s", "--test-fraction", 0.2), "--test-fraction: where no --split says"),
+        (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: only for a table of images"),
+        (("--split", "s", "--test-fraction", 0.2), "--test-fraction: only without --split"),
     ],
 )
-def test_options_of_another_kind_of_table_are_refused(
-    tmp_path: Path, options: tuple[object, ...], said: str
+def test_options_of_another_kind_of_table_raise(
+    tmp_path: Path, options: tuple[object, ...], message: str
 ) -> None:
     (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")
     named = ("--text", "text", "--label", "label", "-o", tmp_path / "out")
-    refused = kway("table", tmp_path / "a.csv", *named, *options)
-    assert isinstance(refused.exception, ValueError)
-    assert said in str(refused.exception)
+    failed = kway("table", tmp_path / "a.csv", *named, *options)
+    assert isinstance(failed.exception, ValueError)
+    assert message in str(failed.exception)

@@ -1,4 +1,4 @@
-"""From synsets of several words and parents to the attributes of classes."""
+"""The attributes of classes whose synsets have several words and parents."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from data.sources.layouts.taxonomy import ClassTaxonomy
 
 @dataclass
 class Synsets:
-    """id -> (words, parents); a class name is its id."""
+    """A taxonomy of ID -> (words, parents). A class is named by its ID."""
 
     known: dict[str, tuple[str, tuple[str, ...]]]
     origin: str = "Synsets"
@@ -46,7 +46,7 @@ def paths(*names: str) -> list[str | None]:
     return [about.get("path") for about in ClassTaxonomy(SYNSETS, names).attributes()]
 
 
-def test_a_class_carries_its_words_its_parents_and_the_path_through_the_first_of_them() -> None:
+def test_a_class_has_words_parents_and_the_path_through_the_first_parent() -> None:
     assert ClassTaxonomy(SYNSETS, ["n5"]).attributes() == [
         {
             "words": "dog, domestic dog",
@@ -57,40 +57,40 @@ def test_a_class_carries_its_words_its_parents_and_the_path_through_the_first_of
     assert ClassTaxonomy(SYNSETS, ["n1"]).attributes() == [{"words": "entity"}]
 
 
-def test_a_class_above_or_beside_another_stands_under_its_own_name() -> None:
+def test_a_class_above_or_equal_to_another_is_part_of_its_own_path() -> None:
     assert paths("n5", "n6") == ["entity > animal > carnivore > dog"] * 2
     assert paths("n6") == ["entity > animal > carnivore > dog"]
     assert paths("n6", "n6") == ["entity > animal > carnivore > dog > poodle"] * 2
 
 
-def test_nodes_of_one_name_are_told_apart_where_they_would_be_taken_for_one() -> None:
+def test_ambiguous_node_names_include_the_synset() -> None:
     assert paths("n9", "n10") == ["entity > crane (n7)", "entity > crane (n8)"]
     assert paths("n9") == ["entity > crane"]
     assert paths("n12") == ["entity > animal > entity (n11)"]
 
 
-def test_a_choice_among_parents_is_said() -> None:
+def test_a_choice_among_parents_is_noted() -> None:
     (note,) = ClassTaxonomy(SYNSETS, ["n6", "n9"]).notes()
-    assert note.startswith("1 synsets at and above the classes have several parents")
-    assert "the first that Synsets lists counts" in note
+    assert note.startswith("1 synsets of the hierarchy have several parents")
+    assert "the first one in Synsets" in note
     assert ClassTaxonomy(SYNSETS, ["n9"]).notes() == []
 
 
-def test_the_ways_up_are_walked_once_for_attributes_and_notes() -> None:
-    asked: list[str] = []
+def test_ancestors_are_looked_up_once_for_attributes_and_notes() -> None:
+    lookups: list[str] = []
 
     class Counting(Synsets):
         def synset(self, class_name: str) -> str:
-            asked.append(class_name)
+            lookups.append(class_name)
             return class_name
 
-    placed = ClassTaxonomy(Counting(SYNSETS.known), ["n5", "n9"])
-    assert placed.attributes() == placed.attributes()
-    assert len(placed.notes()) == 1
-    assert asked == ["n5", "n9"]
+    taxonomy = ClassTaxonomy(Counting(SYNSETS.known), ["n5", "n9"])
+    assert taxonomy.attributes() == taxonomy.attributes()
+    assert len(taxonomy.notes()) == 1
+    assert lookups == ["n5", "n9"]
 
 
-def test_a_cycle_is_refused_with_the_synset() -> None:
+def test_a_cycle_raises_an_error_with_the_synset() -> None:
     circle = Synsets({"a": ("a", ("b",)), "b": ("b", ("c",)), "c": ("c", ("b",))})
-    with pytest.raises(ValueError, match="Synsets has b above itself, over class a"):
+    with pytest.raises(ValueError, match="Synsets: b, an ancestor of class a, is its own ancestor"):
         ClassTaxonomy(circle, ["a"]).attributes()

@@ -1,4 +1,4 @@
-"""Texts as batches of tokens: whole, of about one length, and the same on every topology."""
+"""Batches of texts: complete, of similar length, and the same on every topology."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def config(texts: Path, *, workers: int = 0, batches_by_length: int = 4) -> Data
 def stream(
     texts: Path, *, world_size: int = 1, batch: int = BATCH, steps: int, cursor: Cursor, **settings
 ) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """For each step, the samples of all ranks in order: index and tokens, without the filling."""
+    """Return the samples of all ranks for each step, in order: index and tokens without padding."""
     batches: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(steps)]
     for rank in range(world_size):
         with (
@@ -47,9 +47,9 @@ def stream(
                 assert ids.dtype == mask.dtype == torch.int64
                 assert ids.shape == mask.shape
                 assert ids.shape[1] % 8 == 0
-                for index, row, kept in zip(found.indices, ids, mask, strict=True):
-                    assert (row[kept == 0] == 0).all()
-                    batches[step].append((int(index), tuple(row[kept == 1].tolist())))
+                for index, row, row_mask in zip(found.indices, ids, mask, strict=True):
+                    assert (row[row_mask == 0] == 0).all()
+                    batches[step].append((int(index), tuple(row[row_mask == 1].tolist())))
     return batches
 
 
@@ -72,7 +72,7 @@ def test_batches_of_texts_do_not_depend_on_the_topology(
     assert many == stream(texts, steps=13, cursor=start)
 
 
-def test_a_run_resumed_inside_a_window_sees_the_rest_of_it(texts: Path) -> None:
+def test_a_run_resumed_inside_a_window_reads_the_rest_of_it(texts: Path) -> None:
     whole = stream(texts, steps=13, cursor=Cursor(5))
     for stopped in (1, 3, 6):
         rest = stream(
@@ -81,28 +81,28 @@ def test_a_run_resumed_inside_a_window_sees_the_rest_of_it(texts: Path) -> None:
         assert whole[stopped:] == rest
 
 
-def test_a_batch_holds_texts_of_about_one_length_and_an_epoch_every_text(texts: Path) -> None:
+def test_a_batch_has_texts_of_similar_length_and_an_epoch_has_every_text(texts: Path) -> None:
     with open_split(texts / "shards", "train") as split:
         num = len(split)
     steps = num // 8  # one window that is one epoch
-    together, as_they_come = (
+    by_length, unsorted = (
         stream(texts, batch=8, steps=steps, cursor=Cursor(2), batches_by_length=window)
         for window in (steps, 1)
     )
-    for batches in (together, as_they_come):
+    for batches in (by_length, unsorted):
         seen = sorted(index for batch in batches for index, _ in batch)
         assert seen == list(range(num))
-    assert filling(together) < 0.5 * filling(as_they_come)
-    longest = [max(len(tokens) for _, tokens in batch) for batch in together]
+    assert num_padding(by_length) < 0.5 * num_padding(unsorted)
+    longest = [max(len(tokens) for _, tokens in batch) for batch in by_length]
     assert longest != sorted(longest), "the batches of a window are shuffled"
 
 
-def filling(batches: list[list[tuple[int, tuple[int, ...]]]]) -> int:
+def num_padding(batches: list[list[tuple[int, tuple[int, ...]]]]) -> int:
     lengths = [[len(tokens) for _, tokens in batch] for batch in batches]
     return sum(max(batch) * len(batch) - sum(batch) for batch in lengths)
 
 
-def test_windows_are_permutations_of_the_order_below() -> None:
+def test_windows_are_permutations_of_the_underlying_order() -> None:
     num, window = 100, 6 * 5
 
     def below(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +120,7 @@ def test_windows_are_permutations_of_the_order_below() -> None:
         assert (epochs[row], samples[row]) == (alone[0][0], alone[1][0])
 
 
-def test_evaluation_reads_every_text_once_from_short_to_long(texts: Path) -> None:
+def test_evaluation_reads_every_text_once_sorted_by_length(texts: Path) -> None:
     with open_split(texts / "shards", "test") as split:
         for world_size in (1, 3):
             seen, batches = [], set()
@@ -145,33 +145,31 @@ def test_ranks_without_a_text_get_empty_batches(texts: Path) -> None:
     assert batch.inputs["input_ids"].shape == batch.inputs["attention_mask"].shape == (0, 8)
 
 
-def test_padding_fills_up_to_a_multiple_of_eight() -> None:
+def test_texts_are_padded_to_a_multiple_of_eight() -> None:
     padded = pad_tokens([[5, 6], [], list(range(1, 10))], pad_id=99, max_length=20)
     assert padded["input_ids"].shape == (3, 16)
     assert padded["input_ids"][0].tolist() == [5, 6] + 14 * [99]
     assert padded["attention_mask"].sum(1).tolist() == [2, 0, 9]
-    # A model has no positions beyond its longest text.
+    # The positions of the model end at max_length.
     assert pad_tokens([[1] * 17], pad_id=0, max_length=20)["input_ids"].shape == (1, 20)
 
 
-def test_texts_without_a_tokenizer_and_images_with_one_are_refused(
-    texts: Path, glyphs: Path
-) -> None:
+def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs: Path) -> None:
     with (
         open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"holds texts and data\.text is missing"),
+        pytest.raises(ValueError, match=r"contains texts, but data\.text is missing"),
     ):
         TrainLoader(split, DataConfig(shards=texts), global_batch=2, cursor=Cursor(0))
     images = config(texts).model_copy(update={"shards": glyphs})
     with (
         open_split(glyphs, "train") as split,
-        pytest.raises(ValueError, match=r"holds images and data\.text is given"),
+        pytest.raises(ValueError, match=r"contains images, but data\.text is set"),
     ):
         TrainLoader(split, images, global_batch=2, cursor=Cursor(0))
 
 
-def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -> None:
-    """Two groups are then read at a time at most, however many batches are asked for."""
+def test_a_window_is_at_most_an_epoch_or_a_group_of_shards(texts: Path) -> None:
+    """At most two groups are then read at a time, for any number of batches."""
     settings = config(texts, batches_by_length=1000)
     grouped = settings.model_copy(update={"shuffle_shards": 1})
     with open_split(texts / "shards", "train") as split:
@@ -190,7 +188,7 @@ def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -
         assert order.samples_at_least == np.diff(starts).min() == 12
 
 
-def test_texts_refuse_the_augmentation_of_images(texts: Path) -> None:
+def test_texts_with_image_augmentation_raise(texts: Path) -> None:
     flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
     with (
         open_split(texts / "shards", "train") as split,

@@ -1,4 +1,4 @@
-"""Each kind of damage, planted in real shards, is found, counted and named."""
+"""Every kind of damage in real shards is found, counted and reported."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,32 +42,34 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_sound_shards_have_no_damage(copy: Path) -> None:
+def test_intact_shards_have_no_damage(copy: Path) -> None:
     progress: list[tuple[int, int]] = []
     assert list(damages(copy, lambda *report: progress.append(report), decode=True)) == []
     assert progress[-1] == (42, 42)
 
 
-def test_a_flipped_byte_of_an_image_is_named_with_its_key(copy: Path) -> None:
+def test_a_flipped_byte_of_an_image_is_reported_with_its_key(copy: Path) -> None:
     with open_split(copy, "train") as split:
         key = split.key(3)
     index = open_index(copy / FIRST)
     overwrite(copy / FIRST, int(index.blocks[3, 0]) * 512 + 5, b"\0\0")
     shard, sample = found(copy)
     assert (shard.kind, sample.kind) == ("changed shard", "bytes")
-    assert f"{copy / FIRST} has SHA-256" in shard.line
-    assert f"{FIRST}: {key}: its bytes are not those that were written" in sample.line
+    assert f"{copy / FIRST} was changed: SHA-256" in shard.line
+    assert f"{FIRST}: {key}: its checksum does not match" in sample.line
 
 
-def test_a_flipped_label_is_named(copy: Path) -> None:
+def test_a_changed_label_is_reported(copy: Path) -> None:
     index = open_index(copy / FIRST)
     overwrite(copy / FIRST, int(index.blocks[2, 1]) * 512, b"9")
     assert kinds(found(copy)) == {"changed shard": 1, "label": 1}
-    assert ".cls does not say" in found(copy)[1].line
+    assert ".cls differs from the label" in found(copy)[1].line
 
 
 @pytest.mark.parametrize("wiped", [b"\xff" * 512, bytes(512)])
-def test_an_overwritten_header_is_found_though_no_sample_is_hit(copy: Path, wiped: bytes) -> None:
+def test_an_overwritten_header_is_found_even_if_all_samples_are_intact(
+    copy: Path, wiped: bytes
+) -> None:
     index = open_index(copy / FIRST)
     overwrite(copy / FIRST, (int(index.blocks[4, 0]) - 1) * 512, wiped)
     lost = found(copy)
@@ -75,7 +77,7 @@ def test_an_overwritten_header_is_found_though_no_sample_is_hit(copy: Path, wipe
     assert "the tar header of sample 4 (." in lost[1].line
 
 
-def test_a_header_that_promises_another_size_is_found(copy: Path) -> None:
+def test_a_header_with_a_wrong_size_is_found(copy: Path) -> None:
     index = open_index(copy / FIRST)
     other = (int(index.blocks[5, 1]) - 1) * 512
     header = (copy / FIRST).read_bytes()[other : other + 512]
@@ -83,45 +85,45 @@ def test_a_header_that_promises_another_size_is_found(copy: Path) -> None:
     assert kinds(found(copy)) == {"changed shard": 1, "tar header": 1}
 
 
-def test_a_cut_shard_is_named_with_every_sample_that_is_gone(copy: Path) -> None:
+def test_a_truncated_shard_is_reported_with_every_lost_sample(copy: Path) -> None:
     index = open_index(copy / FIRST)
     content = (copy / FIRST).read_bytes()
-    # In the middle of sample 6; the label of a sample stands before it.
+    # In the middle of sample 6. The label of a sample precedes it.
     (copy / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
     lost = found(copy)
-    assert kinds(lost) == {"cut shard": 1, "bytes": 4, "tar header": 6}
-    assert "it is cut off" in lost[0].line
-    assert "(the file ends before them)" in lost[1].line
+    assert kinds(lost) == {"truncated shard": 1, "bytes": 4, "tar header": 6}
+    assert "is truncated to" in lost[0].line
+    assert "(the file ends before the sample)" in lost[1].line
 
 
-def test_a_shard_cut_to_nothing_is_cut(copy: Path) -> None:
+def test_an_empty_shard_is_truncated(copy: Path) -> None:
     (copy / FIRST).write_bytes(b"")
-    assert kinds(found(copy))["cut shard"] == 1
+    assert kinds(found(copy))["truncated shard"] == 1
 
 
-def test_a_missing_shard_is_named_with_what_it_held(copy: Path) -> None:
+def test_a_missing_shard_is_reported_with_its_number_of_samples(copy: Path) -> None:
     (copy / FIRST).unlink()
     (lost,) = found(copy)
     assert lost.kind == "missing shard"
-    assert lost.line == f"{copy / FIRST} is missing, and its 10 samples"
+    assert lost.line == f"{copy / FIRST} is missing: 10 samples are lost"
 
 
-def test_a_shard_in_the_place_of_another_is_named(copy: Path) -> None:
+def test_a_copy_of_another_shard_is_reported(copy: Path) -> None:
     (copy / FIRST).write_bytes((copy / "train-000001.tar").read_bytes())
     (lost,) = found(copy)
     assert lost.kind == "replaced shard"
     assert f"{copy / FIRST} is a copy of train-000001.tar" in lost.line
 
 
-def test_a_shard_of_the_same_size_from_elsewhere_is_replaced(copy: Path, tmp_path: Path) -> None:
+def test_another_file_of_the_same_size_is_a_replaced_shard(copy: Path, tmp_path: Path) -> None:
     size = (copy / FIRST).stat().st_size
     (copy / FIRST).write_bytes(b"\1" * size)
     (lost,) = found(copy)
     assert lost.kind == "replaced shard"
-    assert "none of its 10 samples is there" in lost.line
+    assert "contains none of its 10 samples" in lost.line
 
 
-def test_an_index_of_another_shard_does_not_hide_the_shard(copy: Path) -> None:
+def test_damage_of_the_index_does_not_hide_damage_of_the_shard(copy: Path) -> None:
     index_path(copy / FIRST).write_bytes(index_path(copy / "train-000001.tar").read_bytes())
     assert kinds(found(copy)) == {"index": 1}
     overwrite(copy / FIRST, 600, b"\1")
@@ -131,7 +133,7 @@ def test_an_index_of_another_shard_does_not_hide_the_shard(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"this is text", bomb(), png(1)[:200], b""])
-def test_figures_that_were_written_bad_are_found_by_decoding(tmp_path: Path, bad: bytes) -> None:
+def test_images_that_were_written_damaged_are_found_by_decoding(tmp_path: Path, bad: bytes) -> None:
     shards = planted_shards(tmp_path / "out", {7: bad})
     assert found(shards) == []
     (lost,) = found(shards, decode=True)
@@ -148,15 +150,15 @@ def test_a_text_that_is_not_utf8_is_found(tmp_path: Path) -> None:
     index_shards(tmp_path)
     lost = found(tmp_path)
     assert [damage.kind for damage in lost] == ["text", "text"]
-    assert "a.tar: 2: not UTF-8 from its byte 4 on" in lost[0].line
+    assert "a.tar: 2: invalid UTF-8 at byte 4" in lost[0].line
 
 
-def test_a_key_that_would_move_a_terminal_is_escaped(tmp_path: Path) -> None:
+def test_control_characters_in_a_key_are_escaped(tmp_path: Path) -> None:
     members = [("a\n\x1b[31m\u202eb.txt", b"bad \xff"), ("a\n\x1b[31m\u202eb.cls", b"0")]
     write_tar(tmp_path / "a.tar", members)
     index_shards(tmp_path)
     (lost,) = found(tmp_path)
-    assert "a.tar: aU+000AU+001B[31mU+202Eb: not UTF-8" in lost.line
+    assert "a.tar: aU+000AU+001B[31mU+202Eb: invalid UTF-8" in lost.line
     with open_split(tmp_path, "train") as split, pytest.raises(ValueError, match="aU\\+000A"):
         split.text(0)
     write_tar(tmp_path / "b.tar", [*members, ("c\nd.txt", b"x")])
@@ -164,20 +166,20 @@ def test_a_key_that_would_move_a_terminal_is_escaped(tmp_path: Path) -> None:
     assert "cU+000Ad: no " in str(indexed.problems.named[0])
 
 
-def test_a_label_out_of_range_is_named(copy: Path) -> None:
-    whole = Manifest.read(copy)
-    fewer = Manifest.model_validate(whole.model_dump() | {"classes": whole.classes[:3]})
+def test_an_out_of_range_label_is_reported(copy: Path) -> None:
+    manifest = Manifest.read(copy)
+    fewer = Manifest.model_validate(manifest.model_dump() | {"classes": manifest.classes[:3]})
     (copy / "manifest.json").write_bytes(fewer.to_bytes())
     lost = found(copy, named=None)
     with open_split(copy, "train", max_bad_labels=99) as split:
         bad = [split.key(int(i)) for i in (split.labels == 3).nonzero()[0]]
     assert len(bad) > 3
     for key in bad:
-        assert any(f"{key} has label 3 and there are 3 classes" in d.line for d in lost)
+        assert any(f"{key} has label 3, but there are 3 classes" in d.line for d in lost)
     assert kinds(lost).keys() == {"label"}
 
 
-def test_samples_beyond_the_named_ones_are_counted(copy: Path) -> None:
+def test_damaged_samples_beyond_the_limit_are_counted(copy: Path) -> None:
     for row in range(4):
         index = open_index(copy / FIRST)
         overwrite(copy / FIRST, int(index.blocks[row, 0]) * 512 + 5, b"\0\0")
@@ -187,14 +189,14 @@ def test_samples_beyond_the_named_ones_are_counted(copy: Path) -> None:
     assert "2 more damaged" in some[-1].line
 
 
-def test_several_processes_find_the_same(copy: Path) -> None:
+def test_the_damage_found_does_not_depend_on_the_number_of_processes(copy: Path) -> None:
     overwrite(copy / FIRST, 700, b"\1")
     (copy / "train-000001.tar").unlink()
     assert found(copy, workers=2, decode=True) == found(copy, workers=0, decode=True) != []
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_one_pass_gives_members_and_the_hash_of_the_file(
+def test_shard_pass_returns_members_and_the_hash_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr("data.tars.samples._CHUNK", chunk)
@@ -203,7 +205,7 @@ def test_one_pass_gives_members_and_the_hash_of_the_file(
     with ShardPass(tmp_path / "file") as shard:
         for offset, size in ((2, 5), (7, 0), (9, 20), (9, 20), (30, 1), (45, 99), (70, 3)):
             assert bytes(shard.take(offset, size)) == content[offset : offset + size]
-        with pytest.raises(ValueError, match="was asked for after"):
+        with pytest.raises(ValueError, match="was requested after"):
             shard.take(3, 1)
         import hashlib
 

@@ -1,4 +1,4 @@
-"""Shards are plain webdataset tars, the same bytes every time, and never mixed with others."""
+"""Shards are plain webdataset tars, byte-identical every time, and never mixed with other files."""
 
 import gc
 import hashlib
@@ -34,7 +34,7 @@ SHA256 = {
 
 
 class Numbers:
-    """`train` numbers from 0 on and three more as texts: a source of any size."""
+    """A source of any size: texts of the first `train` numbers, and of three more for testing."""
 
     modality = "text"
 
@@ -84,13 +84,13 @@ def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
                 assert sample["__key__"] == split.key(i)
                 assert sample[extension] == data
                 assert int(sample["cls"]) == label == split.labels[i]
-                # Small images keep their bytes.
+                # Small images are stored unchanged.
                 assert data in {
                     p.read_bytes() for p in (images / split.classes[label].name).iterdir()
                 }
 
 
-def test_all_images_are_there_once_and_mixed(shards: Path, images: Path) -> None:
+def test_every_image_is_stored_once_in_shuffled_order(shards: Path, images: Path) -> None:
     found = []
     for name in ("train", "test"):
         with open_split(shards, name) as split:
@@ -110,7 +110,7 @@ def test_writing_twice_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("at_once", [4, 1 << 14])
-def test_the_bytes_and_the_order_of_samples_are_those_of_every_version(
+def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("data.shards.writer._CHOSEN_AT_ONCE", at_once)
@@ -119,7 +119,7 @@ def test_the_bytes_and_the_order_of_samples_are_those_of_every_version(
     assert digests == SHA256
 
 
-def test_a_hundred_million_samples_need_no_memory_to_begin_with(tmp_path: Path) -> None:
+def test_writing_a_hundred_million_samples_starts_with_little_memory(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         assert total == 10**8 + 3
         if done == 15:
@@ -135,7 +135,7 @@ def test_a_hundred_million_samples_need_no_memory_to_begin_with(tmp_path: Path) 
     assert peak < 10 * 2**20
 
 
-def test_second_run_says_that_all_is_there(images: Path, tmp_path: Path) -> None:
+def test_a_second_run_reports_that_the_folder_is_complete(images: Path, tmp_path: Path) -> None:
     write(images, tmp_path / "out")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
     assert write(images, tmp_path / "out").complete_before
@@ -150,7 +150,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
     check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=workers)
 
 
-def test_samples_skipped_before_a_kill_stay_listed(tmp_path: Path) -> None:
+def test_samples_skipped_before_a_kill_are_still_listed(tmp_path: Path) -> None:
     for i in range(24):
         write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     for i in range(6):
@@ -161,7 +161,7 @@ def test_samples_skipped_before_a_kill_stay_listed(tmp_path: Path) -> None:
     assert len(skipped.splitlines()) == 6
 
 
-def test_lines_of_a_shard_that_was_not_finished_are_written_again(tmp_path: Path) -> None:
+def test_skipped_lines_of_an_unfinished_shard_are_written_again(tmp_path: Path) -> None:
     (tmp_path / SKIPPED).write_bytes(
         b'{"name": "ignored before", "reason": "r"}\n'
         b'{"shard": "a.tar", "name": "kept", "reason": "r"}\n'
@@ -175,7 +175,7 @@ def test_lines_of_a_shard_that_was_not_finished_are_written_again(tmp_path: Path
     assert [line["name"] for line in lines] == ["ignored", "kept", "\udce8.png"]
 
 
-def test_other_parameters_are_refused_and_nothing_changes(
+def test_other_parameters_raise_and_change_nothing(
     shards: Path, images: Path, tmp_path: Path
 ) -> None:
     write(images, tmp_path / "out")
@@ -187,7 +187,7 @@ def test_other_parameters_are_refused_and_nothing_changes(
     assert contents(tmp_path / "out") == contents(shards)
 
 
-def test_other_parameters_are_refused_half_way_too(images: Path, tmp_path: Path) -> None:
+def test_other_parameters_raise_for_an_unfinished_folder_too(images: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done == 15:
             raise KeyboardInterrupt
@@ -203,15 +203,15 @@ def test_other_parameters_are_refused_half_way_too(images: Path, tmp_path: Path)
     assert write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1).resumed == 1
 
 
-def test_a_folder_with_something_else_is_refused(images: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_raises(images: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match=r"holds something else \(thesis.tex\)"):
+    with pytest.raises(ValueError, match=r"is not empty \(it contains thesis.tex\)"):
         write(images, tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b"precious"}
 
 
 class Fatal(Numbers):
-    """Its process is killed at number 70, as the system does where memory ends."""
+    """A source whose process is killed at number 70, as when the system runs out of memory."""
 
     def render(self, task: int) -> Sample:
         if task == 70:
@@ -219,8 +219,8 @@ class Fatal(Numbers):
         return super().render(task)
 
 
-def test_a_killed_worker_is_one_line_and_the_folder_can_be_gone_on_with(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"^a worker process ended before its work") as caught:
+def test_a_killed_worker_raises_a_one_line_error_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^a worker process was killed") as caught:
         write_shards(Fatal(100), tmp_path, samples_per_shard=10, workers=2)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*.aside"))
@@ -228,22 +228,22 @@ def test_a_killed_worker_is_one_line_and_the_folder_can_be_gone_on_with(tmp_path
     assert len(again.manifest.shards) == 11
 
 
-def test_two_writers_do_not_share_a_folder(images: Path, tmp_path: Path) -> None:
-    refused = []
+def test_two_writers_cannot_use_the_same_folder(images: Path, tmp_path: Path) -> None:
+    errors = []
 
     def meanwhile(done: int, total: int) -> None:
         if done == 5:
             with pytest.raises(ValueError, match="being written by another kway shard") as error:
                 write_shards(ImageFolder(images), tmp_path / "out", workers=1)
-            refused.append(error)
+            errors.append(error)
 
     write_shards(ImageFolder(images), tmp_path / "out", workers=1, report=meanwhile)
-    assert len(refused) == 1
+    assert len(errors) == 1
 
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_image_leaves_nothing_behind(tmp_path: Path, exists: bool, workers: int) -> None:
+def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path, exists: bool, workers: int) -> None:
     for i in range(12):
         write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
@@ -251,7 +251,7 @@ def test_a_bad_image_leaves_nothing_behind(tmp_path: Path, exists: bool, workers
     if exists:
         out.mkdir()
     with pytest.raises(
-        ValueError, match=r"a/bad\.png: not an image.*remove it, or give --skip-bad"
+        ValueError, match=r"a/bad\.png: not an image.*remove the file, or pass --skip-bad"
     ):
         write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
     assert out.exists() == exists
@@ -268,7 +268,7 @@ def test_bad_images_are_counted_when_skipped(tmp_path: Path) -> None:
         samples_per_shard=1,
         workers=1,
     )
-    assert written.left_out == 1
+    assert written.num_skipped == 1
     assert sum(shard.samples for shard in written.manifest.shards) == 12
     assert not (tmp_path / "out" / UNFINISHED).exists()
 
@@ -277,7 +277,7 @@ def test_bad_images_are_counted_when_skipped(tmp_path: Path) -> None:
     "lost", ["train-000000.tar", "train-000001.index.safetensors", "test-000000.tar"]
 )
 @pytest.mark.parametrize("cut", [False, True])
-def test_what_is_lost_of_a_finished_folder_is_written_again(
+def test_lost_files_of_a_finished_folder_are_written_again(
     shards: Path, images: Path, tmp_path: Path, lost: str, cut: bool
 ) -> None:
     out = tmp_path / "out"
@@ -292,7 +292,7 @@ def test_what_is_lost_of_a_finished_folder_is_written_again(
     assert contents(out) == contents(shards)
 
 
-def test_shards_without_their_manifest_are_left_alone(
+def test_shards_without_their_manifest_are_not_changed(
     shards: Path, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -305,7 +305,7 @@ def test_shards_without_their_manifest_are_left_alone(
 
 
 @pytest.mark.parametrize(("limit", "named"), [(100, UNFINISHED), (9_000, "train-000000.tar")])
-def test_a_full_disk_is_named_and_the_same_call_goes_on(
+def test_a_full_disk_raises_and_the_same_call_resumes(
     shards: Path, images: Path, tmp_path: Path, limit: int, named: str
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -320,13 +320,13 @@ def test_a_full_disk_is_named_and_the_same_call_goes_on(
     assert contents(tmp_path / "out") == contents(shards)
 
 
-def test_a_file_is_no_folder(images: Path, tmp_path: Path) -> None:
+def test_an_output_path_that_is_a_file_raises(images: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
-    with pytest.raises(ValueError, match="out is a file: name a folder"):
+    with pytest.raises(ValueError, match="out is a file: choose a folder"):
         write(images, tmp_path / "out")
 
 
-def test_of_writers_that_start_at_once_one_owns_the_folder(tmp_path: Path) -> None:
+def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path) -> None:
     about = SourceInfo(kind="race")
     for attempt in range(25):
         start, outcomes = Barrier(4, timeout=30), []
@@ -352,10 +352,10 @@ def test_of_writers_that_start_at_once_one_owns_the_folder(tmp_path: Path) -> No
         assert sum("is being written by another" in line for line in outcomes) == 3
 
 
-def test_nothing_but_bad_images_is_refused(tmp_path: Path) -> None:
+def test_only_bad_images_raise(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "bad.png").write_bytes(b"this is text")
-    with pytest.raises(ValueError, match=r"sample was skipped, such as ./bad\.png: not an image"):
+    with pytest.raises(ValueError, match=r"all samples were skipped: ./bad\.png: not an image"):
         write_shards(ImageFolder(tmp_path / "in", skip_bad=True), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()

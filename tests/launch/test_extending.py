@@ -218,7 +218,7 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("optimizer.kind=torch.optim:SGD", r"not a subclass of trainer\.optimizers\.base\.Opt"),
         ("head.loss.kind=heads:Loss", r"does not define aligned, statistics, value"),
         ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': use module:Class"),
-        ("data.augment.custom=[{kind: flip}]", r"custom\.0: name a class by its import path"),
+        ("data.augment.custom=[{kind: flip}]", r"custom\.0: set kind to the import path"),
         (
             "data.augment.custom=[{kind: 'my_package.augmentations:Noise', std: 0}]",
             r"data\.augment\.custom\.0\.std: .*greater than 0, got 0",

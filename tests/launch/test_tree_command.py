@@ -58,7 +58,7 @@ def test_a_tree_is_built_from_shards_of_synset_folders(kway, tmp_path, capsys):
     arguments = map(str, ("imagefolder", tmp_path / "in", "-o", tmp_path / "out", *options))
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == 0, done.output
-    assert "1 synsets at and above the classes have several parents" in done.stderr
+    assert "1 synsets of the hierarchy have several parents" in done.stderr
     assert Manifest.load(tmp_path / "out").classes == source.classes()
     assert kway("tree", "build", tmp_path / "out", "-o", tmp_path / "a.tree") == 0
     assert "4 classes, 2 pseudoclasses" in capsys.readouterr().out
@@ -86,9 +86,9 @@ def test_vectors_of_synset_classes_are_found_by_their_words(kway, tmp_path):
 
 def test_shards_without_hierarchy_or_vectors_are_rejected(kway, images, tmp_path, capsys):
     assert kway("tree", "build", images, "-o", tmp_path / "a.tree") == 2
-    assert "has no hierarchy" in capsys.readouterr().err
+    assert "source imagefolder does not provide a hierarchy" in capsys.readouterr().err
     assert kway("tree", "build", images, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
-    assert "has no label vectors" in capsys.readouterr().err
+    assert "does not provide label vectors" in capsys.readouterr().err
 
 
 def test_class_names_select_vectors_and_missing_names_are_reported(kway, vectors, tmp_path, capsys):
@@ -140,9 +140,9 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
             ["build", "v.npy", "-o", "a.tree", "--classes", "n.txt", "--keep-chains"],
             "--keep-chains",
         ),
-        (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy contains vectors"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a'"),
+        (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' is also in line 1"),
         (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
         (["show", "n.txt"], "n.txt"),
     ],

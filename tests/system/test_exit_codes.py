@@ -128,7 +128,7 @@ def test_a_transient_error_of_a_checkpoint_does_not_resume_from_an_older_one(
 @pytest.mark.parametrize(("status", "code"), [(503, 1), (403, 2), (404, 2)])
 def test_exit_codes_of_errors_of_a_shard_server(status, code, glyphs, train, tmp_path, capfd):
     with serving(glyphs) as server:
-        server.instead = {TAR: [status] * 9}
+        server.failures = {TAR: [status] * 9}
         cache = {"folder": str(tmp_path / "cache"), "attempts": 2}
         assert train(data__shards=server.url, data__cache=cache) == code
     assert f"{server.url}/{TAR}" in last_line(capfd)
@@ -137,7 +137,7 @@ def test_exit_codes_of_errors_of_a_shard_server(status, code, glyphs, train, tmp
 def test_a_killed_loader_process_exits_with_1(train, injected, capfd):
     injected("pread", TAR, in_workers(lambda: os.kill(os.getpid(), signal.SIGKILL), 1))
     assert train(data__workers=1) == 1
-    assert "a loader process was ended from outside" in last_line(capfd)
+    assert "a loader process was killed" in last_line(capfd)
 
 
 @pytest.mark.parametrize(

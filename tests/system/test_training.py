@@ -38,11 +38,11 @@ def test_torchrun_and_the_installed_command_have_the_same_losses(glyphs, tmp_pat
         (["data.shards=/nowhere"], "/nowhere"),
         (
             ["data.eval_split=other"],
-            "data.eval_split is 'other' and the shards have the splits train, test",
+            "data.eval_split is 'other', but the shards have the splits train, test",
         ),
         (
             ["data.train_split=all"],
-            "data.train_split is 'all' and the shards have the splits train, test",
+            "data.train_split is 'all', but the shards have the splits train, test",
         ),
         (["trian.global_batch=3"], "trian is not a known key: did you mean train?"),
         (["backbone.config.num_channels=3"], "num_channels is 3, but data.image.channels is 1"),

@@ -60,7 +60,7 @@ def test_a_run_on_a_stream_is_evaluated_and_exported(
     step = 4 * 268 // 16
     measured = load_evaluation(recipe.run / "evaluations", step=step)
     assert measured.metrics["top1"] > 0.2  # chance is 0.08
-    assert caplog.text.count(f"left out: {tars}/part-0.tar: damaged: ") == 1
+    assert caplog.text.count(f"skipped {tars}/part-0.tar: damaged: ") == 1
     for path in (recipe.run / "evaluations").iterdir():
         path.unlink()
     evaluate(recipe.run)
@@ -75,12 +75,12 @@ def test_a_resumed_stream_prints_that_its_order_is_new(
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     printed = capsys.readouterr()
     output = printed.out + printed.err
-    assert output.count("4 tars are read as a stream, without an index: batches depend on") == 1
-    assert "going on after" not in output
+    assert output.count("reading 4 tars as a stream without an index: batches depend on") == 1
+    assert "resuming after" not in output
     longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
     train(longer, rank_world())
     printed = capsys.readouterr()
-    assert "going on after 48 samples with a new order" in printed.out + printed.err
+    assert "resuming after 48 samples with a new order" in printed.out + printed.err
     assert saved_state(longer.run)["step"] == 6
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 

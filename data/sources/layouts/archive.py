@@ -1,4 +1,4 @@
-"""Reads a few files of a published archive by name, in any folder, without unpacking it."""
+"""Reads single files from a published archive by name, in any folder, without unpacking it."""
 
 import tarfile
 import zlib
@@ -7,13 +7,13 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
 # The first bytes of gzip, bzip2 and xz files. A tar has its magic in the first header.
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
 def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Returns the content of those of `names` that the archive, possibly compressed, contains.
+    """Return the content of those of `names` that the archive, possibly compressed, contains.
 
     Raises a one-line ValueError if the file is damaged, truncated or not an archive.
     """
@@ -25,23 +25,23 @@ def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
                 if name in names and (file := members.extractfile(member)):
                     found[name] = file.read()
     except _DAMAGE as error:
-        _refuse_another_kind(archive)
+        _reject_other_format(archive)
         about = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise ValueError(f"{archive} is damaged ({about}): download it again") from error
     return found
 
 
-def _refuse_another_kind(archive: Path) -> None:
-    """Raises ValueError for a file that was never a tar. An empty file may be a truncated one."""
+def _reject_other_format(archive: Path) -> None:
+    """Raise ValueError for a file that was never a tar. An empty file may be a truncated one."""
     with archive.open("rb") as file:
         start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
-    if start and not start.startswith(_PACKED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
+    if start and not start.startswith(_COMPRESSED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
         raise ValueError(
-            f"{archive} is no tar archive, packed or not (it begins with {start[:4].hex()}): "
-            "name the archive, or download it again"
+            f"{archive} is not a tar archive, compressed or not (it begins with "
+            f"{start[:4].hex()}): pass the archive, or download it again"
         )
 
 
 def loose_files(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Returns the content of those of `names` that are directly in `folder`."""
+    """Return the content of those of `names` that are directly in `folder`."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

@@ -1,6 +1,6 @@
 """Lists the image files of each class, from class folders or a label file.
 
-Only the label file is opened. Whether a file is a valid image is checked later.
+Image files are not opened here. Whether they are valid is checked later.
 """
 
 import csv
@@ -35,8 +35,8 @@ class File(NamedTuple):
 class Listing:
     """Image files sorted by path.
 
-    folders: for nested class folders, maps each class to the folders down to its own. skipped:
-    files and folders that are ignored without an error.
+    folders: for nested class folders, maps each class to the names of the folders on its path.
+    skipped: files and folders that are ignored without an error.
     """
 
     files: list[File] = field(default_factory=list)
@@ -44,24 +44,24 @@ class Listing:
     skipped: list[Skipped] = field(default_factory=list)
 
     def skip(self, paths: Iterable[Path], root: Path, reason: str) -> None:
-        """Records `paths` below `root` as skipped."""
+        """Record `paths` below `root` as skipped."""
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
     def skip_outside(self, folder: Path, root: Path) -> None:
-        """Records what is next to the class folders, or split folders, in `folder`."""
+        """Record the entries of `folder` that are not class or split folders as skipped."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
 
 
 def why_not_file(path: Path) -> str:
-    """Returns the reason to skip a directory entry that is neither a file nor a folder."""
+    """Return the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
 def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yields entries of `folder` that are not class folders, with the reason why they are not read.
+    """Yield entries of `folder` that are not class folders, with the reason why they are not read.
 
-    A broken link among them may be a whole class.
+    A broken link among them may stand for a class.
     """
     for path in folder.iterdir():
         if not path.is_dir():
@@ -71,7 +71,7 @@ def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 class _Directory(NamedTuple):
-    """A directory with images: the folders on its path below the split, and the images' paths."""
+    """A directory with images: the folders on its path below the split, and the image paths."""
 
     folders: tuple[str, ...]
     split: str | None
@@ -79,19 +79,19 @@ class _Directory(NamedTuple):
 
 
 def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
-    """Lists images in class folders, which are in `folder` itself or in its split folders.
+    """List images in class folders, which are in `folder` itself or in its split folders.
 
     nested: the class of an image is the folder that contains it, however deep (True), or the
     topmost one (False). If several folders have the same name, their paths are used instead.
 
-    Raises ValueError for folders that look like splits and are not, for two folders of one split,
-    for a split without images, for a class name that is not UTF-8 and, unless `nested` is given,
-    for a class folder with two or more subfolders of images, which is ambiguous.
+    Raises ValueError for class folders that look like splits, for two folders of the same split,
+    for a split without images, for a class name that is not UTF-8 and, if `nested` is None, for a
+    class folder with two or more subfolders of images, which is ambiguous.
     """
     listing = Listing()
     splits = _split_folders(folder)
     if not splits:
-        _refuse_split_names(folder)
+        _reject_split_names(folder)
         directories = _directories(listing, folder, folder, None)
     else:
         directories = []
@@ -99,14 +99,15 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
             found = _directories(listing, folder, folder / name, split)
             if not found:
                 raise ValueError(
-                    f"{folder / name} has no images in class folders: add some, or remove it"
+                    f"{folder / name} does not contain class folders with images: add some, or "
+                    "remove it"
                 )
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
         listing.skip(others, folder, "folder next to train/ that is not a split")
         listing.skip_outside(folder, folder)
     if nested is None:
-        _refuse_two_levels(folder, directories)
+        _reject_ambiguous_levels(folder, directories)
     class_of = _class_names({directory.folders for directory in directories}, nested=bool(nested))
     for name in class_of.values():
         _check_name(folder, name)
@@ -123,15 +124,15 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
 def _class_names(
     folders: Collection[tuple[str, ...]], *, nested: bool
 ) -> dict[tuple[str, ...], str]:
-    """Maps each of `folders` to the class of its images."""
+    """Map each of `folders` to the class of its images."""
     if not nested:
         return {path: path[0] for path in folders}
     repeated = {name for name, n in Counter(path[-1] for path in folders).items() if n > 1}
     return {path: "/".join(path) if path[-1] in repeated else path[-1] for path in folders}
 
 
-def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
-    """Raises ValueError if the classes are ambiguous, with the folders and images per level."""
+def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) -> None:
+    """Raise ValueError if the classes are ambiguous, with the folders and images per level."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
         images[directory.folders] += len(directory.images)
@@ -147,14 +148,14 @@ def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
     topmost = len({path[0] for path in images})
     example = "/".join(min(path for path in images if len(path) == deepest))
     raise ValueError(
-        f"{folder} has images in several levels of folders ({'; '.join(levels)}): pass --nested to "
-        f"make a class of each folder with images ({len(images):,}), such as {example!r}, or "
-        f"--topmost to make one of each topmost folder ({topmost:,})"
+        f"{folder} has images in several levels of folders ({'; '.join(levels)}): pass --nested "
+        f"for one class per folder with images ({len(images):,}), such as {example!r}, or "
+        f"--topmost for one class per topmost folder ({topmost:,})"
     )
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Maps subfolders to splits. Empty unless `folder` contains `train/` and a held-out split."""
+    """Map subfolders to splits. Empty unless `folder` contains `train/` and a held-out split."""
     found: dict[str, list[str]] = {}
     for path in _folders(folder):
         if (split := split_name(path.name)) in _SPLITS:
@@ -164,24 +165,24 @@ def _split_folders(folder: Path) -> dict[str, str]:
     for split, names in found.items():
         if len(names) > 1:
             raise ValueError(
-                f"{folder} has {names[0]}/ and {names[1]}/, which both mean {split}: remove one"
+                f"{folder} has both {names[0]}/ and {names[1]}/ for split {split}: remove one"
             )
     in_shards = shard_splits(found)
     return {name: in_shards[split] for split, (name,) in found.items()}
 
 
-def _refuse_split_names(folder: Path) -> None:
-    """Raises ValueError for a folder that looks like a split.
+def _reject_split_names(folder: Path) -> None:
+    """Raise ValueError for a folder that looks like a split.
 
     A class may be named train, but if such a folder contains folders, it is a split.
     """
     folders = _folders(folder)
-    alike = [f for f in folders if split_name(f.name) in _SPLITS]
-    for found in alike:
-        if len(alike) == len(folders) or _folders(found):
+    split_like = [f for f in folders if split_name(f.name) in _SPLITS]
+    for found in split_like:
+        if len(split_like) == len(folders) or _folders(found):
             raise ValueError(
-                f"{found} looks like a split, not like a class: splits need train/ and test/ or "
-                "val/; add what is missing, rename it, or move its class folders up"
+                f"{found} looks like a split, not a class, but splits require train/ and test/ or "
+                "val/: add the missing split, rename the folder, or move its class folders up"
             )
 
 
@@ -190,7 +191,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _directories(listing: Listing, root: Path, part: Path, split: str | None) -> list[_Directory]:
-    """Returns the directories with images in the class folders of `part`."""
+    """Return the directories with images in the class folders of `part`."""
     found: list[_Directory] = []
     for class_folder in _folders(part):
         before = len(found)
@@ -206,7 +207,7 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
 
 
 def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]) -> None:
-    """Removes links and hidden folders from `folders`, so that `os.walk` does not enter them."""
+    """Remove links and hidden folders from `folders`, so that `os.walk` does not enter them."""
     paths = [parent / name for name in folders]
     links = [path for path in paths if path.is_symlink()]
     hidden = [path for path in paths if is_hidden(path.name) and path not in links]
@@ -217,7 +218,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
 
 
 def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
-    """Returns those of `paths` that are images, and records the others as skipped."""
+    """Return those of `paths` that are images, and record the others as skipped."""
     images = []
     for path in paths:
         if path.suffix.lower() not in ENDINGS:
@@ -239,7 +240,7 @@ def _check_name(folder: Path, class_name: str) -> None:
 
 
 def list_label_file(folder: Path, labels: Path) -> Listing:
-    """Lists the lines `file,class` of a label file. A heading `file,class` is skipped.
+    """List the lines `file,class` of a label file. A heading `file,class` is skipped.
 
     Raises ValueError or FileNotFoundError with the line number.
     """
@@ -249,18 +250,20 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
     for line, row in _rows(labels):
         where = f"{labels}, line {line}"
         if len(row) != 2 or not all(cell.strip() for cell in row):
-            raise ValueError(f"{where}: {_cut(','.join(row))} is not file,class: correct it")
+            raise ValueError(
+                f"{where}: {_cut(','.join(row))} is not of the form file,class: correct it"
+            )
         # Links are not resolved: an image may be a link to one outside the folder.
         name = os.path.relpath(os.path.join(root, row[0].strip()), root)
         if name.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: name files inside it")
+            raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: use files inside it")
         if name in seen:
             raise ValueError(
-                f"{where}: {_cut(row[0])} is listed before, in line {seen[name]}: keep one of them"
+                f"{where}: {_cut(row[0])} is already listed in line {seen[name]}: remove one line"
             )
         if not Path(root, name).is_file():
             raise FileNotFoundError(
-                f"{where}: {_cut(name)} is missing in {folder}: add it or remove the line"
+                f"{where}: {_cut(name)} is missing in {folder}: add it, or remove the line"
             )
         seen[name] = line
         listing.files.append(File(name, row[1].strip(), None))
@@ -269,7 +272,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
 
 
 def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields (number of its first line, cells) of each row, except empty rows and the heading."""
+    """Yield (number of its first line, cells) of each row, except empty rows and the heading."""
     with labels.open("rb") as file:
         reader = csv.reader(_lines(file, labels))
         while True:
@@ -278,7 +281,7 @@ def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
                 row = next(reader, None)
             except csv.Error as error:
                 raise ValueError(
-                    f"{labels}, line {line}: {error}: is a quote left open there?"
+                    f"{labels}, line {line}: {error}: check for an unclosed quote"
                 ) from error
             if row is None:
                 return

@@ -61,7 +61,7 @@ class Devkit:
         return str(self.path)
 
     def synset(self, class_name: str) -> str:
-        """Returns `class_name`, because ImageNet classes are named by their WordNet IDs."""
+        """Return `class_name`, because ImageNet classes are named by their WordNet IDs."""
         return class_name
 
     def words(self, synset: str) -> str:
@@ -72,14 +72,14 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Reads the archive, or a folder that contains `data/` or its two files.
+    """Read the archive, or a folder that contains `data/` or its two files.
 
     Raises FileNotFoundError if a file is missing and ValueError if one is damaged.
     """
     found = _files(path)
     if missing := {_META, _TRUTH} - found.keys():
         raise FileNotFoundError(
-            f"{path} holds no data/{min(missing)}: give the published {DEVKIT}.tar.gz"
+            f"{path} does not contain data/{min(missing)}: pass the published {DEVKIT}.tar.gz"
         )
     try:
         by_id = _synsets(found[_META])
@@ -94,21 +94,21 @@ def _files(path: Path) -> dict[str, bytes]:
     if path.is_dir():
         return loose_files(path / "data" if (path / "data").is_dir() else path, (_META, _TRUTH))
     if not path.is_file():
-        raise FileNotFoundError(f"devkit {path} does not exist: give {DEVKIT}.tar.gz or its folder")
+        raise FileNotFoundError(f"devkit {path} does not exist: pass {DEVKIT}.tar.gz or its folder")
     return archived_files(path, (_META, _TRUTH))
 
 
 def _synsets(content: bytes) -> dict[int, Synset]:
-    """Returns the synsets by ILSVRC2012_ID, which `children` also contains."""
+    """Return the synsets by ILSVRC2012_ID, the ID that `children` also uses."""
     table = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True)["synsets"])
     if missing := [name for name in _FIELDS if name not in (table.dtype.names or ())]:
-        raise ValueError(f"its synsets have no {missing[0]}")
+        raise ValueError(f"its synsets have no field {missing[0]}")
     wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
     parents: defaultdict[int, list[str]] = defaultdict(list)
     for row in table:
         for child in np.atleast_1d(row["children"])[: int(row["num_children"])]:
             if int(child) not in wnids:
-                raise ValueError(f"synset {row['WNID']} has a child {int(child)} that is none")
+                raise ValueError(f"synset {row['WNID']} has the unknown child {int(child)}")
             parents[int(child)].append(str(row["WNID"]))
     return {
         int(row["ILSVRC2012_ID"]): Synset(
@@ -123,7 +123,7 @@ def _synsets(content: bytes) -> dict[int, Synset]:
 
 
 def _text(value: object) -> str:
-    """Converts MATLAB text. An empty MATLAB string is an empty array."""
+    """Convert MATLAB text. An empty MATLAB string is an empty array."""
     return "" if isinstance(value, np.ndarray) and not value.size else str(value)
 
 
@@ -132,7 +132,7 @@ def _truth(content: bytes, by_id: Mapping[int, Synset], path: Path) -> tuple[str
     for number, line in enumerate(content.decode("ascii", "replace").split(), 1):
         if not line.isdecimal() or int(line) not in by_id:
             raise ValueError(
-                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is no ILSVRC2012_ID of "
+                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is not an ILSVRC2012_ID in "
                 f"{_META}: download the devkit again"
             )
         wnids.append(by_id[int(line)].wnid)

@@ -1,8 +1,8 @@
 """Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
 Only tar headers are read; whether a member is a valid image is checked later. A bad header, a
-truncated tar and a missing end marker are errors, because Python's tarfile would stop there and
-lose images silently.
+truncated tar and a missing end marker are errors here. Python's tarfile stops at them silently and
+loses the images that follow.
 """
 
 import os
@@ -55,7 +55,7 @@ class ImageList:
 
 
 def list_training(folder: Path, report: Report = silent) -> ImageList:
-    """Lists ILSVRC2012_img_train.tar or train/.
+    """List ILSVRC2012_img_train.tar or train/.
 
     Raises ValueError for a class that is not a synset ID. `report(done, total)` counts classes.
     """
@@ -69,14 +69,17 @@ def list_training(folder: Path, report: Report = silent) -> ImageList:
         return _of_classes(tar, classes, members, tar.name, report)
     train = folder / "train"
     if not train.is_dir():
-        raise FileNotFoundError(f"{folder} holds neither {TRAIN_TAR} nor train/: name their folder")
+        raise FileNotFoundError(
+            f"{folder} has neither {TRAIN_TAR} nor train/: pass the folder that contains them"
+        )
     return _of_folders(train, report)
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
-    """Lists ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
+    """List ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
 
-    Flat images have only numbers, whose classes are in the devkit. Raises ValueError without it.
+    Images in a flat folder have only numbers; the devkit maps them to classes. Raises ValueError if
+    it is required and missing.
     """
     tar, val = folder / VAL_TAR, folder / "val"
     if tar.is_file():
@@ -95,7 +98,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:
-    """Returns the files of a class folder by relative path, and other entries as skipped."""
+    """Return the files of a class folder by relative path, and other entries as skipped."""
     with os.scandir(folder / synset) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
@@ -108,7 +111,7 @@ def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skippe
 
 
 def _of_folders(folder: Path, report: Report = silent) -> ImageList:
-    """Returns the images of the class folders in `folder`."""
+    """Return the images of the class folders in `folder`."""
     listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
     listed.skipped += [
         Skipped(str(Path(folder.name, path.name)), reason)
@@ -124,13 +127,13 @@ def _of_classes(
     tar: str | None,
     report: Report = silent,
 ) -> ImageList:
-    """Returns the images of class folders, or of the class tars in `tar`."""
+    """Return the images of class folders, or of the class tars in `tar`."""
     synsets = sorted(classes)
     for synset in synsets:
         if not _SYNSET.fullmatch(synset):
             raise ValueError(
-                f"{where} holds {synset!r}, which is no synset id such as n01440764: remove it, or "
-                "use kway shard imagefolder"
+                f"{where} contains {synset!r}, which is not a synset ID such as n01440764: remove "
+                "it, or use kway shard imagefolder"
             )
     listed = ImageList()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -138,7 +141,7 @@ def _of_classes(
         for done, (synset, found) in enumerate(listings, start=1):
             images = _image_members(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
             if not images:
-                raise ValueError(f"{where}: class {synset} has no images: add some, or remove it")
+                raise ValueError(f"{where}: class {synset} is empty: add images, or remove it")
             for name, member in images:
                 file = tar or f"{where.name}/{member.name}"
                 image = ImageEntry(f"{synset}/{name}", file, member.offset, member.size, synset)
@@ -152,8 +155,8 @@ def _flat(
 ) -> ImageList:
     if devkit is None:
         raise ValueError(
-            f"{where} does not tell the classes of its images: put {DEVKIT}.tar.gz beside it, or "
-            "give it with --devkit"
+            f"{where} does not contain labels: copy {DEVKIT}.tar.gz to the same folder, or pass it "
+            "with --devkit"
         )
     listed = ImageList()
     for name, member in _image_members(listed, members, f"{tar}: " if tar else f"{where.name}/"):
@@ -161,9 +164,9 @@ def _flat(
         position = int(number[1]) if number else 0
         if not 1 <= position <= len(devkit.truth):
             raise ValueError(
-                f"{where}: {name} is none of ILSVRC2012_val_00000001.JPEG to "
-                f"{len(devkit.truth):08d}, whose classes {devkit.path} tells: remove it, or give "
-                "another devkit"
+                f"{where}: {devkit.path} has labels for ILSVRC2012_val_00000001.JPEG to "
+                f"{len(devkit.truth):08d}, but not for {name}: remove the image, or pass another "
+                "devkit"
             )
         file = tar or f"{where.name}/{name}"
         synset = devkit.truth[position - 1]
@@ -172,7 +175,7 @@ def _flat(
 
 
 def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
-    """Renames images as if `val/` were flat, if the names stay unique. Sorts by name."""
+    """Rename images as if `val/` were flat, if the names stay unique, and sort them by name."""
     flat = [image.name.rpartition("/")[2] for image in images]
     names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
     return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
@@ -181,7 +184,7 @@ def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
 def _image_members(
     listed: ImageList, members: Iterable[Member | Skipped], prefix: str
 ) -> list[tuple[str, Member]]:
-    """Returns (file name, member) of the images among `members`, and records the others as skipped.
+    """Return (file name, member) of the images among `members`, and record the others as skipped.
 
     prefix: prepended to the skipped names.
     """
@@ -200,16 +203,16 @@ def _image_members(
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
-    """Returns the files of the tar `path`, or of the tar that is its member `inside`, in order.
+    """Return the files of the tar `path`, or of the tar that is its member `inside`, in order.
 
-    Reads 512 bytes per member. Raises ValueError that names the tar, the position and a remedy for
-    a damaged header, a truncated tar, or a member that is neither a file nor a folder.
+    512 bytes are read per member. Raises ValueError, with the tar, the position and a fix, for a
+    damaged header, a truncated tar, or a member that is neither a file nor a folder.
     """
     with path.open("rb", buffering=0) as file:
         start, size = 0, os.fstat(file.fileno()).st_size
         where = str(path)
         if inside is not None:
-            where, start, size = f"{path}, {inside.name} in it", inside.offset, inside.size
+            where, start, size = f"{path}: {inside.name}", inside.offset, inside.size
         try:
             members = list(_members(file.fileno(), start, start + size))
             _check_names(members)
@@ -222,7 +225,7 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
     while True:
         header = os.pread(descriptor, min(BLOCK, stop - at), at)
         if len(header) < BLOCK:
-            raise ValueError(f"it is cut off at byte {at:,}, without the mark of its end")
+            raise ValueError(f"it is truncated at byte {at:,}: the end marker is missing")
         if header == bytes(BLOCK):
             _check_rest(descriptor, at, stop)
             return
@@ -232,13 +235,13 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
             raise ValueError(f"the header at byte {at:,} is damaged ({error})") from error
         at += BLOCK
         if at + info.size > stop:
-            raise ValueError(f"it is cut off inside {info.name}, at byte {stop:,}")
+            raise ValueError(f"it is truncated inside {info.name}, at byte {stop:,}")
         if info.type in _FILE_TYPES:
             yield Member(info.name, at, info.size)
         elif info.type in _PAX_TYPES:
             _check_pax(os.pread(descriptor, info.size, at), info.name)
         elif info.type != tarfile.DIRTYPE:
-            raise ValueError(f"{info.name} is of tar type {info.type!r}, not a plain file")
+            raise ValueError(f"{info.name} has tar type {info.type!r} and is not a regular file")
         at += -(-info.size // BLOCK) * BLOCK
 
 
@@ -246,23 +249,23 @@ def _check_names(members: list[Member]) -> None:
     seen: set[str] = set()
     for member in members:
         if member.name in seen:
-            raise ValueError(f"it holds {member.name} twice")
+            raise ValueError(f"it contains {member.name} twice")
         seen.add(member.name)
 
 
 def _check_rest(descriptor: int, at: int, stop: int) -> None:
-    """Raises ValueError unless only zero padding follows the end marker.
+    """Raise ValueError unless only zero padding follows the end marker.
 
-    Members there would be lost.
+    Members after the marker would not be read.
     """
     while at < stop:
         chunk = os.pread(descriptor, min(1 << 20, stop - at), at)
         if not chunk or chunk.count(0) != len(chunk):
-            raise ValueError(f"there is data behind the mark of its end, after byte {at:,}")
+            raise ValueError(f"data follows the end marker at byte {at:,}")
         at += len(chunk)
 
 
 def _check_pax(records: bytes, name: str) -> None:
-    """Raises ValueError for a pax header with a name or size. Other pax fields are ignored."""
+    """Raise ValueError for a pax header with a name or size. Other pax fields are ignored."""
     if b" path=" in records or b" size=" in records:
-        raise ValueError(f"{name} is an extended header with a name or size, which is not read")
+        raise ValueError(f"{name} is a pax header with a name or size, which is not supported")

@@ -22,37 +22,39 @@ class Taxonomy(Protocol):
 
     @property
     def origin(self) -> str:
-        """The name of the taxonomy in messages."""
+        """The name of the taxonomy for messages."""
 
     def synset(self, class_name: str) -> str:
-        """Returns the synset of the class with this name."""
+        """Return the synset of the class with this name."""
 
     def words(self, synset: str) -> str:
-        """Returns its names, separated by a comma and a space, best first."""
+        """Return the names of a synset, separated by a comma and a space, best first."""
 
     def parents(self, synset: str) -> tuple[str, ...]:
-        """Returns the synsets directly above; empty for a root."""
+        """Return the synsets directly above; empty for a root."""
 
 
 TaxonomyOption = Annotated[
     Taxonomy | None,
     Option("--wordnet", type=Path),
-    Field(description="WordNet dict folder: words and hierarchy of classes that are synsets"),
+    Field(
+        description="WordNet dict folder with the words and hierarchy of classes named by synset"
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class ClassTaxonomy:
-    """The classes of these names in a taxonomy.
+    """The classes with these names in a taxonomy.
 
-    On first use, raises ValueError for a class that is missing from the taxonomy, and for a cycle.
+    The methods raise ValueError for a class that is missing from the taxonomy, and for a cycle.
     """
 
     taxonomy: Taxonomy
     class_names: Sequence[str]
 
     def attributes(self) -> list[dict[str, str]]:
-        """Returns `words`, `parents` (synsets separated by spaces) and `path` of each class.
+        """Return `words`, `parents` (synsets separated by spaces) and `path` of each class.
 
         A node of a path is named by the first of its words. Its synset is added if a sibling or a
         node above has the same name.
@@ -70,14 +72,14 @@ class ClassTaxonomy:
         return attributes
 
     def notes(self) -> list[str]:
-        """Returns one line if any synset has several parents."""
+        """Return one line if any synset has several parents."""
         nodes = {node for chain in self._chains for node in chain}
         several = [node for node in nodes if len(self.taxonomy.parents(node)) > 1]
         if not several:
             return []
         return [
-            f"{len(several):,} synsets at and above the classes have several parents: in `{PATH}` "
-            f"the first that {self.taxonomy.origin} lists counts"
+            f"{len(several):,} synsets of the hierarchy have several parents: `{PATH}` uses the "
+            f"first one in {self.taxonomy.origin}"
         ]
 
     @cached_property
@@ -87,46 +89,46 @@ class ClassTaxonomy:
 
 
 def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the synsets from the root down to each of `synsets`."""
+    """Return the synsets from the root down to each of `synsets`."""
     known: dict[str, tuple[str, ...]] = {}
     for synset in synsets:
-        way = list(_way_up(taxonomy, synset, known))
-        for node in reversed(way):
+        for node in reversed(list(_ancestors(taxonomy, synset, known))):
             up = next(iter(taxonomy.parents(node)), None)
             known[node] = (*(known[up] if up else ()), node)
     return [known[synset] for synset in synsets]
 
 
-def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yields the synset and those above it that are not in `known`."""
-    met = set()
+def _ancestors(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield the synset and its ancestors, up to the first one in `known`."""
+    seen = set()
     at: str | None = synset
     while at is not None and at not in known:
-        if at in met:
+        if at in seen:
             raise ValueError(
-                f"{taxonomy.origin} has {at} above itself, over class {synset}: get it again"
+                f"{taxonomy.origin}: {at}, an ancestor of class {synset}, is its own ancestor: "
+                "download it again"
             )
-        met.add(at)
+        seen.add(at)
         yield at
         at = next(iter(taxonomy.parents(at)), None)
 
 
 def _above(chains: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Removes the class's own synset from each chain, unless another class is below it or at it."""
+    """Remove the last synset from each chain, unless other classes are below it or share it."""
     inner = {node for chain in chains for node in chain[:-1]}
     inner |= {node for node, count in Counter(c[-1] for c in chains).items() if count > 1}
     return [chain if chain[-1] in inner else chain[:-1] for chain in chains]
 
 
 def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """Names the nodes. Siblings have distinct names, and no node has the name of one above it."""
+    """Return names of the nodes, distinct among siblings and from the names of their ancestors."""
     above = {node: chain[:i] for chain in set(chains) for i, node in enumerate(chain)}
     first = {node: taxonomy.words(node).split(", ")[0] or node for node in above}
-    alike = Counter((up[-1:], first[node]) for node, up in above.items())
+    same_name = Counter((up[-1:], first[node]) for node, up in above.items())
 
     def name(node: str) -> str:
         up = above[node]
-        repeats = alike[up[-1:], first[node]] > 1 or first[node] in {first[one] for one in up}
+        repeats = same_name[up[-1:], first[node]] > 1 or first[node] in {first[one] for one in up}
         return f"{first[node]} ({node})" if repeats else first[node]
 
     return {node: name(node) for node in above}

@@ -33,47 +33,47 @@ _FILES = ("train", "val", "test")  # before _text.txt and _labels.txt
 
 
 @dataclass(frozen=True, config=STRICT)
-class LabelledTexts(FirstPassSource):
-    """A folder of labelled texts in the layout of tweeteval.
+class LabeledTexts(FirstPassSource):
+    """A folder of labeled texts in the layout of tweeteval.
 
-    Emoji and their parts are removed from the texts (the published ones contain U+FE0F where emoji
-    were), and user names and addresses are replaced. Labels are numbers or names; `mapping.txt`
-    (number, emoji, name, with tabs between) says what the numbers mean.
+    Emoji and their parts are removed from the texts, because the published texts contain U+FE0F
+    where emoji were. User names and URLs are masked. Labels are numbers or names. `mapping.txt`
+    (tab-separated number, emoji and name) maps the numbers to classes.
     """
 
     kind = "labelled-texts"
     modality = "text"
-    reads = "a folder of labelled texts"
+    reads = "a folder of labeled texts"
     held_out = "val_text.txt and test_text.txt"
 
     folder: Annotated[
         Path,
         Argument(),
-        Field(description="with train_text.txt, train_labels.txt, mapping.txt as tweeteval has it"),
+        Field(description="folder with train_text.txt, train_labels.txt and mapping.txt"),
     ]
     work: Annotated[Path, Supplied()]
     texts: Annotated[Literal["clean", "keep"], Option("--keep-texts", flag="keep")] = Field(
-        default="clean", description="of a labelled folder: every text as it is"
+        default="clean", description="store the texts of a labeled folder unchanged"
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
-        Field(default="drop", description="keep equal texts of one class and split")
+        Field(default="drop", description="keep equal texts of the same class and split")
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="keep out of training what another split holds, too"
+        default="keep", description="drop training texts that also occur in another split"
     )
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self._splits:
             raw = sorted({path.suffix for path in self.folder.iterdir()} & KINDS.keys())
-            also = f"; raw tweets are given one by one ({self.folder}/*{raw[0]})" if raw else ""
+            also = f", or pass files of raw tweets ({self.folder}/*{raw[0]})" if raw else ""
             raise FileNotFoundError(
-                f"{self.folder} holds no train_text.txt: give a folder of train_text.txt, "
-                f"train_labels.txt and the same of val and test{also}"
+                f"{self.folder / 'train_text.txt'} is missing: pass a folder with train_text.txt "
+                f"and train_labels.txt, and the same files for val and test{also}"
             )
         for path in self.files:
             if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing: every text file needs its labels")
+                raise FileNotFoundError(f"{path} is missing: add the labels of the text file")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -116,8 +116,8 @@ class LabelledTexts(FirstPassSource):
             lines += 1
             if (label := next(labels)) is None:
                 raise ValueError(
-                    f"{self._label_file(name)} has {lines - 1} labels and {one.path} more texts: "
-                    "every line needs one"
+                    f"{self._label_file(name)} has {lines - 1} labels, but {one.path} has more "
+                    "texts: add one label per line"
                 )
             counts["texts read"] += 1
             try:
@@ -128,18 +128,20 @@ class LabelledTexts(FirstPassSource):
             if text.strip():
                 yield LabeledText(offset, len(data), text, label, split_name(name))
             else:
-                counts["texts of nothing but emoji, names and addresses"] += 1
+                counts["texts that contain only emoji, user names and URLs"] += 1
         if next(labels) is not None:
             raise ValueError(
-                f"{one.path} has {lines} texts and {self._label_file(name)} more labels: "
-                "every line needs one"
+                f"{one.path} has {lines} texts, but {self._label_file(name)} has more labels: "
+                "keep one label per line"
             )
 
     def _labels(self, name: str) -> Iterator[str]:
         with self._label_file(name).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if not (label := line.strip()):
-                    raise ValueError(f"{self._label_file(name)}, line {number}: no label there")
+                    raise ValueError(
+                        f"{self._label_file(name)}, line {number} is empty: add the label"
+                    )
                 yield label
 
     def _text(self, fields: dict[str, Any]) -> str:
@@ -147,26 +149,26 @@ class LabelledTexts(FirstPassSource):
         return Cleaning().clean(text) if self.texts == "clean" else text
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the labels in the order of the mapping.
+        """Return the labels in the order of the mapping.
 
         Without a mapping they are sorted by number if all are numbers, else by name.
         """
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
-                raise ValueError(f"{self._mapping_file} has no line for label {unknown[0]!r}")
+                raise ValueError(f"label {unknown[0]!r} is missing in {self._mapping_file}: add it")
             return list(self._named)
         numbers = all(label.isdecimal() for label in samples)
         return sorted(samples, key=lambda label: (int(label), label) if numbers else (0, label))
 
     @property
     def _emoji(self) -> list[str] | None:
-        """Folded emoji of the classes, or None unless the mapping gives an emoji for each."""
+        """The folded emoji of the classes, or None unless the mapping has an emoji for each."""
         found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 
     @cached_property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """Maps each label to the (second column, readable name) of the mapping."""
+        """Map each label to the (second column, readable name) of the mapping."""
         if not self._mapping_file.is_file():
             return {}
         named = {}
