@@ -1,7 +1,7 @@
-"""Takes the images of the page: `python -m docs.screenshots DEMO [--out DIR]`.
+"""Takes the screenshots of the docs: `python -m docs.screenshots DEMO [--only report] [--out DIR]`.
 
-DEMO is the folder of `kway demo`: its model answers, its held-out images are asked about. The
-application runs in this process, the browser is the machine's Chromium.
+DEMO is the output folder of `kway demo`. The server of its bundle runs in this process and is
+queried for held-out images; the report compares its runs. The browser is the machine's Chromium.
 """
 
 import argparse
@@ -17,9 +17,11 @@ from playwright.sync_api import Page, expect
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
+from launch.demo.runs import RUNS
 from tests.serving.browsing import chromium, until, visit
 from tests.serving.in_process import application, listening
 
+KWAY = (sys.executable, "-P", "-m", "launch")
 CLASS = "LATIN SMALL LETTER E"
 _GALLERY_SIZE = 3000
 
@@ -27,6 +29,7 @@ _GALLERY_SIZE = 3000
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.screenshots", description=__doc__)
     parser.add_argument("demo", type=Path, metavar="DEMO", help="folder of `kway demo`")
+    parser.add_argument("--only", choices=("page", "report"), help="default: both")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder")
     arguments = parser.parse_args()
     if not (arguments.demo / "bundle").is_dir():
@@ -34,14 +37,37 @@ def main() -> None:
             2, f"error: {arguments.demo} has no bundle: run kway demo -o {arguments.demo}\n"
         )
     with TemporaryDirectory() as folder:
-        images, gallery = Path(folder) / "images", Path(folder) / "gallery"
-        asked = write_images(arguments.demo / "shards", images)
-        bundle = arguments.demo / "bundle"
-        command = [sys.executable, "-P", "-m", "launch", "index", bundle, images, "-o", gallery]
-        subprocess.run(command, check=True)
-        with listening(application(bundle, galleries={"held-out": str(gallery)})) as url:
-            for path in take(url, asked, arguments.out):
-                print(path, f"{path.stat().st_size / 1000:.0f} kB", flush=True)
+        if arguments.only != "page":
+            print_size(shoot_report(arguments.demo, Path(folder), arguments.out))
+        if arguments.only != "report":
+            for path in shoot_page(arguments.demo, Path(folder), arguments.out):
+                print_size(path)
+
+
+def print_size(path: Path) -> None:
+    print(path, f"{path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def shoot_report(demo: Path, folder: Path, out: Path) -> Path:
+    """The first sections of the report that compares the demo's runs."""
+    report = folder / "report.html"
+    runs = [run.folder(demo) for run in RUNS]
+    subprocess.run([*KWAY, "report", *runs, "-o", report], check=True)
+    size = {"viewport": {"width": 1300, "height": 1230}}
+    with chromium() as browser, visit(browser, report.as_uri(), is_started=False, **size) as page:
+        path = out / "report.png"
+        page.screenshot(path=path)
+        return path
+
+
+def shoot_page(demo: Path, folder: Path, out: Path) -> Iterator[Path]:
+    """The web page, while it is queried for held-out images."""
+    images, gallery = folder / "images", folder / "gallery"
+    asked = write_images(demo / "shards", images)
+    bundle = demo / "bundle"
+    subprocess.run([*KWAY, "index", bundle, images, "-o", gallery], check=True)
+    with listening(application(bundle, galleries={"held-out": str(gallery)})) as url:
+        yield from take(url, asked, out)
 
 
 def write_images(shards: Path, folder: Path) -> list[Path]:

@@ -126,11 +126,12 @@ def accuracy(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def _steps_of_latest(runs: Sequence[Run]) -> str:
-    steps = {run.letter: max(run.evaluations.measures, default=None) for run in runs}
-    shown = ", ".join(
-        f"{letter} at step {step:,}" for letter, step in steps.items() if step is not None
-    )
-    return f"Evaluated: {shown}."
+    evaluated = [run for run in runs if run.evaluations.measures]
+    steps = [max(run.evaluations.measures) for run in evaluated]
+    if len(set(steps)) == 1:
+        return f"Evaluated at step {steps[0]:,}."
+    shown = (f"{run.letter} at step {step:,}" for run, step in zip(evaluated, steps, strict=True))
+    return f"Evaluated: {', '.join(shown)}."
 
 
 def _capitalized(label: str) -> str:

@@ -71,7 +71,7 @@ def summary_table(runs: Sequence[Run]) -> dict[str, list[str]]:
         ],
         "MFU, median": [_median(run, "mfu", format_percent) for run in runs],
         "training time": [_duration_or_unknown(training_seconds(run.steps)) for run in runs],
-        "elapsed time": [_duration_or_unknown(_elapsed(run)) for run in runs],
+        "wall time, first to last record": [_duration_or_unknown(_elapsed(run)) for run in runs],
         "checkpoints": [format_number(len(run.steps.of("checkpoint"))) for run in runs],
         "restarts": [_last(run, "restarts") for run in runs],
         "damaged samples": [_last(run, "bad_samples") for run in runs],

@@ -364,9 +364,9 @@ def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
     mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from launch.commands.demo import exit_on_signals; from launch.demo import questions\n"
+        "from launch.commands.demo import exit_on_signals; from launch.demo import queries\n"
         "exit_on_signals()\n"
-        "with questions.server(Path(sys.argv[1]), Path(sys.argv[2])) as url:\n"
+        "with queries.server(Path(sys.argv[1]), Path(sys.argv[2])) as url:\n"
         "    print(url, flush=True); time.sleep(100)\n"
     )
     with subprocess.Popen(
@@ -421,8 +421,8 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert processes_with(mark) == []
-        assert ("is already complete" in done.stdout) is (time == "second")
-        assert "Three questions about held-out images" in done.stdout
+        assert ("is complete already" in done.stdout) is (time == "second")
+        assert "Single-class queries for three held-out images" in done.stdout
         runs = sorted(path.name for path in (out / "runs").iterdir())
         assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
         # A finished run prints no lines of steps.

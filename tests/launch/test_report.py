@@ -135,7 +135,7 @@ def test_the_summary_has_a_column_per_run(make_run):
     assert cells(page, "throughput, median") == ["64 samples/s", "128 samples/s"]
     assert cells(page, "waiting for data, median") == ["25.0%", "25.0%"]
     assert cells(page, "training time") == ["50 s", "50 s"]
-    assert cells(page, "elapsed time") == ["1.5 min", "1.5 min"]
+    assert cells(page, "wall time, first to last record") == ["1.5 min", "1.5 min"]
 
 
 def test_recipe_differences_contain_only_keys_that_differ(make_run):
@@ -373,7 +373,7 @@ def test_bars_of_measures_are_labeled(make_run):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["top-1 accuracy", "AUPRC"]
     assert [text.get_text() for text in axes.texts] == ["A 50.0%", "A 25.0%"]
     assert plot.alt_text == "top-1 accuracy: A 50.0%; AUPRC: A 25.0%"
-    assert plot.note == "Evaluated: A at step 100."
+    assert plot.note == "Evaluated at step 100."
 
 
 def test_the_page_of_a_long_run_is_small(make_run):
