@@ -117,7 +117,7 @@ def _host(plan: Plan) -> Table:
 def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory) -> Table:
     """Return a table of the items of `memory` and their totals, with one column per phase."""
     table = _table(title)
-    table.add_column("", overflow="fold")
+    table.add_column("item", overflow="fold")
     for heading in headings.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for line in memory.lines:
@@ -129,13 +129,13 @@ def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory
 def _traffic(plan: Plan) -> Table:
     cluster = plan.cluster
     table = _table(f"collectives per step: a rank sends {size(plan.sent)}")
-    table.add_column("", overflow="fold", min_width=_NAME_WIDTH)
+    table.add_column("collective", overflow="fold", min_width=_NAME_WIDTH)
     table.add_column("group", no_wrap=True)
-    for name in ("bytes", "sent", "time"):
+    for name in ("size", "sent", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     ordered = sorted(plan.collectives, key=lambda each: -cluster.seconds(each))
     for each in ordered[:_SHOWN]:
-        where = "across" if cluster.crosses_nodes(each.group) else "in node"
+        where = "inter-node" if cluster.crosses_nodes(each.group) else "intra-node"
         table.add_row(
             f"{each.what}, {each.operation.replace('_', '-')}",
             f"{each.group} {cluster.size(each.group)} {where}",
@@ -146,15 +146,16 @@ def _traffic(plan: Plan) -> Table:
     if rest := ordered[_SHOWN:]:
         sent = sum(cluster.sent(each) for each in rest)
         seconds = sum(cluster.seconds(each) for each in rest)
-        name = pluralize(len(rest), "smaller collective")
-        table.add_row(name, "", "", size(sent), duration(seconds))
+        table.add_row(
+            pluralize(len(rest), "smaller collective"), "", "", size(sent), duration(seconds)
+        )
     return table
 
 
 def _time(plan: Plan) -> Table:
     table = _table(f"step time at peak rates: {duration(plan.time.seconds)}")
     table.add_column("phase", no_wrap=True)
-    for name in ("products", "memory", "links", "total"):
+    for name in ("compute", "memory", "links", "total"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     for phase in plan.time.phases:
