@@ -135,7 +135,7 @@ def _traffic(plan: Plan) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     ordered = sorted(plan.collectives, key=lambda each: -cluster.seconds(each))
     for each in ordered[:_SHOWN]:
-        where = "inter-node" if cluster.crosses_nodes(each.group) else "intra-node"
+        where = "across" if cluster.crosses_nodes(each.group) else "in node"
         table.add_row(
             f"{each.what}, {each.operation.replace('_', '-')}",
             f"{each.group} {cluster.size(each.group)} {where}",

@@ -298,7 +298,7 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
         "head weights",
         "DDP: gradients",
         "bound by",
-        "world 16 inter-node",
+        "world 16 across",
         "class list",
     ):
         assert words in shown, words
