@@ -26,6 +26,6 @@ def test_the_tutorial_compares_two_heads_exports_one_and_queries_it(tmp_path):
     }
     assert measured.keys() == {"ce", "batch_ce"}
     assert all(0 <= measure <= 100 for row in measured.values() for measure in row)
-    (asked,) = [line for line in lines if line.startswith("$ kway query out/bundle --class")]
-    assert asked.endswith("images/green ellipse 1/0.png'")
+    (query,) = [line for line in lines if line.startswith("$ kway query out/bundle --class")]
+    assert query.endswith("images/green ellipse 1/0.png'")
     assert (tmp_path / "out" / "bundle" / "bundle.json").is_file()

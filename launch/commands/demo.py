@@ -18,7 +18,7 @@ def demo(
     classes: Annotated[int, typer.Option(min=20, help="number of characters")] = 1000,
     epochs: Annotated[float, typer.Option(min=0.01, help="length of each training run")] = 1.0,
 ) -> None:
-    """Shard, train three heads, compare them, export, serve and query, and show each command."""
+    """Run the complete workflow on drawn characters, from shards to queries, in a few minutes."""
     from data.sources import Glyphs
     from launch.commands.shard_source import write
     from launch.demo import plots, queries, runs
@@ -79,7 +79,5 @@ def exit_on_signals() -> None:
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if (
-            signal.getsignal(number) != signal.SIG_IGN
-        ):  # leave an ignored signal ignored, as under nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
             signal.signal(number, leave)

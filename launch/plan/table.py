@@ -146,9 +146,8 @@ def _traffic(plan: Plan) -> Table:
     if rest := ordered[_SHOWN:]:
         sent = sum(cluster.sent(each) for each in rest)
         seconds = sum(cluster.seconds(each) for each in rest)
-        table.add_row(
-            pluralize(len(rest), "smaller collective"), "", "", size(sent), duration(seconds)
-        )
+        name = pluralize(len(rest), "smaller collective")
+        table.add_row(name, "", "", size(sent), duration(seconds))
     return table
 
 

@@ -181,7 +181,7 @@ def check_the_model(service: RayService, folder: Path) -> None:
 
 
 def check_an_answer(service: RayService, made: Path, folder: Path) -> None:
-    """The server says of images what the bundle says without a server."""
+    """Check that the server returns the same answer as the bundle without a server."""
     for query in make_queries(made / SHARDS, folder):
         about = ["--class", query.queried_class, str(query.image), "--recall", "0.9", "--json"]
         url, token = "http://127.0.0.1:8000", ["--token-file", str(folder / "tokens")]

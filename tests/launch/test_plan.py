@@ -294,13 +294,7 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     assert kway("plan", path, "--nodes", 2, "--gpus", 8, "--classes", 10**6) == 0
     shown = capsys.readouterr().out
-    for words in (
-        "head weights",
-        "DDP: gradients",
-        "bound by",
-        "world 16 across",
-        "class list",
-    ):
+    for words in ("head weights", "DDP: gradients", "bound by", "world 16 across", "class list"):
         assert words in shown, words
     assert "GPU memory fits:" in shown
     assert "8 ranks reading the manifest); pass --host-memory to compare" in shown
