@@ -65,15 +65,16 @@ def test_every_command_has_help(kway, capsys):
 def test_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # without a terminal each loss is one line
     assert kway("losses") == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: line for line in lines[1:-1]}
+    table, legend = capsys.readouterr().out.split("\n\n")
+    rows = {line.split()[0]: line for line in table.splitlines()[1:]}
     assert rows.keys() == LOSSES.keys()
     for kind in LOSSES:
         loss = LOSSES[kind]()
         assert loss.paper in rows[kind]
         assert loss.statistic in rows[kind]
-        assert ("  yes  " in rows[kind]) == loss.aligned
-        assert loss.aligned_if in rows[kind]
+        aligned = "depends" if loss.aligned_if else "yes" if loss.aligned else "no"
+        assert rows[kind].split()[1] == aligned
+        assert not loss.aligned_if or f"{kind} is aligned if {loss.aligned_if}." in legend
     assert "k=5, tau=1.0, alpha=1.0" in rows["smooth_topk"]
     assert "samples=null (the exact expectation)" in rows["nce"]
     assert "w=null (sqrt(K - 1) - 1)" in rows["ccql"]
