@@ -147,7 +147,7 @@ def _grid(
         for run in runs
     )
     body = "".join(
-        f'<tr><th scope="row">{_text(name)}</th>'
+        f'<tr><th scope="row">{_breakable(name) if kind == "words" else _text(name)}</th>'
         + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
         + "</tr>"
         for name, cells in rows.items()
@@ -209,6 +209,11 @@ def _lines(text: str) -> Iterator[str]:
 
 def _letter(run: Run) -> str:
     return f'<span class="letter run{run.number % NUM_COLORS}">{run.letter}</span>'
+
+
+def _breakable(key: str) -> str:
+    """A recipe key that may be wrapped after its dots."""
+    return _text(key).replace(".", ".<wbr>")
 
 
 def _text(text: str) -> str:
