@@ -63,16 +63,16 @@ def shoot_report(demo: Path, folder: Path, out: Path) -> Path:
 def shoot_page(demo: Path, folder: Path, out: Path) -> Iterator[Path]:
     """The web page, while it is queried for held-out images."""
     images, gallery = folder / "images", folder / "gallery"
-    asked = write_images(demo / "shards", images)
+    queried = write_images(demo / "shards", images)
     bundle = demo / "bundle"
     subprocess.run([*KWAY, "index", bundle, images, "-o", gallery], check=True)
     with listening(application(bundle, galleries={"held-out": str(gallery)})) as url:
-        yield from take(url, asked, out)
+        yield from take(url, queried, out)
 
 
 def write_images(shards: Path, folder: Path) -> list[Path]:
-    """Held-out images, named by what they show -> `folder`; some to ask about: of the class, of
-    the classes most like it, and of any."""
+    """Write held-out images to `folder`, named by their classes. Returns those to query: images of
+    CLASS, of the classes with the most similar names, and of a less similar class."""
     folder.mkdir()
     written: dict[int, list[Path]] = {}
     vectors = load_label_vectors(shards, Manifest.load(shards))
@@ -84,35 +84,35 @@ def write_images(shards: Path, folder: Path) -> list[Path]:
             name = f"{names[label]} {len(written.get(label, ())) + 1}.{extension}"
             written.setdefault(label, []).append(folder / name)
             (folder / name).write_bytes(content)
-    alike = np.argsort(-(vectors @ vectors[wanted]))
-    near = [label for label in alike if int(label) in written and label != wanted]
-    some = [*near[:4], near[40]]
-    return [*written[wanted][:3], *(written[int(label)][0] for label in some)]
+    by_similarity = np.argsort(-(vectors @ vectors[wanted]))
+    others = [label for label in by_similarity if int(label) in written and label != wanted]
+    selected = [*others[:4], others[40]]
+    return [*written[wanted][:3], *(written[int(label)][0] for label in selected)]
 
 
-def take(url: str, asked: list[Path], out: Path) -> Iterator[Path]:
-    """The images, one after the other, each as soon as it is there."""
+def take(url: str, images: list[Path], out: Path) -> Iterator[Path]:
+    """Take the screenshots and yield their paths."""
     phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2}
     looks = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": phone}
     with chromium() as browser:
         for look, options in looks.items():
             settings = {"reduced_motion": "reduce", "device_scale_factor": 1.5, **options}
             with visit(browser, url, **settings) as page:
-                ask(page, asked)
+                query(page, images)
                 yield shot(page, out / f"page-{look}.png")
                 if look == "light":
                     search(page)
                     yield shot(page, out / "page-gallery.png")
-                    watch(page, asked)
+                    watch(page, images)
                     yield shot(page, out / "page-watch.png")
 
 
-def ask(page: Page, asked: list[Path]) -> None:
+def query(page: Page, images: list[Path]) -> None:
     page.locator("#class-input").fill(CLASS)
     page.locator("#class-input").press("Enter")
     expect(page.locator(".chip")).to_have_count(1)
-    page.locator("#choose input").set_input_files(asked)
-    expect(page.locator(".verdict")).to_have_count(len(asked))
+    page.locator("#choose input").set_input_files(images)
+    expect(page.locator(".verdict")).to_have_count(len(images))
     page.locator("#class-input").blur()
 
 
@@ -128,17 +128,17 @@ def search(page: Page) -> None:
     )
 
 
-def watch(page: Page, asked: list[Path]) -> None:
+def watch(page: Page, images: list[Path]) -> None:
     page.get_by_role("tab", name="Live watch").click()
     page.get_by_role("button", name="Watch for these classes").click()
     expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
-    page.locator("#room-watch input[type=file]").set_input_files(asked)
-    expect(page.locator("#room-watch")).to_contain_text(f"{len(asked)} frames answered")
+    page.locator("#room-watch input[type=file]").set_input_files(images)
+    expect(page.locator("#room-watch")).to_contain_text(f"{len(images)} frames answered")
     until(page, "[...document.querySelectorAll('.heard img')].every((one) => one.naturalWidth)")
 
 
 def shot(page: Page, path: Path) -> Path:
-    """All of the page, and not its window alone, but no more than two windows high."""
+    """Take a screenshot of the whole page, at most two windows high."""
     height = page.evaluate("Math.min(document.documentElement.scrollHeight, 2 * innerHeight)")
     width = page.evaluate("innerWidth")
     page.mouse.move(0, 0)
