@@ -21,8 +21,8 @@ _TICKS = [1, 2, 2.5, 5, 10]
 _WIDE_RANGE = 30  # a maximum above this many medians would flatten the rest of the curve
 _MAX_LOG_DECADES = 3  # with more decades, only powers of ten are labeled
 
-Mark = Literal["checkpoint", "restart", "refused", "other"]
-MARKS: dict[Mark, str] = {"checkpoint": "^", "restart": "|", "refused": "x", "other": "d"}
+Mark = Literal["checkpoint", "restart", "damaged", "other"]
+MARKS: dict[Mark, str] = {"checkpoint": "^", "restart": "|", "damaged": "x", "other": "d"}
 # Sizes of bars, in inches.
 _ROW, _FRAME = 0.42, 0.9
 _BAR, _BAR_GAP = 0.2, 0.16

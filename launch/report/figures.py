@@ -274,8 +274,10 @@ def _mark(event: Event) -> Mark | None:
     match event.name:
         case "evaluation":
             return None  # evaluations have their own plots
-        case "checkpoint" | "refused":
-            return event.name
+        case "checkpoint":
+            return "checkpoint"
+        case "refused":  # a checkpoint that failed verification on resume
+            return "damaged"
         case "start" | "resume" | "restart":
             return "restart" if event.step else None
     return "other"
@@ -285,7 +287,7 @@ def _legend(marked: Sequence[Marked]) -> str:
     shown = {
         "checkpoint": "▲ checkpoint",
         "restart": "┆ restart",
-        "refused": "✕ damaged checkpoint skipped",
+        "damaged": "✕ damaged checkpoint skipped",
         "other": "◆ other event",
     }
     marks = {event.mark for event in marked}

@@ -40,7 +40,7 @@ def format_duration(seconds: float) -> str:
     for size, unit in ((60, "min"), (3600, "h"), (86400, "days")):
         if seconds < 100 * size or unit == "days":
             return f"{seconds / size:.3g} {unit}"
-    raise AssertionError("the last unit has no limit")
+    raise AssertionError("unreachable: days are unlimited")
 
 
 def measure_names(runs: Sequence[Run]) -> list[str]:

@@ -76,7 +76,7 @@ def read_steps(path: Path) -> Steps:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """The record in this line, or None if it has no valid step and event name."""
+    """The record in this line, or None if its step or event name is missing or invalid."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
