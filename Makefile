@@ -70,7 +70,7 @@ bench-tree: $(READY)  ## build and check the cover tree of 1,000,000 classes
 figures: $(READY) ## draw the figures of docs/heads.md and docs/data.md
 	$(BIN)/python -B -m docs.figures
 
-screenshots: $(READY)  ## take screenshots of the demo's web page with Chromium
+screenshots: $(READY)  ## take the docs' screenshots of the demo's web page and report
 	$(BIN)/python -B -m docs.screenshots demo
 
 clean:           ## remove .venv and the files of the demo

@@ -1,7 +1,7 @@
-"""Takes the images of the page: `python -m docs.screenshots DEMO [--out DIR]`.
+"""Takes the screenshots of the docs: `python -m docs.screenshots DEMO [--only report] [--out DIR]`.
 
-DEMO is the folder of `kway demo`: its model answers, its held-out images are asked about. The
-application runs in this process, the browser is the machine's Chromium.
+DEMO is the output folder of `kway demo`. The server of its bundle runs in this process and is
+queried for held-out images; the report compares its runs. The browser is the machine's Chromium.
 """
 
 import argparse
@@ -17,9 +17,11 @@ from playwright.sync_api import Page, expect
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
+from launch.demo.runs import RUNS
 from tests.serving.browsing import chromium, until, visit
 from tests.serving.in_process import application, listening
 
+KWAY = (sys.executable, "-P", "-m", "launch")
 CLASS = "LATIN SMALL LETTER E"
 _GALLERY_SIZE = 3000
 
@@ -27,6 +29,7 @@ _GALLERY_SIZE = 3000
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.screenshots", description=__doc__)
     parser.add_argument("demo", type=Path, metavar="DEMO", help="folder of `kway demo`")
+    parser.add_argument("--only", choices=("page", "report"), help="default: both")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder")
     arguments = parser.parse_args()
     if not (arguments.demo / "bundle").is_dir():
@@ -34,19 +37,42 @@ def main() -> None:
             2, f"error: {arguments.demo} has no bundle: run kway demo -o {arguments.demo}\n"
         )
     with TemporaryDirectory() as folder:
-        images, gallery = Path(folder) / "images", Path(folder) / "gallery"
-        asked = write_images(arguments.demo / "shards", images)
-        bundle = arguments.demo / "bundle"
-        command = [sys.executable, "-P", "-m", "launch", "index", bundle, images, "-o", gallery]
-        subprocess.run(command, check=True)
-        with listening(application(bundle, galleries={"held-out": str(gallery)})) as url:
-            for path in take(url, asked, arguments.out):
-                print(path, f"{path.stat().st_size / 1000:.0f} kB", flush=True)
+        if arguments.only != "page":
+            print_size(shoot_report(arguments.demo, Path(folder), arguments.out))
+        if arguments.only != "report":
+            for path in shoot_page(arguments.demo, Path(folder), arguments.out):
+                print_size(path)
+
+
+def print_size(path: Path) -> None:
+    print(path, f"{path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def shoot_report(demo: Path, folder: Path, out: Path) -> Path:
+    """The first sections of the report that compares the demo's runs."""
+    report = folder / "report.html"
+    runs = [run.folder(demo) for run in RUNS]
+    subprocess.run([*KWAY, "report", *runs, "-o", report], check=True)
+    size = {"viewport": {"width": 1300, "height": 1230}}
+    with chromium() as browser, visit(browser, report.as_uri(), is_started=False, **size) as page:
+        path = out / "report.png"
+        page.screenshot(path=path)
+        return path
+
+
+def shoot_page(demo: Path, folder: Path, out: Path) -> Iterator[Path]:
+    """The web page, while it is queried for held-out images."""
+    images, gallery = folder / "images", folder / "gallery"
+    queried = write_images(demo / "shards", images)
+    bundle = demo / "bundle"
+    subprocess.run([*KWAY, "index", bundle, images, "-o", gallery], check=True)
+    with listening(application(bundle, galleries={"held-out": str(gallery)})) as url:
+        yield from take(url, queried, out)
 
 
 def write_images(shards: Path, folder: Path) -> list[Path]:
-    """Held-out images, named by what they show -> `folder`; some to ask about: of the class, of
-    the classes most like it, and of any."""
+    """Write held-out images to `folder`, named by their classes. Returns those to query: images of
+    CLASS, of the classes with the most similar names, and of a less similar class."""
     folder.mkdir()
     written: dict[int, list[Path]] = {}
     vectors = load_label_vectors(shards, Manifest.load(shards))
@@ -58,35 +84,35 @@ def write_images(shards: Path, folder: Path) -> list[Path]:
             name = f"{names[label]} {len(written.get(label, ())) + 1}.{extension}"
             written.setdefault(label, []).append(folder / name)
             (folder / name).write_bytes(content)
-    alike = np.argsort(-(vectors @ vectors[wanted]))
-    near = [label for label in alike if int(label) in written and label != wanted]
-    some = [*near[:4], near[40]]
-    return [*written[wanted][:3], *(written[int(label)][0] for label in some)]
+    by_similarity = np.argsort(-(vectors @ vectors[wanted]))
+    others = [label for label in by_similarity if int(label) in written and label != wanted]
+    selected = [*others[:4], others[40]]
+    return [*written[wanted][:3], *(written[int(label)][0] for label in selected)]
 
 
-def take(url: str, asked: list[Path], out: Path) -> Iterator[Path]:
-    """The images, one after the other, each as soon as it is there."""
+def take(url: str, images: list[Path], out: Path) -> Iterator[Path]:
+    """Take the screenshots and yield their paths."""
     phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2}
     looks = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": phone}
     with chromium() as browser:
         for look, options in looks.items():
             settings = {"reduced_motion": "reduce", "device_scale_factor": 1.5, **options}
             with visit(browser, url, **settings) as page:
-                ask(page, asked)
+                query(page, images)
                 yield shot(page, out / f"page-{look}.png")
                 if look == "light":
                     search(page)
                     yield shot(page, out / "page-gallery.png")
-                    watch(page, asked)
+                    watch(page, images)
                     yield shot(page, out / "page-watch.png")
 
 
-def ask(page: Page, asked: list[Path]) -> None:
+def query(page: Page, images: list[Path]) -> None:
     page.locator("#class-input").fill(CLASS)
     page.locator("#class-input").press("Enter")
     expect(page.locator(".chip")).to_have_count(1)
-    page.locator("#choose input").set_input_files(asked)
-    expect(page.locator(".verdict")).to_have_count(len(asked))
+    page.locator("#choose input").set_input_files(images)
+    expect(page.locator(".verdict")).to_have_count(len(images))
     page.locator("#class-input").blur()
 
 
@@ -102,17 +128,17 @@ def search(page: Page) -> None:
     )
 
 
-def watch(page: Page, asked: list[Path]) -> None:
+def watch(page: Page, images: list[Path]) -> None:
     page.get_by_role("tab", name="Live watch").click()
     page.get_by_role("button", name="Watch for these classes").click()
     expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
-    page.locator("#room-watch input[type=file]").set_input_files(asked)
-    expect(page.locator("#room-watch")).to_contain_text(f"{len(asked)} frames answered")
+    page.locator("#room-watch input[type=file]").set_input_files(images)
+    expect(page.locator("#room-watch")).to_contain_text(f"{len(images)} frames answered")
     until(page, "[...document.querySelectorAll('.heard img')].every((one) => one.naturalWidth)")
 
 
 def shot(page: Page, path: Path) -> Path:
-    """All of the page, and not its window alone, but no more than two windows high."""
+    """Take a screenshot of the whole page, at most two windows high."""
     height = page.evaluate("Math.min(document.documentElement.scrollHeight, 2 * innerHeight)")
     width = page.evaluate("innerWidth")
     page.mouse.move(0, 0)

@@ -63,7 +63,7 @@ def main(images: Path | None, out: Path, epochs: float) -> None:
 
     print(f"\n{'loss':10}", *(f"{name:>8}" for name in MEASURES.values()))
     for loss, run in runs.items():
-        print(f"{loss:10}", *(f"{measures_of(run)[key]:8.3f}" for key in MEASURES))
+        print(f"{loss:10}", *(f"{measures_of(run)[key]:8.1%}" for key in MEASURES))
     best = max(runs, key=lambda loss: measures_of(runs[loss])["auprc"])
 
     kway("export", runs[best], "-o", out / "bundle")

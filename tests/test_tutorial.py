@@ -21,11 +21,11 @@ def test_the_tutorial_compares_two_heads_exports_one_and_queries_it(tmp_path):
     lines = done.stdout.splitlines()
     header = lines.index("loss          top-1    AUPRC  P@R 0.9")
     measured = {
-        line.split()[0]: [float(word) for word in line.split()[1:]]
+        line.split()[0]: [float(word.removesuffix("%")) for word in line.split()[1:]]
         for line in lines[header + 1 : header + 3]
     }
     assert measured.keys() == {"ce", "batch_ce"}
-    assert all(0 <= measure <= 1 for row in measured.values() for measure in row)
+    assert all(0 <= measure <= 100 for row in measured.values() for measure in row)
     (query,) = [line for line in lines if line.startswith("$ kway query out/bundle --class")]
     assert query.endswith("images/green ellipse 1/0.png'")
     assert (tmp_path / "out" / "bundle" / "bundle.json").is_file()

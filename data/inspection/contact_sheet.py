@@ -21,7 +21,7 @@ _TILE = 128
 _GAP = 10
 _LINE = 16
 _FONT_SIZE = 12
-_LINES = 2
+_LINES = 3
 _TITLE = 28
 _PAPER, _GROUND, _INK, _FAINT = "white", (238, 238, 238), (20, 20, 20), (120, 120, 120)
 _FACES = ("DejaVuSans", "STIXGeneral", "DejaVuSerif")
@@ -43,7 +43,7 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
         top = _TITLE + _GAP + position // columns * step_y
         sheet.paste(_GROUND, (left, top, left + _TILE, top + _TILE))
         name = _paste(sheet, split, index, left, top)
-        pen.lines(name or "damaged", left, top + _TILE + 2, _TILE, lines=_LINES)
+        pen.lines(name or "damaged image", left, top + _TILE + 2, _TILE, lines=_LINES)
     return sheet
 
 

@@ -1,7 +1,7 @@
-"""Draws a label tree, or the top of it that is readable, as a figure with names.
+"""Draws a label tree with names. Of a large tree, only the upper levels are drawn.
 
-Branches are expanded from the root down, those with the most classes first, while their children
-fit. A collapsed branch shows its number of classes.
+Branches are expanded from the root down, those with the most classes first, as long as their
+children fit. A collapsed branch shows its number of classes.
 """
 
 import heapq
@@ -15,52 +15,97 @@ import numpy as np
 from heads.tree.label_tree import IntArray, LabelTree
 from heads.tree.named_tree import NamedTree
 
-_COLORS = {"inner": "#2680c2", "class": "#1f2933", "closed": "#2680c2", "more": "#7b8794"}
+_COLORS = {"expanded": "#1d6aa3", "class": "#1f2933", "collapsed": "#1d6aa3", "more": "#52606d"}
 _EDGE = "#9aa5b1"
-_ROW_INCHES = 0.24
-_NAME_CHARACTERS = 26
-_LARGEST_FAMILY = 16
+# Sizes in inches.
+_ROW_INCHES, _MARGIN, _CONNECTOR, _TITLE_INCHES = 0.24, 0.15, 0.35, 0.45
+_MAX_WIDTH = 30.0
+_MAX_NAME_CHARACTERS = (60, 40, 26)  # the first number whose figure is narrow enough is used
+_MAX_CHILDREN = 16
+_FONT_SIZE = 8
+_TEXT_OFFSET = 0.08
 
 
 @dataclass
 class _Item:
-    """Something drawn: an open or closed pseudoclass, a class, or the rest of a family."""
+    """An expanded or collapsed pseudoclass, a class, or the number of children not drawn."""
 
     kind: str
-    text: str
+    name: str
     depth: int
+    note: str = ""
     below: list["_Item"] = field(default_factory=list)
     row: float = 0.0
 
+    def text(self, max_characters: int) -> str:
+        """The name, truncated if it is too long, and the note."""
+        return f"{_short(self.name, max_characters)}{self.note}"
+
 
 def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str = "") -> int:
-    """Write the figure, at most about `rows` rows of names high, in the format of the name's end.
+    """Write a figure of at most about `rows` rows of names. The suffix of `path` is its format.
 
-    Returns how many classes and pseudoclasses are drawn.
+    Returns the number of classes and pseudoclasses drawn.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    items = _placed(_Opening(named, rows).items())
-    deepest = max(item.depth for item in items)
+    items = _placed(_Expansion(named, rows).items())
     num_rows = 1 + max(item.row for item in items)
-    size = (min(30.0, 4 + 1.7 * (deepest + 1)), _ROW_INCHES * num_rows + 0.9)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
+    for max_characters in _MAX_NAME_CHARACTERS:
+        columns = _columns(items, max_characters)
+        if columns[-1] <= _MAX_WIDTH:
+            break
+    height = _TITLE_INCHES + _ROW_INCHES * num_rows + _MARGIN
+    figure = Figure(figsize=(columns[-1], height))
+    axes = figure.add_axes((0, 0, 1, 1))
     for item in items:
-        _draw(axes, item)
-    axes.set_title(title or f"{named.tree.num_classes:,} classes", loc="left", fontsize=11)
-    axes.set_xlim(-0.05, deepest + 1.4)
-    axes.set_ylim(num_rows - 0.4, -0.6)
+        _draw(axes, item, columns, max_characters)
+    top = 0.5 + _TITLE_INCHES / _ROW_INCHES
+    axes.set_xlim(0, columns[-1])
+    axes.set_ylim(num_rows - 0.5 + _MARGIN / _ROW_INCHES, -top)
     axes.axis("off")
+    title = title or f"{named.tree.num_classes:,} classes"
+    axes.text(_MARGIN, 0.4 - top, title, fontsize=11, verticalalignment="top", parse_math=False)
     figure.savefig(path, dpi=110)
     return sum(item.kind != "more" for item in items)
 
 
-class _Opening:
-    """Opens branches of a tree while rows are left."""
+def _columns(items: list[_Item], max_characters: int) -> list[float]:
+    """The x position of each depth, in inches, and the width of the figure.
+
+    A column is as wide as its widest expanded name; the last one as wide as its widest name.
+    """
+    deepest = max(item.depth for item in items)
+    columns = [_MARGIN]
+    for depth in range(deepest + 1):
+        expanded = [item for item in items if item.depth == depth and item.below]
+        widths = (_text_width(item, max_characters) for item in expanded)
+        columns.append(columns[-1] + max(widths, default=0.0) + _CONNECTOR)
+    ends = (columns[item.depth] + _text_width(item, max_characters) for item in items)
+    columns[-1] = max(ends) + _MARGIN
+    return columns
+
+
+def _text_width(item: _Item, max_characters: int) -> float:
+    """The width of an item's text in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(size=_FONT_SIZE, weight=_weight(item))
+    text = item.text(max_characters)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return _TEXT_OFFSET + float(width) / 72
+
+
+def _weight(item: _Item) -> str:
+    return "bold" if item.kind in ("expanded", "collapsed") else "normal"
+
+
+class _Expansion:
+    """Expands branches of a tree while rows are left."""
 
     def __init__(self, named: NamedTree, rows: int) -> None:
         self._tree, self._names, self._rows = named.tree, named.node_names, rows
@@ -71,46 +116,45 @@ class _Opening:
         self._queue: list[tuple[int, int, _Item]] = []
 
     def items(self) -> list[_Item]:
-        """The roots' items, the branch with the most classes opened first."""
-        top = self._family(-1, 0, self._rows)
+        """The items of the roots. The branch with the most classes is expanded first."""
+        top = self._children(-1, 0, self._rows)
         self._rows -= len(top)
         while self._queue:
             _, node, item = heapq.heappop(self._queue)
-            # The closed item's own row becomes free; fewer than 3 names say little of a family.
+            # The row of the collapsed item becomes free. Fewer than 3 names are not informative.
             if self._rows + 1 >= min(3, int(self._tree.num_children[node])):
-                item.kind, item.text = "inner", _short(self._names[node])
-                room = min(self._rows + 1, _LARGEST_FAMILY)
-                item.below = self._family(node, item.depth + 1, room)
+                item.kind, item.note = "expanded", ""
+                max_items = min(self._rows + 1, _MAX_CHILDREN)
+                item.below = self._children(node, item.depth + 1, max_items)
                 self._rows -= len(item.below) - 1
         return top
 
-    def _family(self, parent: int, depth: int, room: int) -> list[_Item]:
-        """Items of a node's children, or of the largest and how many more there are."""
+    def _children(self, parent: int, depth: int, max_items: int) -> list[_Item]:
+        """Items of a node's children, or of the largest and the number of the others."""
         nodes = self._by_parent[self._starts[parent + 1] : self._starts[parent + 2]]
         nodes = nodes[np.argsort(-self._num_below[nodes], kind="stable")]
-        shown = nodes if len(nodes) <= room else nodes[: room - 1]
-        items = [self._closed(node, depth) for node in shown.tolist()]
+        shown = nodes if len(nodes) <= max_items else nodes[: max_items - 1]
+        items = [self._collapsed(node, depth) for node in shown.tolist()]
         if len(shown) < len(nodes):
             items.append(_Item("more", f"… {len(nodes) - len(shown):,} more", depth))
         return items
 
-    def _closed(self, node: int, depth: int) -> _Item:
-        name = _short(self._names[node])
+    def _collapsed(self, node: int, depth: int) -> _Item:
+        name = _drawable(self._names[node])
         if not self._tree.has_children[node]:
             return _Item("class", name, depth)
         size = int(self._num_below[node])
-        item = _Item("closed", f"{name} ({size:,} classes)", depth)
+        item = _Item("collapsed", name, depth, f" ({size:,} classes)")
         heapq.heappush(self._queue, (-size, node, item))
         return item
 
 
-def _short(name: str) -> str:
-    name = _drawable(name)
-    return name if len(name) <= _NAME_CHARACTERS else name[: _NAME_CHARACTERS - 1] + "…"
+def _short(name: str, max_characters: int) -> str:
+    return name if len(name) <= max_characters else name[: max_characters - 1] + "…"
 
 
 def _drawable(name: str) -> str:
-    """The name, with emoji and other characters that the font lacks given by their own names."""
+    """The name, with emoji and other characters that the font lacks replaced by their names."""
     import emoji
     from matplotlib.font_manager import findfont, get_font
 
@@ -138,7 +182,8 @@ def _classes_below(tree: LabelTree) -> IntArray:
 
 
 def _placed(top: list[_Item]) -> list[_Item]:
-    """All items, with rows: the childless one after the other, the others amid their children."""
+    """All items, with their rows: items without children in sequence, the others at the middle of
+    their children."""
     placed: list[_Item] = []
     next_row = 0
 
@@ -158,26 +203,27 @@ def _placed(top: list[_Item]) -> list[_Item]:
     return placed
 
 
-def _draw(axes: Any, item: _Item) -> None:
-    color = _COLORS[item.kind]
+def _draw(axes: Any, item: _Item, columns: list[float], max_characters: int) -> None:
+    color, x = _COLORS[item.kind], columns[item.depth]
     for child in item.below:
-        bend = item.depth + 0.82
+        end = columns[child.depth]
+        bend = end - 0.6 * _CONNECTOR
         axes.plot(
-            [item.depth, bend, bend, child.depth],
+            [x, bend, bend, end],
             [item.row, item.row, child.row, child.row],
             color=_EDGE,
             linewidth=0.8,
             zorder=1,
         )
-    if item.kind == "inner":
-        axes.plot(item.depth, item.row, "o", color=color, markersize=4, zorder=3)
+    if item.kind == "expanded":
+        axes.plot(x, item.row, "o", color=color, markersize=4, zorder=3)
     axes.text(
-        item.depth + (0.05 if item.kind == "inner" else 0.02),
+        x + (_TEXT_OFFSET if item.kind == "expanded" else 0.03),
         item.row,
-        item.text,
+        item.text(max_characters),
         color=color,
-        fontsize=8,
-        fontweight="bold" if item.kind in ("inner", "closed") else "normal",
+        fontsize=_FONT_SIZE,
+        fontweight=_weight(item),
         fontstyle="italic" if item.kind == "more" else "normal",
         verticalalignment="center",
         parse_math=False,

@@ -1,4 +1,4 @@
-"""`kway demo`: the complete workflow on images made from the fonts of this machine."""
+"""`kway demo`: the complete workflow on images rendered from the fonts of this machine."""
 
 import shlex
 import signal
@@ -21,7 +21,7 @@ def demo(
     """Run the complete workflow on drawn characters, from shards to queries, in a few minutes."""
     from data.sources import Glyphs
     from launch.commands.shard_source import write
-    from launch.demo import plots, questions, runs
+    from launch.demo import plots, queries, runs
     from trainer.bundle.export import export_run
     from trainer.world import open_world
 
@@ -31,12 +31,12 @@ def demo(
         seconds = f"{time.monotonic() - started:.0f} s"
         console.rule(f"{number}/6  {what}  ({seconds})", align="left")
         line = shlex.join(["kway", *map(str, command)])
-        console.print(printable(f"$ {line}"), style="dim", markup=False, soft_wrap=True)
+        console.print(printable(f"$ {line}"), style="bold", markup=False, soft_wrap=True)
 
     exit_on_signals()
     shards, bundle = out / "shards", out / "bundle"
-    made = ("shard", "glyphs", "-o", shards, "--classes", classes)
-    announce(1, "images of characters", *made)
+    command = ("shard", "glyphs", "-o", shards, "--classes", classes)
+    announce(1, "render characters", *command)
     write(Glyphs(classes), shards)
 
     for run in runs.RUNS:
@@ -59,14 +59,14 @@ def demo(
         export_run(chosen.folder(out), bundle, world, force=True)
 
     announce(5, "serve", "serve", bundle)
-    examples = questions.make_questions(shards, out / "questions")
-    with questions.server(bundle, out / "server.log") as url:
+    sent = queries.make_queries(shards, out / "queries")
+    with queries.server(bundle, out / "server.log") as url:
         console.print(f"ready at {url}")
-        announce(6, "query", "query", url, "--class", examples[0].asked, examples[0].image)
-        answers = [questions.ask(url, question) for question in examples]
-        console.print(questions.answers_table(examples, answers))
+        announce(6, "query", "query", url, "--class", sent[0].queried_class, sent[0].image)
+        verdicts = [queries.send(url, query) for query in sent]
+        console.print(queries.verdict_table(sent, verdicts))
     done = (
-        f"Done in {time.monotonic() - started:.0f} s. See {out / 'comparison.png'}; "
+        f"Done in {time.monotonic() - started:.0f} s. Plots: {out / 'comparison.png'}. "
         f"To query more images: kway query {bundle} --class NAME IMAGE"
     )
     console.print(printable(done), markup=False, soft_wrap=True)
@@ -79,5 +79,5 @@ def exit_on_signals() -> None:
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # stay immune to it, as under nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
             signal.signal(number, leave)

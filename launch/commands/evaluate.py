@@ -6,11 +6,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from data.messages import printable
+from launch.measures import is_ratio, measure_label
 from launch.options import AllowImport
 from launch.output_path import check_writable, explain_write_errors
 from launch.terminal import table_cell
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from trainer.evaluation.run_evaluation import EvaluationRequest
 
 Order = Literal["index", "positives", "accuracy", "average_precision"]
-_NAME = 24  # two names and their numbers fit 80 columns
 
 
 def evaluate(
@@ -69,8 +70,8 @@ def evaluate(
         check_writable(classes, "--classes")
     step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
     result = load_evaluation(wanted.folder(), step=step)
-    samples = f"{result.num_samples} samples of {recipe.data.eval_split}"
-    print(printable(f"{run} at step {step}: {samples}"))
+    samples = f"{result.num_samples:,} samples of {recipe.data.eval_split}"
+    print(printable(f"{run} at step {step:,}: {samples}"))
     Console().print(_measures(result))
     if not (classes or worst or best or confusions):
         return
@@ -135,38 +136,47 @@ def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
 
 
 def _measures(result: "Evaluation") -> Table:
-    table = Table("measure", "value")
+    """The measures, with the names that `checkpoint.keep_best.measure` accepts."""
+    table = Table("measure", "name in recipes")
+    table.add_column("value", justify="right")
     for name, value in result.metrics.items():
-        table.add_row(table_cell(name), f"{value:.4f}")
+        shown = f"{value:.2%}" if is_ratio(name) else f"{value:.4f}"
+        table.add_row(table_cell(measure_label(name)), table_cell(name), shown)
     return table
 
 
 def _classes(title: str, table: "ClassTable", ids: Sequence[int]) -> Table:
-    recalls = [f"prec. at {recall:g}" for recall in table.recalls]
-    shown = Table(title=f"{title} classes by average precision")
-    for name in ("class", "name"):
-        shown.add_column(name)
-    for name in ("samples", "accuracy", "avg. prec.", *recalls):
-        shown.add_column(name, justify="right")
+    shown = Table(
+        title=f"{title} classes by average precision (AP)",
+        caption="P@R: precision at recall",
+        caption_style="none",  # rich's default, dim, is hard to read
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    shown.add_column("class", justify="right")
+    shown.add_column("name", overflow="fold")
+    recalls = [f"P@R {recall:g}" for recall in table.recalls]
+    for name in ("samples", "accuracy", "AP", *recalls):
+        shown.add_column(name, justify="right", no_wrap=True)
     for j in ids:
         measures = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
         shown.add_row(
             str(j),
-            table_cell(table.names[j], _NAME),
-            str(table.positives[j]),
-            *(f"{value:.3f}" for value in measures),
+            table_cell(table.names[j]),
+            f"{table.positives[j]:,}",
+            *(f"{value:.1%}" for value in measures),
         )
     return shown
 
 
 def _confused(result: "Evaluation", names: Sequence[str], num: int) -> Table:
-    shown = Table(title="most confused classes")
-    for name in ("true", "predicted"):
-        shown.add_column(name)
+    shown = Table(title="most confused classes", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("true class", "predicted class"):
+        shown.add_column(name, overflow="fold")
     for name in ("samples", "share of class"):
-        shown.add_column(name, justify="right")
+        shown.add_column(name, justify="right", no_wrap=True)
     for true, predicted, samples in result.confusions[:num].tolist():
         share = samples / int(result.classes.positives[true])
-        cells = (table_cell(names[true], _NAME), table_cell(names[predicted], _NAME))
-        shown.add_row(*cells, str(samples), f"{share:.1%}")
+        cells = (table_cell(names[true]), table_cell(names[predicted]))
+        shown.add_row(*cells, f"{samples:,}", f"{share:.1%}")
     return shown

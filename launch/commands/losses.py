@@ -13,23 +13,35 @@ if TYPE_CHECKING:
     from heads.losses import Loss
 
 
+_WIDE_COLUMNS = 140  # minimum width of a terminal for all columns
+_LEGEND = (
+    "aligned: with the Principle of Logit Separation. A single logit is a meaningful score.",
+    "paper: 000 to 004 are listed in docs/papers.md.",
+)
+
+
 def losses() -> None:
     """List the losses, their papers, and which of them allow queries from a single logit."""
     from heads.losses import LOSSES
 
+    console = wide_console(1_000)
+    shows_statistics = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False)
     table.add_column("head.loss.kind", no_wrap=True)
-    for column in ("paper", "aligned", "statistics of a row", "options"):
+    table.add_column("aligned", no_wrap=True)
+    for column in ("paper", "options", "statistics per row")[: 3 if shows_statistics else 2]:
         table.add_column(column, overflow="fold")
+    conditions = []
     for kind, loss_class in LOSSES.items():
         loss = loss_class()
-        aligned = "yes" if loss.aligned else "-"
+        aligned = "depends" if loss.aligned_if else "yes" if loss.aligned else "no"
         if loss.aligned_if:
-            aligned = f"if {loss.aligned_if}"
-        cells = kind, loss.paper, aligned, loss.statistic, _options(loss_class)
-        table.add_row(*(Text(cell) for cell in cells))
-    wide_console(1_000).print(table)
-    print("aligned with the Principle of Logit Separation: a single logit is a meaningful score")
+            conditions.append(f"{kind} is aligned if {loss.aligned_if}.")
+        cells = [kind, aligned, loss.paper, _options(loss_class)]
+        table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
+    console.print(table)
+    for line in ("", *_LEGEND, *conditions):
+        console.print(Text(line))
 
 
 def _options(loss: type["Loss"]) -> str:

@@ -16,9 +16,9 @@ def report(
         Path, typer.Option("-o", "--out", help="HTML file; an existing file is replaced")
     ] = Path("report.html"),
 ) -> None:
-    """Compare runs in one self-contained HTML page.
+    """Compare runs in plots and tables on one self-contained HTML page.
 
-    Runs may be unfinished or damaged: the page lists what could not be read.
+    Runs may be running, interrupted or damaged. The page lists what could not be read.
     """
     from data.files import commit
     from launch.report import read_runs, report_page
@@ -31,6 +31,6 @@ def report(
     with explain_write_errors(out, "--out"):
         commit(out, content)
     for run in found:
-        for problem in run.troubles:
+        for problem in run.problems:
             print(printable(f"{run.letter} {run.name}: {problem}"))
     print(f"{out}: {pluralize(len(found), 'run')}, {len(content) / 1e6:.1f} MB")

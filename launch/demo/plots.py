@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
@@ -17,6 +18,7 @@ from trainer.run.trained_run import open_trained
 from trainer.world import World
 
 _FALSE, _TRUE, _LINE = "#9aa5b1", "#d1495b", "#1f2933"
+_COLORS = {DENSE_CE: "#edae49", DENSE_BATCH_CE: "#00798c", VTREE_CE: "#66a182"}
 _RECALL = 0.9
 
 
@@ -32,14 +34,16 @@ class Logits:
 def draw(out: Path, world: World, path: Path) -> None:
     """Plot the demo's runs to `path` (PNG)."""
     matplotlib.use("Agg")
-    losses = {run.loss: _logits(out, run, world) for run in (DENSE_CE, DENSE_BATCH_CE)}
+    logits = {run: _logits(out, run, world) for run in (DENSE_CE, DENSE_BATCH_CE)}
     figure = Figure(figsize=(13, 8.5), layout="constrained")
-    figure.suptitle("kway demo: characters in styles that training never showed", fontsize=15)
+    figure.suptitle(
+        "kway demo: characters in font styles that are not in the training data", fontsize=15
+    )
     axes = figure.subplots(2, 2)
-    class_id = _typical_class(losses)
-    for ax, (loss, logits) in zip(axes[0], losses.items(), strict=True):
-        _draw_one_class(ax, loss, logits, class_id)
-    _draw_one_threshold(axes[1][0], losses)
+    class_id = _typical_class(list(logits.values()))
+    for ax, (run, found) in zip(axes[0], logits.items(), strict=True):
+        _draw_one_class(ax, run.loss, found, class_id)
+    _draw_one_threshold(axes[1][0], logits)
     _draw_tree(axes[1][1], out)
     figure.savefig(path, dpi=110)
 
@@ -57,16 +61,16 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
         return Logits(logits, split.labels.copy(), tuple(info.name for info in split.classes))
 
 
-def _typical_class(losses: dict[str, Logits]) -> int:
+def _typical_class(found: list[Logits]) -> int:
     """Of the classes with the most held-out images, the one with the median AUPRC over losses."""
-    labels = next(iter(losses.values())).labels
+    labels = found[0].labels
     counts = np.bincount(labels)
     class_ids = torch.from_numpy(np.flatnonzero(counts == counts.max()))
     precision = sum(
         block_measures(
-            torch.from_numpy(logits.logits[:, class_ids]), torch.from_numpy(labels), class_ids
+            torch.from_numpy(each.logits[:, class_ids]), torch.from_numpy(labels), class_ids
         ).average_precision
-        for logits in losses.values()
+        for each in found
     )
     assert isinstance(precision, torch.Tensor)
     return int(class_ids[precision.argsort(stable=True)[len(class_ids) // 2]])
@@ -76,49 +80,57 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
     column, own = logits.logits[:, class_id], logits.labels == class_id
     threshold = float(pooled_thresholds(torch.from_numpy(column[own]), [_RECALL])[0])
     above = int((column[~own] >= threshold).sum())
-    ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum()} images of other classes")
+    ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum():,} images of other classes")
     ax.set_yscale("symlog", linthresh=1)
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     top = ax.get_ylim()[1]
     ax.set_ylim(0, 12 * top)  # leave space for the legend
-    ax.vlines(column[own], 0, top, color=_TRUE, lw=2, label=f"{own.sum()} images of it")
+    ax.vlines(column[own], 0, top, color=_TRUE, lw=2, label=f"{own.sum()} images of this class")
     ax.axvline(threshold, color=_LINE, ls="--", lw=1.5, label=f"threshold for recall {_RECALL:g}")
     ax.set(
-        title=f"loss {loss}: the logit of “{logits.names[class_id]}”\n"
-        f"images of other classes that reach the threshold: {above}",
+        title=f"Loss {loss}: logit of the class “{logits.names[class_id]}”\n"
+        f"{above} images of other classes reach the threshold",
         xlabel="logit",
-        ylabel="images",
+        ylabel="number of images",
     )
     ax.legend(loc="upper left", fontsize=9)
 
 
-def _draw_one_threshold(ax: Axes, losses: dict[str, Logits]) -> None:
+def _draw_one_threshold(ax: Axes, found: dict[DemoRun, Logits]) -> None:
     """Plot precision over recall with one threshold for all classes, which requires that logits of
     different classes and images are comparable."""
-    for (loss, logits), colour in zip(losses.items(), ("#edae49", "#00798c"), strict=True):
+    for run, logits in found.items():
         own = np.zeros(logits.logits.shape, dtype=bool)
         own[np.arange(len(own)), logits.labels] = True
         order = np.argsort(-logits.logits, axis=None, kind="stable")
         hits = own.ravel()[order].cumsum()
         last = np.flatnonzero(own.ravel()[order])  # ranks at which recall increases
         recall, precision = hits[last] / len(own), hits[last] / (last + 1)
-        ax.plot(recall, precision, color=colour, lw=2, label=f"{loss}: area {precision.mean():.3f}")
+        label = f"loss {run.loss}: AUPRC {precision.mean():.1%}"
+        ax.plot(recall, precision, color=_COLORS[run], lw=2, label=label)
     ax.set(
-        title="One threshold for all classes:\nis a logit comparable between images and classes?",
-        xlabel="recall of (image, class) pairs",
+        title="One threshold for all classes:\nare logits comparable between images and classes?",
+        xlabel="recall over all (image, class) pairs",
         ylabel="precision",
         xlim=(0, 1),
         ylim=(0, 1.02),
     )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
     ax.legend(loc="lower left")
 
 
 def _draw_tree(ax: Axes, out: Path) -> None:
-    names = {"top1": "top-1", "sa": "similarity\naccuracy (SA)", "auprc": "AUPRC"}
-    for offset, run, colour in ((-0.2, DENSE_CE, "#edae49"), (0.2, VTREE_CE, "#66a182")):
+    names = {"top1": "top-1 accuracy", "sa": "similarity\naccuracy (SA)", "auprc": "AUPRC"}
+    for offset, run in ((-0.2, DENSE_CE), (0.2, VTREE_CE)):
         measures = run.measures(out)
         values = [measures[name] for name in names]
-        bars = ax.bar(np.arange(len(names)) + offset, values, 0.38, color=colour, label=run.name)
-        ax.bar_label(bars, fmt="%.3f")
+        bars = ax.bar(
+            np.arange(len(names)) + offset, values, 0.38, color=_COLORS[run], label=run.name
+        )
+        ax.bar_label(bars, fmt="{:.1%}")
     ax.set_xticks(range(len(names)), list(names.values()))
-    ax.set(title="Dense class weights and a V-tree over the characters' names", ylim=(0, 1.25))
+    ax.set_yticks(np.linspace(0, 1, 6))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(title="Class weights: dense, or a V-tree over the characters' names", ylim=(0, 1.2))
     ax.legend(loc="upper right")

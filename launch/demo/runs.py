@@ -72,18 +72,27 @@ _COLUMNS = {
     "auprc": "AUPRC",
     "precision_at_recall_0.9": "P@R 0.9",
 }
+_CAPTION = (
+    "top-1, top-5, SA (similarity accuracy): all classes are ranked. AUPRC, P@R 0.9 (precision "
+    "at recall 0.9): the logit of one class alone, mean over classes."
+)
 
 
 def comparison(out: Path) -> tuple[Table, str]:
     """A comparison of the runs' measures, as a table for the terminal and as Markdown."""
-    table = Table(title="Held-out styles: top-1, top-5 and SA over all classes; one logit alone")
+    table = Table(
+        title="Accuracy on held-out styles",
+        caption=_CAPTION,
+        caption_justify="left",
+        caption_style="none",  # rich's default, dim, is hard to read
+    )
     header = ["class weights x loss", *_COLUMNS.values()]
     lines = [" | ".join(header), " | ".join(["---"] * len(header))]
     for column in header:
         table.add_column(column, justify="left" if column == header[0] else "right")
     for run in RUNS:
         measures = run.measures(out)
-        row = [run.name, *(f"{measures[name]:.3f}" for name in _COLUMNS)]
+        row = [run.name, *(f"{measures[name]:.1%}" for name in _COLUMNS)]
         table.add_row(*row)
         lines.append(" | ".join(row))
     return table, "".join(f"| {line} |\n" for line in lines)

@@ -117,7 +117,7 @@ def _host(plan: Plan) -> Table:
 def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory) -> Table:
     """Return a table of the items of `memory` and their totals, with one column per phase."""
     table = _table(title)
-    table.add_column("", overflow="fold")
+    table.add_column("item", overflow="fold")
     for heading in headings.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for line in memory.lines:
@@ -129,9 +129,9 @@ def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory
 def _traffic(plan: Plan) -> Table:
     cluster = plan.cluster
     table = _table(f"collectives per step: a rank sends {size(plan.sent)}")
-    table.add_column("", overflow="fold", min_width=_NAME_WIDTH)
+    table.add_column("collective", overflow="fold", min_width=_NAME_WIDTH)
     table.add_column("group", no_wrap=True)
-    for name in ("bytes", "sent", "time"):
+    for name in ("size", "sent", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     ordered = sorted(plan.collectives, key=lambda each: -cluster.seconds(each))
     for each in ordered[:_SHOWN]:
@@ -154,7 +154,7 @@ def _traffic(plan: Plan) -> Table:
 def _time(plan: Plan) -> Table:
     table = _table(f"step time at peak rates: {duration(plan.time.seconds)}")
     table.add_column("phase", no_wrap=True)
-    for name in ("products", "memory", "links", "total"):
+    for name in ("compute", "memory", "links", "total"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     for phase in plan.time.phases:

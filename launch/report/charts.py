@@ -1,31 +1,34 @@
 """Charts of the report: curves of several runs, stacked shares and grouped bars."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from launch.report.theme import INK, PAGE, PART_COLORS, RUN_COLORS, new_figure, style_of
 
-_MOST_POINTS = 300
+_MAX_POINTS = 300
 _SMOOTH_OVER = 120  # curves with more points are drawn smoothed, on top of the faint raw curve
 _LETTER_GAP, _LETTER_WIDTH = 0.065, 0.06  # as fractions of the plot's height and width
 _EVENTS_ROW = 0.045
 _TICKS = [1, 2, 2.5, 5, 10]
-_WIDE = 30  # a maximum above this many medians would flatten the rest of the curve
+_WIDE_RANGE = 30  # a maximum above this many medians would flatten the rest of the curve
+_MAX_LOG_DECADES = 3  # with more decades, only powers of ten are labeled
 
-Mark = Literal["checkpoint", "restart", "refused", "other"]
-MARKS: dict[Mark, str] = {"checkpoint": "^", "restart": "|", "refused": "x", "other": "d"}
-_ROW = 0.42  # inches
-_CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
-_FRAME = 0.9
-_BAR, _BETWEEN = 0.16, 0.14
-_ROOM = 1.06  # margin for the letters at the ends of bars
-_LEAST_LABELLED = 0.07  # as a fraction of the bar: smaller parts are too narrow for a number
+Mark = Literal["checkpoint", "restart", "damaged", "other"]
+MARKS: dict[Mark, str] = {"checkpoint": "^", "restart": "|", "damaged": "x", "other": "d"}
+# Sizes of bars, in inches.
+_ROW, _FRAME = 0.42, 0.9
+_BAR, _BAR_GAP = 0.2, 0.16
+_CENTERED: dict[str, Any] = {"ha": "center", "va": "center"}
+_LABEL_CHARACTERS = 16  # longer names of bars are wrapped
+_MIN_LABELED_SHARE = 0.09  # narrower parts of a bar have no number
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,13 @@ def draw_curves(
     log: bool | Literal["if wide"] = False,
     smooth: bool = True,
     from_zero: bool = False,
+    percent: bool = False,
     shares: bool = False,
 ) -> Figure:
     """Plot the curves.
 
     log: use a logarithmic y axis if all values are positive; "if wide": only if the maximum is also
-    far above the median. shares: both axes range from 0 to 1.
+    far above the median. percent: `y` are ratios. shares: `x` and `y` are ratios from 0 to 1.
     """
     figure = new_figure()
     axes = figure.subplots()
@@ -71,12 +75,14 @@ def draw_curves(
     _draw_marks(axes, marked)
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
-    if _takes_logarithm(finite) and (log is True or (log and _is_wide(finite))):
+    _format_ticks(axes.xaxis, in_percent if shares else plain)
+    if _is_positive(finite) and (log is True or (log and _has_wide_range(finite))):
         _make_logarithmic(axes)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=_TICKS))
+        _format_ticks(axes.yaxis, in_percent if percent or shares else plain)
         if from_zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.08 * max((curve.y.max() for curve in finite), default=0) or None)
     if shares:
         axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
     _write_letters(axes, finite)
@@ -85,10 +91,10 @@ def draw_curves(
 
 def _finite(curve: Curve) -> Curve:
     """Drop non-finite points. If there are too many points, average groups of neighbors."""
-    kept = np.isfinite(curve.x) & np.isfinite(curve.y)
-    x, y = curve.x[kept], curve.y[kept]
-    if len(x) > _MOST_POINTS:
-        starts = np.linspace(0, len(x), _MOST_POINTS, endpoint=False).astype(int)
+    finite = np.isfinite(curve.x) & np.isfinite(curve.y)
+    x, y = curve.x[finite], curve.y[finite]
+    if len(x) > _MAX_POINTS:
+        starts = np.linspace(0, len(x), _MAX_POINTS, endpoint=False).astype(int)
         counts = np.diff(starts, append=len(x))
         x, y = (np.add.reduceat(values, starts) / counts for values in (x, y))
     return Curve(curve.number, curve.letter, x, y)
@@ -114,21 +120,39 @@ def smoothed(y: np.ndarray, width: int = 15) -> np.ndarray:
     return means
 
 
-def _takes_logarithm(curves: Sequence[Curve]) -> bool:
+def _is_positive(curves: Sequence[Curve]) -> bool:
     return bool(curves) and all((curve.y > 0).all() for curve in curves)
 
 
-def _is_wide(curves: Sequence[Curve]) -> bool:
+def _has_wide_range(curves: Sequence[Curve]) -> bool:
     values = np.concatenate([curve.y for curve in curves])
-    return bool(values.max() > _WIDE * np.median(values))
+    return bool(values.max() > _WIDE_RANGE * np.median(values))
 
 
 def _make_logarithmic(axes: Axes) -> None:
     """Label the axis with plain numbers (1, 2, 5, 10); matplotlib's default labels are formulas."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axes.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high < low * 10**_MAX_LOG_DECADES else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    _format_ticks(axes.yaxis, plain)
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _format_ticks(axis: Axis, text_of: Callable[[float], str]) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
+
+
+def plain(value: float) -> str:
+    """A tick as a number: `0.05`, `2,500`, `1.5M`."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.6g}M"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
+def in_percent(ratio: float) -> str:
+    """A tick as a percentage: `2.5%`."""
+    return f"{100 * ratio:.6g}%"
 
 
 def _write_letters(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -136,7 +160,7 @@ def _write_letters(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.autoscale_view()  # otherwise deferred, and the transform below would be out of date
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = [to_axes.transform((curve.x[-1], _end(curve))) for curve in curves]
-    for curve, height in zip(curves, _apart(np.array(ends)), strict=True):
+    for curve, height in zip(curves, _spread(np.array(ends)), strict=True):
         axes.annotate(
             curve.letter,
             (float(curve.x[-1]), float(height)),
@@ -150,7 +174,7 @@ def _write_letters(axes: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
-def _apart(ends: np.ndarray) -> np.ndarray:
+def _spread(ends: np.ndarray) -> np.ndarray:
     """Non-overlapping heights for letters at `ends` [n, 2], as fractions of the plot's height."""
     heights = np.zeros(len(ends))
     left = list(np.argsort(ends[:, 0])) if len(ends) else []
@@ -174,7 +198,7 @@ def _draw_marks(axes: Axes, marked: Sequence[Marked]) -> None:
     """Draw events along the bottom, one row per run. A restart also gets a vertical line."""
     rows = sorted({event.number for event in marked})
     for event in marked:
-        colour = RUN_COLORS[event.number % len(RUN_COLORS)]
+        color = RUN_COLORS[event.number % len(RUN_COLORS)]
         height = 0.03 + _EVENTS_ROW * rows.index(event.number)
         axes.plot(
             event.x,
@@ -183,17 +207,17 @@ def _draw_marks(axes: Axes, marked: Sequence[Marked]) -> None:
             linestyle="none",
             marker=MARKS[event.mark],
             markersize=5,
-            color=colour,
+            color=color,
             clip_on=False,
         )
         if event.mark == "restart":
             for x in event.x:
-                axes.axvline(x, color=colour, linewidth=0.9, linestyle=(0, (2, 2)))
+                axes.axvline(x, color=color, linewidth=0.9, linestyle=(0, (2, 2)))
 
 
 def draw_shares(rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[str]) -> Figure:
     """Draw one bar per row, labeled with its letter and divided into `parts` by shares that sum to
-    one. The number of each part, counted from 1, is inside the bar."""
+    one. Part i has color `PART_COLORS[i]`; wide parts contain their percentage."""
     figure = new_figure(_FRAME + _ROW * len(rows))
     axes = figure.subplots()
     for index, (_, shares) in enumerate(rows):
@@ -203,41 +227,57 @@ def draw_shares(rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[st
             axes.barh(
                 index, share, left=start, color=PART_COLORS[number % len(PART_COLORS)], height=0.7
             )
-            if share >= _LEAST_LABELLED:
-                colour = PAGE if number % 2 else INK  # every second part has a dark color
-                axes.text(start + share / 2, index, str(number + 1), color=colour, **_CENTRED)
+            if share >= _MIN_LABELED_SHARE:
+                color = PAGE if number % 2 else INK  # every second part has a dark color
+                axes.text(start + share / 2, index, f"{share:.0%}", color=color, **_CENTERED)
             start += share
-    axes.set_yticks(range(len(rows)), [letter for letter, _ in rows])
+    axes.set_yticks(range(len(rows)), [letter for letter, _ in rows], weight="bold")
     axes.set(xlim=(0, 1), xlabel="share of the time")
+    _format_ticks(axes.xaxis, in_percent)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     return figure
 
 
-def draw_values(rows: Sequence[Sequence[tuple[int, str, float]]]) -> Figure:
-    """Draw a group of bars per row, with rows numbered from 1. A bar is (number, letter, value)."""
-    thickness = _BAR * max(len(row) for row in rows) + _BETWEEN
-    figure = new_figure(_FRAME + thickness * len(rows))
+@dataclass(frozen=True)
+class Bar:
+    """The value of the run with this number and letter."""
+
+    number: int
+    letter: str
+    value: float
+
+
+def draw_ratios(groups: Sequence[tuple[str, Sequence[Bar]]]) -> Figure:
+    """Draw a labeled group of bars per measure. Each bar ends with its run's letter and its value
+    in percent."""
+    thickness = _BAR * max(len(bars) for _, bars in groups) + _BAR_GAP
+    figure = new_figure(_FRAME + thickness * len(groups))
     axes = figure.subplots()
-    for index, row in enumerate(rows):
-        for offset, (number, letter, value) in enumerate(row):
-            height = index + (offset - (len(row) - 1) / 2) * _BAR / thickness
-            colour = RUN_COLORS[number % len(RUN_COLORS)]
-            axes.barh(height, value, color=colour, height=0.85 * _BAR / thickness)
-            axes.annotate(
-                letter,
-                (value, height),
-                xytext=(3 if value >= 0 else -3, 0),
-                textcoords="offset points",
-                ha="left" if value >= 0 else "right",
-                va="center_baseline",
-                size="small",
-                color=colour,
-                weight="bold",
-            )
-    axes.set_yticks(range(len(rows)), [str(index + 1) for index in range(len(rows))])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    for index, (_, bars) in enumerate(groups):
+        for offset, bar in enumerate(bars):
+            height = index + (offset - (len(bars) - 1) / 2) * _BAR / thickness
+            _draw_bar(axes, bar, height, 0.85 * _BAR / thickness)
+    axes.set_yticks(range(len(groups)), [fill(name, _LABEL_CHARACTERS) for name, _ in groups])
+    axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    values = [value for row in rows for _, _, value in row]
-    axes.set_xlim(min([0.0, *values]) * _ROOM, max([1.0, *values]) * _ROOM)
+    values = [bar.value for _, bars in groups for bar in bars]
+    axes.set_xlim(min([0.0, *values]), max([1.0, *values]))
+    _format_ticks(axes.xaxis, in_percent)
     return figure
+
+
+def _draw_bar(axes: Axes, bar: Bar, height: float, thickness: float) -> None:
+    color = RUN_COLORS[bar.number % len(RUN_COLORS)]
+    axes.barh(height, bar.value, color=color, height=thickness)
+    axes.annotate(
+        f"{bar.letter} {bar.value:.1%}",
+        (max(bar.value, 0.0), height),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        size="small",
+        color=color,
+        weight="bold",
+        annotation_clip=False,
+    )

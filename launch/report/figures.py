@@ -8,24 +8,36 @@ from typing import Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from launch.report.charts import Curve, Mark, Marked, draw_curves, draw_shares, draw_values
-from launch.report.numbers import format_number, measure_names, share_of_phases
+from launch.measures import is_ratio, measure_label
+from launch.report.charts import Bar, Curve, Mark, Marked, draw_curves, draw_ratios, draw_shares
+from launch.report.numbers import (
+    format_measure,
+    format_number,
+    format_percent,
+    measure_names,
+    share_of_phases,
+)
 from launch.report.reading import Run, training_seconds
 from launch.report.steps import Event
 
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-_MOST_BARS = 8  # with more runs, values are shown only in the table
+_MAX_BARS = 8  # with more runs, the table alone shows the values
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot with alternative text for screen readers (`alt_text`) and a caption (`note`)."""
+    """A plot with alternative text for screen readers (`alt_text`) and a caption (`note`).
+
+    `title`: empty for the only plot of a section. `legend`: the names of the parts of stacked bars,
+    in the order of their colors.
+    """
 
     title: str
     figure: Figure
     alt_text: str
     note: str = ""
+    legend: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,71 +73,125 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
     unit, size = _unit_of_time(runs)
     curves = [_curve(run, _seconds(run) / size, "loss") for run in runs]
     if _any(curves):
-        label = f"{unit} of training"
-        drawn = draw_curves(curves, x_label=label, y_label="loss", log="if wide")
-        note = "Time in steps alone: evaluations and checkpoints are left out."
-        yield Plot("Loss over time", drawn, _ends("Loss over time", curves), note)
+        label = f"training time ({unit})"
+        figure = draw_curves(curves, x_label=label, y_label="loss", log="if wide")
+        note = "Without the time of evaluations and checkpoints."
+        yield Plot("Loss over time", figure, _ends("Loss over time", curves), note)
     yield from _over_steps(
-        runs, axis, "learning_rate", "Learning rate", "rate", smooth=False, from_zero=True
+        runs, axis, "learning_rate", "Learning rate", "learning rate", smooth=False, from_zero=True
     )
-    yield from _over_steps(runs, axis, "gradient_norm", "Gradient norm", "norm", log=True)
+    yield from _over_steps(runs, axis, "gradient_norm", "Gradient norm", "gradient norm", log=True)
+
+
+def latest_evaluation(runs: Sequence[Run]) -> Iterator[Plot]:
+    """Bars for the measures of the latest evaluation.
+
+    Only ratios have bars: measures of unknown names have no common scale.
+    """
+    latest = {run.letter: _latest(run) for run in runs}
+    groups = [
+        (
+            measure_label(name),
+            [
+                Bar(run.number, run.letter, latest[run.letter][name])
+                for run in runs
+                if name in latest[run.letter]
+            ],
+        )
+        for name in measure_names(runs)
+        if is_ratio(name)
+    ]
+    if len(runs) > _MAX_BARS or not any(bars for _, bars in groups):
+        return
+    alt_text = "; ".join(
+        f"{label}: " + ", ".join(f"{bar.letter} {format_percent(bar.value)}" for bar in bars)
+        for label, bars in groups
+    )
+    yield Plot("", draw_ratios(groups), alt_text, _steps_of_latest(runs))
 
 
 def accuracy(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Bars for the newest evaluation's measures; curves for measures with several evaluations."""
-    axis, names = axis_of(runs), measure_names(runs)
-    if not names:
-        return
-    rows = [
-        [(run.number, run.letter, latest[name]) for run in runs if name in (latest := _latest(run))]
-        for name in names
-    ]
-    note = "; ".join(f"{number} {name}" for number, name in enumerate(names, start=1))
-    alt_text = "; ".join(
-        f"{name}: " + ", ".join(f"{letter} {format_number(value)}" for _, letter, value in row)
-        for name, row in zip(names, rows, strict=True)
-    )
-    if len(runs) <= _MOST_BARS:
-        yield Plot("Newest evaluation", draw_values(rows), alt_text, note)
-    for name in names:
+    """Curves of the measures, if a run has several evaluations."""
+    axis = axis_of(runs)
+    for name in measure_names(runs):
         curves = [_measured(run, axis, name) for run in runs]
         if any(len(curve.x) > 1 for curve in curves):
-            drawn = draw_curves(curves, x_label=axis.label, y_label="", smooth=False)
-            yield Plot(name, drawn, _ends(name, curves))
+            label, percent = measure_label(name), is_ratio(name)
+            y_label = label if percent else "value"  # the font may lack characters of other names
+            figure = draw_curves(
+                curves, x_label=axis.label, y_label=y_label, smooth=False, percent=percent
+            )
+            format_ = partial(format_measure, name)
+            yield Plot(_capitalized(label), figure, _ends(label, curves, format_))
+
+
+def _steps_of_latest(runs: Sequence[Run]) -> str:
+    evaluated = [run for run in runs if run.evaluations.measures]
+    steps = [max(run.evaluations.measures) for run in evaluated]
+    if len(set(steps)) == 1:
+        return f"Evaluated at step {steps[0]:,}."
+    shown = (f"{run.letter} at step {step:,}" for run, step in zip(evaluated, steps, strict=True))
+    return f"Evaluated: {', '.join(shown)}."
+
+
+def _capitalized(label: str) -> str:
+    return label[:1].upper() + label[1:]
 
 
 def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Distribution over classes of the single-logit measures in the newest evaluation."""
-    yield from _of_classes(runs, "AUPRC of the classes", _average_precision)
+    """Distribution over classes of the single-logit measures in the latest evaluation."""
+    yield from _of_classes(runs, "AUPRC per class", "AUPRC", _average_precision)
     found = [run.evaluations.classes for run in runs]
     recalls = dict.fromkeys(r for classes in found if classes is not None for r in classes.recalls)
     for recall in recalls:
-        title = f"Precision at recall {recall:g} of the classes"
-        yield from _of_classes(runs, title, partial(_precision_at, recall))
+        title = f"Precision at recall {recall:g} per class"
+        yield from _of_classes(runs, title, "precision", partial(_precision_at, recall))
 
 
 def speed(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Throughput, time waiting for data, phases, device utilization and memory."""
+    """Throughput, time waiting for data, device utilization, memory and phases."""
     axis = axis_of(runs)
     yield from _over_steps(
-        runs, axis, "samples_per_second", "Throughput", "samples a second", from_zero=True
+        runs, axis, "samples_per_second", "Throughput", "samples/s", from_zero=True
     )
-    yield from _phases(runs)
     yield from _over_steps(
-        runs, axis, "data_wait_ratio", "Waiting for data", "share of the time", from_zero=True
+        runs,
+        axis,
+        "data_wait_ratio",
+        "Time waiting for data",
+        "share of the step time",
+        from_zero=True,
+        percent=True,
     )
-    yield from _over_steps(runs, axis, "mfu", "Model FLOPs utilisation", "share", from_zero=True)
-    memory = {"resident": "Memory of rank 0", "device_reserved": "Device memory of rank 0"}
+    yield from _over_steps(
+        runs,
+        axis,
+        "mfu",
+        "Model FLOPs utilization (MFU)",
+        "share of the device's peak",
+        from_zero=True,
+        percent=True,
+    )
+    memory = {"resident": "Host memory of rank 0", "device_reserved": "GPU memory of rank 0"}
     for kind, title in memory.items():
         yield from _over_steps(
-            runs, axis, f"memory.{kind}", title, "GiB", unit=_GIB, smooth=False, from_zero=True
+            runs,
+            axis,
+            f"memory.{kind}",
+            title,
+            "memory (GiB)",
+            unit=_GIB,
+            smooth=False,
+            from_zero=True,
         )
+    yield from _phases(runs)
 
 
+# The sections of the page after the summary, by title.
 SECTIONS: dict[str, Callable[[Sequence[Run]], Iterator[Plot]]] = {
     "Learning": learning,
     "Accuracy": accuracy,
-    "One logit alone": single_logits,
+    "Single-class accuracy": single_logits,
     "Speed and memory": speed,
 }
 
@@ -142,12 +208,13 @@ def _over_steps(
     log: bool | Literal["if wide"] = False,
     smooth: bool = True,
     from_zero: bool = False,
+    percent: bool = False,
 ) -> Iterator[Plot]:
     """The plot of one column, if any run has it."""
     curves = [_curve(run, axis.of(run, run.steps.column("step")), name, unit) for run in runs]
     if not _any(curves):
         return
-    drawn = draw_curves(
+    figure = draw_curves(
         curves,
         x_label=axis.label,
         y_label=y_label,
@@ -155,8 +222,12 @@ def _over_steps(
         log=log,
         smooth=smooth,
         from_zero=from_zero,
+        percent=percent,
     )
-    yield Plot(title, drawn, _ends(f"{title} over {axis.label}", curves), _legend(marked))
+    alt_text = _ends(
+        f"{title} over {axis.label}", curves, format_percent if percent else format_number
+    )
+    yield Plot(title, figure, alt_text, _legend(marked))
 
 
 def _curve(run: Run, x: np.ndarray, name: str, unit: float = 1) -> Curve:
@@ -190,8 +261,8 @@ def _marks(run: Run, axis: Axis) -> Iterator[Marked]:
         if (mark := _mark(event)) is not None:
             positions.setdefault(mark, []).append(event.step)
     steps, restarts = run.steps.column("step"), run.steps.column("restarts")
-    again = np.flatnonzero(np.diff(restarts, prepend=0) > 0)
-    positions.setdefault("restart", []).extend(steps[again].tolist())
+    increases = np.flatnonzero(np.diff(restarts, prepend=0) > 0)
+    positions.setdefault("restart", []).extend(steps[increases].tolist())
     for mark, steps_of in positions.items():
         if steps_of:
             yield Marked(
@@ -203,8 +274,10 @@ def _mark(event: Event) -> Mark | None:
     match event.name:
         case "evaluation":
             return None  # evaluations have their own plots
-        case "checkpoint" | "refused":
-            return event.name
+        case "checkpoint":
+            return "checkpoint"
+        case "refused":  # a checkpoint that failed verification on resume
+            return "damaged"
         case "start" | "resume" | "restart":
             return "restart" if event.step else None
     return "other"
@@ -213,18 +286,18 @@ def _mark(event: Event) -> Mark | None:
 def _legend(marked: Sequence[Marked]) -> str:
     shown = {
         "checkpoint": "▲ checkpoint",
-        "restart": "┆ start anew",
-        "refused": "✕ refused",
+        "restart": "┆ restart",
+        "damaged": "✕ damaged checkpoint skipped",
         "other": "◆ other event",
     }
-    there = {event.mark for event in marked}
-    return ", ".join(label for mark, label in shown.items() if mark in there)
+    marks = {event.mark for event in marked}
+    return ", ".join(label for mark, label in shown.items() if mark in marks)
 
 
 def _of_classes(
-    runs: Sequence[Run], title: str, values_of: Callable[[Run], np.ndarray | None]
+    runs: Sequence[Run], title: str, measure: str, values_of: Callable[[Run], np.ndarray | None]
 ) -> Iterator[Plot]:
-    """The sorted values of the classes: the share of classes that reach each value."""
+    """The values of the classes in descending order, over the share of the classes."""
     curves = []
     for run in runs:
         values = values_of(run)
@@ -233,11 +306,12 @@ def _of_classes(
             curves.append(Curve(run.number, run.letter, share, np.sort(values)[::-1]))
     if not curves:
         return
-    drawn = draw_curves(
-        curves, x_label="share of the classes", y_label="at least", smooth=False, shares=True
+    figure = draw_curves(
+        curves, x_label="share of classes", y_label=measure, smooth=False, shares=True
     )
-    medians = ", ".join(f"{c.letter} median {format_number(float(np.median(c.y)))}" for c in curves)
-    yield Plot(title, drawn, f"{title}, sorted: {medians}")
+    medians = ", ".join(f"{c.letter} {format_percent(float(np.median(c.y)))}" for c in curves)
+    note = f"Classes in descending order. Median: {medians}."
+    yield Plot(title, figure, f"{title}. {note}", note)
 
 
 def _average_precision(run: Run) -> np.ndarray | None:
@@ -258,27 +332,25 @@ def _phases(runs: Sequence[Run]) -> Iterator[Plot]:
     if not rows:
         return
     parts = list(dict.fromkeys(part for _, shares in rows for part in shares))
-    note = "; ".join(f"{number} {part}" for number, part in enumerate(parts, start=1))
     without = [run.letter for run in runs if not share_of_phases(run)]
-    if without:
-        note += f". Not recorded: {', '.join(without)}"
+    note = f"Not recorded: {', '.join(without)}." if without else ""
     alt_text = "; ".join(
         f"{letter}: " + ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         for letter, shares in rows
     )
-    yield Plot("Where the time goes", draw_shares(rows, parts), alt_text, note)
+    yield Plot("Time by phase", draw_shares(rows, parts), alt_text, note, tuple(parts))
 
 
 def _any(curves: Sequence[Curve]) -> bool:
     return any((np.isfinite(curve.x) & np.isfinite(curve.y)).any() for curve in curves)
 
 
-def _ends(title: str, curves: Sequence[Curve]) -> str:
+def _ends(
+    title: str, curves: Sequence[Curve], format_: Callable[[float], str] = format_number
+) -> str:
     ends = []
     for curve in curves:
-        known = curve.y[np.isfinite(curve.y)]
-        if len(known):
-            ends.append(
-                f"{curve.letter} goes from {format_number(known[0])} to {format_number(known[-1])}"
-            )
+        finite = curve.y[np.isfinite(curve.y)]
+        if len(finite):
+            ends.append(f"{curve.letter} from {format_(finite[0])} to {format_(finite[-1])}")
     return f"{title}: {', '.join(ends)}"

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from launch.measures import is_ratio, measure_label
 from launch.report.reading import Run, training_seconds
 from trainer.telemetry.phases import PHASES
 
 _LOWER_IS_BETTER = ("loss",)
-_NO_PHASE = "rest"
+_NO_PHASE = "other"
 UNKNOWN = "–"
 
 
@@ -27,6 +28,11 @@ def format_percent(ratio: float) -> str:
     return f"{ratio:.1%}"
 
 
+def format_measure(name: str, value: float) -> str:
+    """Format the value of a measure: `83.1%` for a ratio, otherwise a number."""
+    return format_percent(value) if is_ratio(name) else format_number(value)
+
+
 def format_duration(seconds: float) -> str:
     """Format a duration: `45 s`, `12 min`, `3.4 h`, `2.1 days`."""
     if seconds < 90:
@@ -34,7 +40,7 @@ def format_duration(seconds: float) -> str:
     for size, unit in ((60, "min"), (3600, "h"), (86400, "days")):
         if seconds < 100 * size or unit == "days":
             return f"{seconds / size:.3g} {unit}"
-    raise AssertionError("the last unit takes all")
+    raise AssertionError("unreachable: days are unlimited")
 
 
 def measure_names(runs: Sequence[Run]) -> list[str]:
@@ -54,17 +60,22 @@ def summary_table(runs: Sequence[Run]) -> dict[str, list[str]]:
         "last loss": [_last(run, "loss") for run in runs],
     }
     for name in measure_names(runs):
-        rows[f"best {name} (at step)"] = [_best(run, name) for run in runs]
+        rows[f"best {measure_label(name)}"] = [_best(run, name) for run in runs]
     rows |= {
-        "samples/s, median": [_median(run, "samples_per_second") for run in runs],
-        "data wait, median": [_median(run, "data_wait_ratio", format_percent) for run in runs],
+        "throughput, median": [
+            _median(run, "samples_per_second", lambda rate: f"{format_number(rate)} samples/s")
+            for run in runs
+        ],
+        "waiting for data, median": [
+            _median(run, "data_wait_ratio", format_percent) for run in runs
+        ],
         "MFU, median": [_median(run, "mfu", format_percent) for run in runs],
-        "time in steps": [_duration_or_unknown(training_seconds(run.steps)) for run in runs],
-        "time, first to last": [_duration_or_unknown(_elapsed(run)) for run in runs],
-        "checkpoints logged": [format_number(len(run.steps.of("checkpoint"))) for run in runs],
+        "training time": [_duration_or_unknown(training_seconds(run.steps)) for run in runs],
+        "wall time, first to last record": [_duration_or_unknown(_elapsed(run)) for run in runs],
+        "checkpoints": [format_number(len(run.steps.of("checkpoint"))) for run in runs],
         "restarts": [_last(run, "restarts") for run in runs],
-        "bad samples": [_last(run, "bad_samples") for run in runs],
-        "updates left out": [_last(run, "skipped") for run in runs],
+        "damaged samples": [_last(run, "bad_samples") for run in runs],
+        "skipped updates": [_last(run, "skipped") for run in runs],
     }
     return {name: cells for name, cells in rows.items() if set(cells) != {UNKNOWN}}
 
@@ -74,13 +85,15 @@ def phases_table(runs: Sequence[Run]) -> dict[str, list[str]]:
     shares = {run.letter: share_of_phases(run) for run in runs}
     names = dict.fromkeys(name for found in shares.values() for name in found)
     return {
-        name: [f"{found[name]:.1%}" if name in found else UNKNOWN for found in shares.values()]
+        name: [
+            format_percent(found[name]) if name in found else UNKNOWN for found in shares.values()
+        ]
         for name in names
     }
 
 
 def share_of_phases(run: Run) -> dict[str, float]:
-    """Shares that sum to one; `rest` is time outside all phases. Empty if nothing is recorded."""
+    """Shares that sum to one; `other` is time outside all phases. Empty if nothing is recorded."""
     seconds = {name: float(np.nansum(column)) for name, column in run.steps.under("phases").items()}
     known_first = sorted(seconds, key=lambda name: PHASES.index(name) if name in PHASES else 99)
     seconds = {name: seconds[name] for name in known_first if seconds[name] > 0}
@@ -113,7 +126,7 @@ def _best(run: Run, name: str) -> str:
         return UNKNOWN
     lower = any(word in name for word in _LOWER_IS_BETTER)
     step = (min if lower else max)(found, key=found.__getitem__)
-    return f"{format_number(found[step])} ({step:,})"
+    return f"{format_measure(name, found[step])} at step {step:,}"
 
 
 def _last(run: Run, name: str) -> str:

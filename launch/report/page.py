@@ -10,34 +10,27 @@ from importlib.resources import files
 
 import numpy as np
 
-from data.messages import printable
-from launch.report.figures import SECTIONS, Plot
+from data.messages import pluralize, printable
+from launch.report.figures import SECTIONS, Plot, latest_evaluation
 from launch.report.numbers import phases_table, recipe_differences, summary_table
 from launch.report.reading import Run
-from launch.report.theme import NUM_COLOURS, PALETTE, as_svg, report_style
+from launch.report.theme import NUM_COLORS, PALETTE, as_svg, report_style
 
-_MOST_EVENTS = 200
-_LONGEST_VALUE = 300
+_MAX_EVENTS = 200
+_MAX_VALUE_CHARACTERS = 300
 
 
 def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> str:
     """The complete page. Calls `progress(done, total)` for each section."""
-    parts = [
-        _title(runs),
-        _runs(runs),
-        _troubles(runs),
-        _section("Numbers", _grid(runs, summary_table(runs), "figures")),
-    ]
+    parts = [_title(runs), _runs(runs), _problems(runs), _overview(runs)]
     for done, (title, plots) in enumerate(SECTIONS.items()):
         progress(done, len(SECTIONS))
-        with report_style():
-            drawn = "".join(_figure(plot) for plot in plots(runs))
+        drawn = _figures(plots(runs))
         if drawn:
-            parts.append(
-                _section(title, f'<div class="plots">{drawn}</div>{_phase_shares(title, runs)}')
-            )
+            phases = _phases(runs) if title == "Speed and memory" else ""
+            parts.append(_section(title, f'<div class="plots">{drawn}{phases}</div>'))
     progress(len(SECTIONS), len(SECTIONS))
-    parts += [_differences(runs), _events(runs), _recipes(runs)]
+    parts += [_events(runs), _recipes(runs)]
     return _frame(runs, "\n".join(part for part in parts if part))
 
 
@@ -69,16 +62,16 @@ def _frame(runs: Sequence[Run], body: str) -> str:
 
 def _variables() -> str:
     light, dark = (
-        " ".join(f"--{name}: {colours[mode]};" for name, colours in PALETTE.items())
+        " ".join(f"--{name}: {colors[mode]};" for name, colors in PALETTE.items())
         for mode in (0, 1)
     )
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 
 def _title(runs: Sequence[Run]) -> str:
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    several = "s" if len(runs) != 1 else ""
-    return f'<h1>{len(runs)} run{several} of kway</h1>\n<p class="quiet">{made}</p>'
+    time = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    title = f"kway report: {pluralize(len(runs), 'run')}"
+    return f'<h1>{title}</h1>\n<p class="quiet">created {time}</p>'
 
 
 def _runs(runs: Sequence[Run]) -> str:
@@ -87,39 +80,74 @@ def _runs(runs: Sequence[Run]) -> str:
         f'<span class="quiet">{_text(run.state)}</span></li>'
         for run in runs
     )
-    return f'<ul class="runs" aria-label="Runs, by the letters of the plots">{items}</ul>'
+    return (
+        f'<ul class="runs" aria-label="Runs, with the letters and colors of the plots">{items}</ul>'
+    )
 
 
-def _troubles(runs: Sequence[Run]) -> str:
+def _problems(runs: Sequence[Run]) -> str:
     lines = [
-        f"<li>{_letter(run)} {_text(trouble)}</li>" for run in runs for trouble in run.troubles
+        f"<li>{_letter(run)} {_text(problem)}</li>" for run in runs for problem in run.problems
     ]
     if not lines:
         return ""
-    return f'<div class="troubles" role="note"><ul>{"".join(lines)}</ul></div>'
+    return f'<div class="problems" role="note"><ul>{"".join(lines)}</ul></div>'
+
+
+def _overview(runs: Sequence[Run]) -> str:
+    """The summary, the latest evaluation and the differences of the recipes, side by side where
+    they fit."""
+    summary = _section("Summary", _grid(runs, summary_table(runs), "figures"))
+    evaluation = _section("Latest evaluation", _figures(latest_evaluation(runs)))
+    return f'<div class="overview">{summary}{evaluation}{_differences(runs)}</div>'
 
 
 def _section(title: str, inside: str) -> str:
     return f"<section><h2>{_text(title)}</h2>\n{inside}</section>" if inside else ""
 
 
+def _figures(plots: Iterator[Plot]) -> str:
+    with report_style():
+        return "".join(_figure(plot) for plot in plots)
+
+
 def _figure(plot: Plot) -> str:
+    title = f"<h3>{_text(plot.title)}</h3>" if plot.title else ""
     note = f"<figcaption>{_text(plot.note)}</figcaption>" if plot.note else ""
     svg = as_svg(plot.figure, _text(plot.alt_text))
-    return f"<figure><h3>{_text(plot.title)}</h3>{svg}{note}</figure>\n"
+    return f"<figure>{title}{svg}{_legend(plot.legend)}{note}</figure>\n"
 
 
-def _phase_shares(title: str, runs: Sequence[Run]) -> str:
-    """The table of phase shares, which follows the plots of speed."""
-    rows = phases_table(runs) if title == "Speed and memory" else {}
-    return f"<h3>Where the time goes</h3>{_grid(runs, rows, 'figures')}" if rows else ""
+def _legend(parts: Sequence[str]) -> str:
+    items = "".join(
+        f'<li><span class="swatch part{number % NUM_COLORS}"></span>{_text(part)}</li>'
+        for number, part in enumerate(parts)
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
-def _grid(runs: Sequence[Run], rows: Mapping[str, Sequence[str]], kind: str) -> str:
-    """A table with one column per run, in its own horizontally scrolling container."""
-    heads = "".join(f'<th scope="col">{_letter(run)} {_text(run.name)}</th>' for run in runs)
+def _phases(runs: Sequence[Run]) -> str:
+    """The numbers of the plot of phases, as a table."""
+    rows = phases_table(runs)
+    if not rows:
+        return ""
+    table = _grid(runs, rows, "figures", names=False)
+    return f'<div class="panel"><h3>Share of the time by phase</h3>{table}</div>'
+
+
+def _grid(
+    runs: Sequence[Run], rows: Mapping[str, Sequence[str]], kind: str, *, names: bool = True
+) -> str:
+    """A table with one column per run, in its own horizontally scrolling container.
+
+    names: write the runs' names in the header, not only their letters.
+    """
+    heads = "".join(
+        f'<th scope="col">{_letter(run)}{f" {_text(run.name)}" if names else ""}</th>'
+        for run in runs
+    )
     body = "".join(
-        f'<tr><th scope="row">{_text(name)}</th>'
+        f'<tr><th scope="row">{_breakable(name) if kind == "words" else _text(name)}</th>'
         + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
         + "</tr>"
         for name, cells in rows.items()
@@ -138,8 +166,8 @@ def _differences(runs: Sequence[Run]) -> str:
         return ""
     rows = recipe_differences([run.recipe for run in known])
     if not rows:
-        return _section("Recipes", "<p>The recipes are the same.</p>")
-    return _section("Recipes: what differs", _grid(known, rows, "words"))
+        return _section("Recipe differences", "<p>The recipes are identical.</p>")
+    return _section("Recipe differences", _grid(known, rows, "words"))
 
 
 def _events(runs: Sequence[Run]) -> str:
@@ -147,20 +175,21 @@ def _events(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         events = [event for event in run.steps.events if event.name != "evaluation"]
-        for event in events[-_MOST_EVENTS:]:
+        for event in events[-_MAX_EVENTS:]:
             when = ""
             if np.isfinite(event.time) and 0 <= event.time < 1 << 36:
                 when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
             values = ", ".join(f"{name}: {value}" for name, value in event.values.items())
-            cells = (f"{event.step:,}", event.name, values[:_LONGEST_VALUE], when)
+            cells = (f"{event.step:,}", event.name, values[:_MAX_VALUE_CHARACTERS], when)
             described = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
             rows.append(f"<tr><td>{_letter(run)}</td>{described}</tr>")
     if not rows:
         return ""
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "step", "event", "", "UTC"))
-    whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    summary = f"<summary>{len(rows)} events</summary>"
-    return _section("Events", f"<details>{summary}{_scrolled(whole)}</details>")
+    names = ("run", "step", "event", "details", "time (UTC)")
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    summary = f"<summary>{pluralize(len(rows), 'event')}</summary>"
+    return _section("Events", f"<details>{summary}{_scrolled(table)}</details>")
 
 
 def _recipes(runs: Sequence[Run]) -> str:
@@ -170,7 +199,7 @@ def _recipes(runs: Sequence[Run]) -> str:
         for run in runs
         if run.recipe_text
     ]
-    return _section("Recipes in full", "".join(parts))
+    return _section("Recipes", "".join(parts))
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -179,7 +208,12 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _letter(run: Run) -> str:
-    return f'<span class="letter run{run.number % NUM_COLOURS}">{run.letter}</span>'
+    return f'<span class="letter run{run.number % NUM_COLORS}">{run.letter}</span>'
+
+
+def _breakable(key: str) -> str:
+    """A recipe key that may be wrapped after its dots."""
+    return _text(key).replace(".", ".<wbr>")
 
 
 def _text(text: str) -> str:

@@ -16,8 +16,8 @@ from data.messages import pluralize
 from launch.report.steps import Steps, as_number, read_steps
 from trainer.run.folder import RunFolder
 
-_MOST_RUNS = len(ascii_uppercase)
-_MOST_RECIPE_BYTES, _MOST_RECIPE_KEYS = 1 << 20, 5_000
+_MAX_RUNS = len(ascii_uppercase)
+_MAX_RECIPE_BYTES, _MAX_RECIPE_KEYS = 1 << 20, 5_000
 
 
 @dataclass(frozen=True)
@@ -34,37 +34,37 @@ class Classes:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """`measures` by step, in ascending order. `troubles`: one line per unreadable file."""
+    """`measures` by step, in ascending order. `problems`: one line per unreadable file."""
 
     measures: dict[int, dict[str, float]]
     classes: Classes | None
-    troubles: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 def read_evaluations(folder: Path) -> Evaluations:
     """Read a run's evaluations. The result is empty if the folder does not exist."""
     measures: dict[int, dict[str, float]] = {}
-    troubles = []
+    problems = []
     for path in sorted(folder.glob("step-*.json")):
         try:
             step, numbers = _read_measures(path)
             measures[step] = numbers
         except (OSError, ValueError, RecursionError) as error:
-            troubles.append(f"{path.name} is left out: {error}")
+            problems.append(f"{path.name} is skipped: {error}")
     classes = None
     for path in sorted(folder.glob("step-*.safetensors"), reverse=True):
         try:
             classes = _read_classes(path)
             break
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            troubles.append(f"{path.name} is left out: {error}")
-    return Evaluations(dict(sorted(measures.items())), classes, tuple(troubles))
+            problems.append(f"{path.name} is skipped: {error}")
+    return Evaluations(dict(sorted(measures.items())), classes, tuple(problems))
 
 
 def _read_measures(path: Path) -> tuple[int, dict[str, float]]:
     record = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise ValueError("it names no step")
+        raise ValueError("it contains no step number")
     return record["step"], dict(_measures(record))
 
 
@@ -80,9 +80,9 @@ def _read_classes(path: Path) -> Classes:
     positives, average = tensors["positives"], tensors["average_precision"]
     precision, recalls = tensors["precision_at"], tensors["recalls"]
     if not (positives.shape == average.shape == precision.shape[:1] and positives.ndim == 1):
-        raise ValueError("its tensors have lengths that differ")
+        raise ValueError("its tensors differ in length")
     if precision.shape != (len(positives), *recalls.shape) or recalls.ndim != 1:
-        raise ValueError("its precisions and recalls do not fit")
+        raise ValueError("the shapes of precision_at and recalls do not match")
     present = positives > 0
     return Classes(
         step=int(path.stem.removeprefix("step-")),
@@ -95,7 +95,7 @@ def _read_classes(path: Path) -> Classes:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run's folder. `troubles`: one line for each thing that is unreadable."""
+    """The contents of a run's folder. `problems`: one line for each thing that is unreadable."""
 
     letter: str
     name: str
@@ -104,7 +104,7 @@ class Run:
     recipe_text: str
     recipe: dict[str, str]
     is_running: bool
-    troubles: tuple[str, ...]
+    problems: tuple[str, ...]
 
     @property
     def number(self) -> int:
@@ -120,32 +120,32 @@ class Run:
 
     @property
     def state(self) -> str:
-        """`running, at step 4`, `done`, `stopped at step 4 of 9` or `nothing logged`."""
+        """`running at step 4`, `finished`, `stopped at step 4 of 9` or `no steps logged`."""
         if self.is_running:
-            return f"running, at step {self.last_step}"
+            return f"running at step {self.last_step:,}"
         if not len(self.steps) and not self.evaluations.measures:
-            return "nothing logged"
+            return "no steps logged"
         planned = self.recipe.get("train.duration.steps", "null")
         if planned.isdecimal():
-            whole = self.last_step >= int(planned)
-            return "done" if whole else f"stopped at step {self.last_step} of {planned}"
-        # The number of steps in an epoch is unknown here, but each run ends with an evaluation.
-        whole = self.last_step in self.evaluations.measures
-        return "done" if whole else f"stopped at step {self.last_step}"
+            is_finished, of_planned = self.last_step >= int(planned), f" of {int(planned):,}"
+        else:
+            # The number of steps per epoch is unknown here, but each run ends with an evaluation.
+            is_finished, of_planned = self.last_step in self.evaluations.measures, ""
+        return "finished" if is_finished else f"stopped at step {self.last_step:,}{of_planned}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs in `folders` and letter them from A.
+    """Read the runs in `folders`, with the letters A, B and so on.
 
     Raises FileNotFoundError for a missing folder, and ValueError for a folder that is not a run,
     for duplicates and for too many folders.
     """
-    if len(folders) > _MOST_RUNS:
-        raise ValueError(f"{len(folders)} runs are more than a page shows: give {_MOST_RUNS}")
+    if len(folders) > _MAX_RUNS:
+        raise ValueError(f"{len(folders)} runs: pass at most {_MAX_RUNS}")
     resolved = [folder.resolve() for folder in folders]
     for folder, path in zip(folders, resolved, strict=True):
         if resolved.count(path) > 1:
-            raise ValueError(f"{folder} is given twice")
+            raise ValueError(f"{folder} is passed twice: pass each run once")
     names = _names(folders)
     return [
         _read_run(folder, letter, name)
@@ -163,27 +163,31 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _read_run(folder: Path, letter: str, name: str) -> Run:
     run = RunFolder(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder: give the folder that a recipe's run names")
+        raise FileNotFoundError(
+            f"{folder} is not a folder: pass the folder that the recipe's `run` specifies"
+        )
     metrics = folder / "metrics.jsonl"
     if not (run.recipe.exists() or metrics.exists() or run.evaluations.exists()):
-        raise ValueError(f"{folder} is not a run: it has no {run.recipe.name} or {metrics.name}")
-    troubles: list[str] = []
+        raise ValueError(
+            f"{folder} is not a run: it contains neither {run.recipe.name} nor {metrics.name}"
+        )
+    problems: list[str] = []
     text, recipe = "", dict[str, str]()
     try:
         text, recipe = _read_recipe(run.recipe)
     except (OSError, ValueError) as error:
-        troubles.append(f"its recipe cannot be shown: {error}")
+        problems.append(f"the recipe cannot be shown: {error}")
     steps = read_steps(metrics)
     evaluations = read_evaluations(run.evaluations)
     if steps.unreadable:
-        troubles.append(
-            f"{metrics.name}: passed over {pluralize(steps.unreadable, 'line')} that are no records"
+        problems.append(
+            f"{metrics.name}: skipped {pluralize(steps.unreadable, 'line')} without a valid record"
         )
     if not len(steps):
-        troubles.append("no step is logged")
-    troubles += evaluations.troubles
+        problems.append("no steps are logged")
+    problems += evaluations.problems
     is_running = _is_locked(folder / ".lock")
-    return Run(letter, name, steps, evaluations, text, recipe, is_running, tuple(troubles))
+    return Run(letter, name, steps, evaluations, text, recipe, is_running, tuple(problems))
 
 
 def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
@@ -191,8 +195,8 @@ def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
 
     Accepts any YAML, including recipes of older versions. Raises ValueError for anything else.
     """
-    if path.stat().st_size > _MOST_RECIPE_BYTES:
-        raise ValueError(f"{path.name} is larger than a recipe: {path.stat().st_size} bytes")
+    if path.stat().st_size > _MAX_RECIPE_BYTES:
+        raise ValueError(f"{path.name} is too large for a recipe: {path.stat().st_size:,} bytes")
     text = path.read_text(encoding="utf-8")
     try:
         tree = yaml.safe_load(text)
@@ -200,8 +204,8 @@ def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
         raise ValueError(f"{path.name} is not YAML: {error}") from error
     flat: dict[str, str] = {}
     for key, leaf in _leaves(tree, ""):
-        if len(flat) == _MOST_RECIPE_KEYS:  # nested YAML aliases can expand exponentially
-            raise ValueError(f"{path.name} has more than {_MOST_RECIPE_KEYS} keys")
+        if len(flat) == _MAX_RECIPE_KEYS:  # nested YAML aliases can expand exponentially
+            raise ValueError(f"{path.name} has more than {_MAX_RECIPE_KEYS:,} keys")
         flat[key] = leaf
     return text, flat
 
@@ -217,14 +221,14 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:
 def _is_locked(path: Path) -> bool:
     """Whether a process on this machine is training in the folder.
 
-    Reads /proc/locks, because trying to take the lock could make a trainer that starts fail.
+    Reads /proc/locks, because trying to acquire the lock could make a starting trainer fail.
     """
     locks = Path("/proc/locks")
     if not (path.exists() and locks.exists()):
         return False
     inode = str(path.stat().st_ino)
-    held = (line.split() for line in locks.read_text().splitlines())
-    return any("FLOCK" in words and words[-3].split(":")[-1] == inode for words in held)
+    lines = (line.split() for line in locks.read_text().splitlines())
+    return any("FLOCK" in words and words[-3].split(":")[-1] == inode for words in lines)
 
 
 def training_seconds(steps: Steps) -> float:

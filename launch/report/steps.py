@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 # Bounds for untrusted files: further fields and events are ignored.
-_MOST_FIELDS = 200
-_MOST_EVENTS = 10_000
+_MAX_FIELDS = 200
+_MAX_EVENTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_steps(path: Path) -> Steps:
                     unreadable += 1
                 elif record["event"] == "step":
                     _add(columns, dict(_numbers(record)))
-                elif len(events) < _MOST_EVENTS:
+                elif len(events) < _MAX_EVENTS:
                     events.append(_event(record))
     return Steps(
         {name: np.array(values) for name, values in columns.items()}, tuple(events), unreadable
@@ -76,7 +76,7 @@ def read_steps(path: Path) -> Steps:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """The record in this line, or None if it has no valid step and event name."""
+    """The record in this line, or None if its step or event name is missing or invalid."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -91,7 +91,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 def _add(columns: "dict[str, array[float]]", numbers: dict[str, float]) -> None:
     length = len(columns["step"])
     for name in numbers:
-        if name not in columns and len(columns) < _MOST_FIELDS:
+        if name not in columns and len(columns) < _MAX_FIELDS:
             columns[name] = array("d", [np.nan]) * length
     for name, column in columns.items():
         column.append(numbers.get(name, np.nan))

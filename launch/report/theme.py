@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAGE = "#010101", "#020202", "#030303", "#010201"
 _NAMES = {INK: "ink", MUTED: "muted", GRID: "grid", PAGE: "page"}
-NUM_COLOURS = 8
-RUN_COLORS = tuple(f"#04040{number}" for number in range(NUM_COLOURS))
-PART_COLORS = tuple(f"#05050{number}" for number in range(NUM_COLOURS))
-_NAMES |= {colour: f"run{number}" for number, colour in enumerate(RUN_COLORS)}
-_NAMES |= {colour: f"part{number}" for number, colour in enumerate(PART_COLORS)}
+NUM_COLORS = 8
+RUN_COLORS = tuple(f"#04040{number}" for number in range(NUM_COLORS))
+PART_COLORS = tuple(f"#05050{number}" for number in range(NUM_COLORS))
+_NAMES |= {color: f"run{number}" for number, color in enumerate(RUN_COLORS)}
+_NAMES |= {color: f"part{number}" for number, color in enumerate(PART_COLORS)}
 DASHES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.2)))
 
 # (light, dark): contrast of at least 3:1 to the page, and distinguishable by color-blind readers.
@@ -101,8 +101,8 @@ def as_svg(figure: Figure, description: str) -> str:
 
 def style_of(number: int) -> dict[str, Any]:
     """Color and dashes of the run with this number; the combination is unique for 26 runs."""
-    turn = number // NUM_COLOURS
+    turn = number // NUM_COLORS
     return {
-        "color": RUN_COLORS[number % NUM_COLOURS],
+        "color": RUN_COLORS[number % NUM_COLORS],
         "linestyle": DASHES[(number + turn) % len(DASHES)],
     }

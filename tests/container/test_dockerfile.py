@@ -127,7 +127,7 @@ def test_the_context_contains_every_file_of_the_package():
     "path",
     [
         *(".git/config", ".venv/bin/python", "tests/data/test_mnist.py", "docs/demo.png"),
-        *("demo/questions/1.png", "runs/glyphs/log", "shards/a.tar", "build/container/x"),
+        *("demo/queries/1.png", "runs/glyphs/log", "shards/a.tar", "build/container/x"),
         *("tokens", ".env", "kway.egg-info/PKG-INFO", "data/__pycache__/a.cpython-311.pyc"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
     with open_split(shards, "train") as split:
         sheet = np.asarray(contact_sheet(split, 30))
     corners = sum(
-        (sheet[38 + 170 * row + 64, 10 + 138 * column + 64] == (120, 120, 120)).all()
+        (sheet[38 + 186 * row + 64, 10 + 138 * column + 64] == (120, 120, 120)).all()
         for row in range(4)
         for column in range(8)
         if 8 * row + column < 30

@@ -183,7 +183,7 @@ def test_statistics_count_what_there_is():
 
 
 @pytest.mark.parametrize("rows", [4, 12, 500])
-def test_an_image_shows_no_more_rows_than_asked_for(tmp_path, named, rows):
+def test_a_figure_has_at_most_the_given_number_of_rows(tmp_path, named, rows):
     num_drawn = draw_tree(named, tmp_path / "a.png", rows=rows)
     assert 1 <= num_drawn <= named.tree.num_nodes
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -191,8 +191,8 @@ def test_an_image_shows_no_more_rows_than_asked_for(tmp_path, named, rows):
         assert num_drawn == named.tree.num_nodes
 
 
-def test_an_image_of_names_that_no_font_has_warns_of_nothing(tmp_path):
-    names = ["🇨🇿", "👩‍🦰", "日本語", "$x^", "\U000f0000", "a" * 200]
+def test_a_figure_of_names_without_glyphs_raises_no_warning(tmp_path):
+    names = ["🇨🇿", "👩‍🦰", "日本語", "$x^$", "\U000f0000", "a" * 200]
     rows = np.random.default_rng(4).normal(size=(6, 2))
     named = NamedTree.of_cover_tree(build_cover_tree(rows), names, "vtree")
     assert draw_tree(named, tmp_path / "a.png") == named.tree.num_nodes

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.demo.questions import make_questions
+from launch.demo.queries import make_queries
 from tests.k8s import ray_service
 from tests.k8s.built import ROOT, built, needs_kustomize, one
 from tests.k8s.cluster import cluster
@@ -182,8 +182,8 @@ def check_the_model(service: RayService, folder: Path) -> None:
 
 def check_an_answer(service: RayService, made: Path, folder: Path) -> None:
     """Check that the server returns the same answer as the bundle without a server."""
-    for question in make_questions(made / SHARDS, folder):
-        about = ["--class", question.asked, str(question.image), "--recall", "0.9", "--json"]
+    for query in make_queries(made / SHARDS, folder):
+        about = ["--class", query.queried_class, str(query.image), "--recall", "0.9", "--json"]
         url, token = "http://127.0.0.1:8000", ["--token-file", str(folder / "tokens")]
         program = [*KWAY, "query", url, *token, *about]
         served = json.loads(forwarded(service, *program, folder=folder))

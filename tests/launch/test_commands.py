@@ -65,15 +65,16 @@ def test_every_command_has_help(kway, capsys):
 def test_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # without a terminal each loss is one line
     assert kway("losses") == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: line for line in lines[1:-1]}
+    table, legend = capsys.readouterr().out.split("\n\n")
+    rows = {line.split()[0]: line for line in table.splitlines()[1:]}
     assert rows.keys() == LOSSES.keys()
     for kind in LOSSES:
         loss = LOSSES[kind]()
         assert loss.paper in rows[kind]
         assert loss.statistic in rows[kind]
-        assert ("  yes  " in rows[kind]) == loss.aligned
-        assert loss.aligned_if in rows[kind]
+        aligned = "depends" if loss.aligned_if else "yes" if loss.aligned else "no"
+        assert rows[kind].split()[1] == aligned
+        assert not loss.aligned_if or f"{kind} is aligned if {loss.aligned_if}." in legend
     assert "k=5, tau=1.0, alpha=1.0" in rows["smooth_topk"]
     assert "samples=null (the exact expectation)" in rows["nce"]
     assert "w=null (sqrt(K - 1) - 1)" in rows["ccql"]
@@ -364,9 +365,9 @@ def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
     mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from launch.commands.demo import exit_on_signals; from launch.demo import questions\n"
+        "from launch.commands.demo import exit_on_signals; from launch.demo import queries\n"
         "exit_on_signals()\n"
-        "with questions.server(Path(sys.argv[1]), Path(sys.argv[2])) as url:\n"
+        "with queries.server(Path(sys.argv[1]), Path(sys.argv[2])) as url:\n"
         "    print(url, flush=True); time.sleep(100)\n"
     )
     with subprocess.Popen(
@@ -421,8 +422,8 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert processes_with(mark) == []
-        assert ("is already complete" in done.stdout) is (time == "second")
-        assert "Three questions about held-out images" in done.stdout
+        assert ("is complete already" in done.stdout) is (time == "second")
+        assert "Single-class queries for three held-out images" in done.stdout
         runs = sorted(path.name for path in (out / "runs").iterdir())
         assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
         # A finished run prints no lines of steps.

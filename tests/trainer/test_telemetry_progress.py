@@ -109,7 +109,7 @@ def read_all(terminal: int) -> str:
 @pytest.mark.parametrize(
     ("columns", "numbers"),
     [
-        (80, r"loss 1\.250  [\d.]+/s  data 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
+        (80, r"loss 1\.250  [\d.]+ samples/s  wait 0%  ETA 0:00:00"),
         (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
     ],
 )

@@ -78,22 +78,22 @@ class StepSummary:
     mfu: float | None
 
     def line(self) -> str:
-        speed = f"{self._speed(' samples/s')}  data wait {self.data_wait_ratio:.0%}"
+        speed = f"{self._speed()}  data wait {self.data_wait_ratio:.0%}"
         loss = f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}"
         return f"{loss}  {speed}{self._mfu()}  {self._memory()}  ETA {self._remaining()}"
 
     def compact(self, columns: int) -> str:
         if columns >= _WIDE_COLUMNS:
-            speed = f"{self._speed(' samples/s')}  data wait {self.data_wait_ratio:.0%}"
+            speed = f"{self._speed()}  data wait {self.data_wait_ratio:.0%}"
             numbers = f"loss {self.loss:.4f}  {speed}{self._mfu()}  {self._memory()}"
         else:
-            speed = f"{self._speed('/s')}  data {self.data_wait_ratio:.0%}"
-            numbers = f"loss {self.loss:.3f}  {speed}  {self._memory()}"
+            speed = f"{self._speed()}  wait {self.data_wait_ratio:.0%}"
+            numbers = f"loss {self.loss:.3f}  {speed}"
         return f"{numbers}  ETA {self._remaining()}"
 
-    def _speed(self, unit: str) -> str:
+    def _speed(self) -> str:
         digits = 0 if self.samples_per_second >= 10 else 2
-        return f"{self.samples_per_second:.{digits}f}{unit}"
+        return f"{self.samples_per_second:.{digits}f} samples/s"
 
     def _mfu(self) -> str:
         return "" if self.mfu is None else f"  MFU {self.mfu:.0%}"

@@ -1,4 +1,4 @@
-"""The demo's server and the three queries that the demo sends it over HTTP."""
+"""The demo's server, and three queries that the demo sends to it over HTTP."""
 
 import os
 import re
@@ -26,16 +26,16 @@ _STOP_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Question:
-    """A held-out image, its class, and the class to ask the server about."""
+class DemoQuery:
+    """A held-out image, the class that it shows, and the class to query it for."""
 
     image: Path
-    shows: str
-    asked: str
+    true_class: str
+    queried_class: str
 
 
-def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Question]:
-    """Draw three images at random and write them to `folder` as PNG.
+def make_queries(shards: Path, folder: Path, *, seed: int = 0) -> list[DemoQuery]:
+    """Select three held-out images at random and write them to `folder` as PNG.
 
     The first is queried for its own class, the second for a random other class, and the third for
     the class with the most similar name.
@@ -43,7 +43,7 @@ def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Questio
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     vectors = load_label_vectors(shards, Manifest.load(shards))
-    questions = []
+    queries = []
     with open_split(shards, "test") as split:
         names = [info.name for info in split.classes]
         for number, index in enumerate(rng.choice(len(split), 3, replace=False)):
@@ -53,9 +53,9 @@ def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Questio
             similarity = vectors @ vectors[label]
             similarity[label] = -np.inf
             other = (label + 1 + int(rng.integers(len(names) - 1))) % len(names)
-            asked = [label, other, int(similarity.argmax())][number]
-            questions.append(Question(path, names[label], names[asked]))
-    return questions
+            queried = [label, other, int(similarity.argmax())][number]
+            queries.append(DemoQuery(path, names[label], names[queried]))
+    return queries
 
 
 @contextmanager
@@ -80,34 +80,36 @@ def server(bundle: Path, log: Path) -> Iterator[str]:
                 process.wait()
 
 
-def ask(url: str, question: Question) -> dict[str, Any]:
-    """Send one query over HTTP and return the response."""
+def send(url: str, query: DemoQuery) -> dict[str, Any]:
+    """Send a query over HTTP and return the server's verdict."""
     response = httpx.post(
         f"{url}/v1/query",
-        data={"classes": question.asked, "recall": "0.9"},
-        files={"images": question.image.read_bytes()},
+        data={"classes": query.queried_class, "recall": "0.9"},
+        files={"images": query.image.read_bytes()},
         timeout=30,
     )
     response.raise_for_status()
-    answer: dict[str, Any] = response.json()["results"][0]["verdicts"][0]
-    return answer
+    verdict: dict[str, Any] = response.json()["results"][0]["verdicts"][0]
+    return verdict
 
 
-def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> Table:
-    """The queries, the server's answers, and whether they are correct."""
-    table = Table(title="Three questions about held-out images, over HTTP")
-    for column in ("image", "is it …?", "score", "threshold", "answer", "it shows", ""):
-        table.add_column(column, overflow="fold")
-    for question, answer in zip(questions, answers, strict=True):
-        right = answer["match"] == (question.shows == question.asked)
+def verdict_table(queries: list[DemoQuery], verdicts: list[dict[str, Any]]) -> Table:
+    """The queries, the server's verdicts, and whether they are correct."""
+    table = Table(title="Single-class queries for three held-out images, recall 0.9")
+    for column in ("image", "queried class", "score", "threshold", "match", "true class"):
+        is_number = column in ("score", "threshold")
+        table.add_column(column, overflow="fold", justify="right" if is_number else "left")
+    table.add_column("correct")
+    for query, verdict in zip(queries, verdicts, strict=True):
+        is_correct = verdict["match"] == (query.true_class == query.queried_class)
         table.add_row(
-            question.image.name,
-            table_cell(question.asked),
-            f"{answer['score']:.2f}",
-            f"{answer['threshold']:.2f}",
-            "yes" if answer["match"] else "no",
-            table_cell(question.shows),
-            "right" if right else "wrong",
+            query.image.name,
+            table_cell(query.queried_class),
+            f"{verdict['score']:.2f}",
+            f"{verdict['threshold']:.2f}",
+            "yes" if verdict["match"] else "no",
+            table_cell(query.true_class),
+            "yes" if is_correct else "no",
         )
     return table
 
@@ -119,6 +121,6 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
         if ready:
             return ready.group(1)
         if process.poll() is not None:
-            raise ValueError(f"the server ended with code {process.returncode}: see {log}")
+            raise ValueError(f"the server exited with code {process.returncode}: see {log}")
         time.sleep(0.2)
     raise TimeoutError(f"the server was not ready after {_START_SECONDS} s: see {log}")

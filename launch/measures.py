@@ -1,0 +1,28 @@
+"""Display names and formats of evaluation measures, for tables, plots and the report."""
+
+import re
+
+_LABELS = (
+    (r"top(\d+)", "top-{} accuracy"),
+    (r"marginal_top(\d+)", "marginalized top-{} accuracy"),
+    (r"sa", "similarity accuracy (SA)"),
+    (r"auprc", "AUPRC"),
+    (r"precision_at_recall_([\d.e-]+)", "precision at recall {}"),
+)
+
+
+def measure_label(name: str) -> str:
+    """The display name of a measure, such as `top-1 accuracy` for `top1`; else `name` itself."""
+    return _known_label(name) or name
+
+
+def is_ratio(name: str) -> bool:
+    """Whether a measure is a ratio, which is displayed in percent."""
+    return _known_label(name) is not None
+
+
+def _known_label(name: str) -> str | None:
+    for pattern, label in _LABELS:
+        if found := re.fullmatch(pattern, name):
+            return label.format(*found.groups())
+    return None
