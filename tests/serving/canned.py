@@ -1,4 +1,4 @@
-"""A server of a test that says what it was told to, whatever it is asked."""
+"""A TCP server that sends prepared responses, regardless of the requests."""
 
 import socket
 from collections.abc import Iterator
@@ -10,15 +10,17 @@ LINES = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: c
 
 @contextmanager
 def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Its URL, and the heads of what it was asked; the last of the answers is given over and over.
+    """Start a server and yield its URL and the received requests. Sends `answers` in order and then
+    repeats the last one.
 
-    After each it says no more, and reads on until the client has left.
+    After each response, it shuts down its side of the connection and reads until the client
+    disconnects.
     """
     heads: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        with suppress(OSError):  # the listener's end
+        with suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = listener.accept()
                 with connection, suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""A relay before a server of a test: it counts what goes through, and can be cut in the middle."""
+"""A TCP relay that counts connections and bytes and can drop connections."""
 
 import socket
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 
 class Relay:
-    """TCP from a free port to `url`. `sent` counts bytes to the server."""
+    """Relays connections from a free port to `url`. `sent` counts the bytes sent to the server."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._far = (parts.hostname, parts.port)
+        self._target = (parts.hostname, parts.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self._threads: list[Thread] = []
@@ -21,7 +21,7 @@ class Relay:
         self._start(self._accept)
 
     def cut(self) -> None:
-        """Hang up on both sides of all connections; new ones are let through."""
+        """Close all connections on both sides. New connections are accepted."""
         while self._open:
             one = self._open.pop()
             with suppress(OSError):
@@ -42,14 +42,14 @@ class Relay:
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._far)
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
                 self.connections += 1
-                self._open += [near, far]
-                self._start(self._pass, near, far, True)
-                self._start(self._pass, far, near, False)
+                self._open += [client, server]
+                self._start(self._forward, client, server, True)
+                self._start(self._forward, server, client, False)
 
-    def _pass(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
         with suppress(OSError):
             while part := source.recv(65536):
                 if counts:

@@ -190,7 +190,9 @@ def test_the_command_names_a_long_text_of_a_file_by_its_place_and_asks_nothing(
     url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
-    message = rf"^texts\[5\] \(long .*\) has 305 characters, and {url} takes 300: shorten it$"
+    message = (
+        rf"^texts\[5\] \(long .*\) has 305 characters, but {url} accepts at most 300: shorten it$"
+    )
     with pytest.raises(ValueError, match=message):
         started.ask(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
 
@@ -221,9 +223,9 @@ def test_the_table_shows_texts(bundle: Path) -> None:
         (("{images}", "--text", "a"), "images reads images: name image files"),
         (("{texts}", "--texts", "{file}"), "file is not UTF-8 from its byte 1 on"),
         (("{texts}", "--text", "a\udcff"), "text 0 is no Unicode"),
-        (("{url}", "--text", "a\udcff"), "refuses: Invalid JSON"),
-        (("{url}", "--text", "a", "--threshold", "nan"), "refuses: threshold"),
-        (("{url}", "--text", "x" * 301), "has 301 characters, and http://127.0.0.1"),
+        (("{url}", "--text", "a\udcff"), "rejected the request: Invalid JSON"),
+        (("{url}", "--text", "a", "--threshold", "nan"), "rejected the request: threshold"),
+        (("{url}", "--text", "x" * 301), "has 301 characters, but http://127.0.0.1"),
         (("{texts}", "--texts", "{empty}"), "empty holds no text: write one a line"),
     ],
 )
