@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
         known = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
 
         def next_page() -> None:
-            known.reaching(1.0)
+            known.count_reaching(1.0)
             known.page(_PAGE, _PAGE)
 
         found = take_turns(

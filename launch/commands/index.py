@@ -80,7 +80,7 @@ def _tell(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     print(
         printable(
             f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
-            f"{done.kept:,} kept, {done.dropped:,} dropped, {size:,.1f} MB, "
+            f"{done.reused:,} reused, {done.dropped:,} dropped, {size:,.1f} MB, "
             f"{seconds_since(started)}"
         )
     )
