@@ -1,5 +1,5 @@
 """Build a gallery: list the collection, compute the features of new items, write the gallery and
-move it into place.
+publish it.
 
 If the process is killed, it loses a few seconds of work, and the previous gallery is unchanged.
 """

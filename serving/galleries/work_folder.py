@@ -5,7 +5,7 @@ about.json      settings of the gallery; a run resumes only if its own are the s
 part-000/ …     results of each run, see `serving/galleries/rows.py`
 listing.jsonl   all items of the collection
 missing.jsonl   the items that this run has to compute
-gallery/        the finished gallery, before it is moved into place
+gallery/        the finished gallery, before it is published
 old/            the previous gallery, between two renames
 """
 
@@ -62,8 +62,8 @@ class WorkFolder:
         return self.path / f"part-{max(numbers, default=-1) + 1:03d}"
 
     def publish(self) -> None:
-        """Move the finished gallery into place. If the process is killed between the two renames,
-        the next run calls `recover`."""
+        """Replace the gallery with the finished one. If the process is killed between the two
+        renames, the next run calls `recover`."""
         if self.gallery.exists():
             os.rename(self.gallery, self._old)
         os.rename(self.finished, self.gallery)

@@ -121,11 +121,11 @@ class Registry:
     def _check_limits(self, client: str) -> None:
         limit = self.config.max_watches_per_client
         if len(self.owned(client)) >= limit:
-            raise WatchLimitError(f"your limit of {limit} watches is reached: delete one first")
+            raise WatchLimitError(f"your limit of {limit} watches is reached. Delete one first")
         limit = self.config.max_watches
         if len(self._watches) >= limit:
             raise WatchLimitError(
-                f"the server's limit of {limit} watches is reached: try again later"
+                f"the server's limit of {limit} watches is reached. Try again later"
             )
 
     def _put(self, watch: Watch) -> None:
