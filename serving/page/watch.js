@@ -134,7 +134,7 @@ export class WatchPanel {
     const names = watch.classes.flatMap((one, index) => [index ? ", " : "", nameOf(one.class)]);
     const decision = watch.recall === null
       ? `threshold ${watch.threshold}`
-      : `${percent(watch.recall)} recall · expected precision ${precisionOf(watch.classes)}`;
+      : `recall ${percent(watch.recall)} · expected precision ${precisionOf(watch.classes)}`;
     const state = element("span", { class: "quiet small", role: "status" });
     const expires = element("span", {}, expiryText(watch));
     const listen = element("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => this.#toggle(row) }, "Listen");
