@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
         ranking = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
 
         def next_page() -> None:
-            ranking.reaching(1.0)
+            ranking.count_reaching(1.0)
             ranking.page(_PAGE, _PAGE)
 
         found = take_turns(

@@ -132,9 +132,9 @@ def watch(page: Page, images: list[Path]) -> None:
     page.get_by_role("tab", name="Live watch").click()
     page.get_by_role("button", name="Watch for these classes").click()
     expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
-    page.locator("#room-watch input[type=file]").set_input_files(images)
-    expect(page.locator("#room-watch")).to_contain_text(f"{len(images)} frames answered")
-    until(page, "[...document.querySelectorAll('.heard img')].every((one) => one.naturalWidth)")
+    page.locator("#panel-watch input[type=file]").set_input_files(images)
+    expect(page.locator("#panel-watch")).to_contain_text(f"{len(images)} frames processed")
+    until(page, "[...document.querySelectorAll('.log-entry img')].every((one) => one.naturalWidth)")
 
 
 def shot(page: Page, path: Path) -> Path:

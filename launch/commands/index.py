@@ -86,7 +86,7 @@ def _print_result(out: Path, done: "IndexResult", reads: str, started: float) ->
     print(
         printable(
             f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
-            f"{done.kept:,} unchanged, {done.dropped:,} removed, {size:,.1f} MB, "
+            f"{done.reused:,} unchanged, {done.dropped:,} removed, {size:,.1f} MB, "
             f"{seconds_since(started)}"
         )
     )

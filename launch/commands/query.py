@@ -166,13 +166,13 @@ def _ask_server(
     threshold: float | None,
     token_file: Path | None,
 ) -> "Answer":
-    from serving.client import Client, RefusedError
+    from serving.client import Client, RejectedError
 
     token = None if token_file is None else _token(token_file)
     with Client(url, token=token) as client:
         try:
             served = client.served()
-        except RefusedError as error:
+        except RejectedError as error:
             if error.code == "no_token":
                 raise ValueError(f"{url} requires a token: pass --token-file FILE") from error
             raise

@@ -1,12 +1,12 @@
 """Query a running server from Python: `Client("http://127.0.0.1:8000").query(["husky"],
 [Path(…)])`.
 
-Does not import torch or Ray. Requests that are rejected because the server is busy, or that fail
-because a replica died, are retried if they are idempotent. All queries are.
+Does not import torch or Ray. Idempotent requests, which include all queries, are retried if the
+server is busy or a replica dies.
 """
 
 from serving.client.client import Client
-from serving.client.messages import RefusedError, joined
+from serving.client.messages import RejectedError, joined
 from serving.client.ndjson import Item
 from serving.schemas import Done, GalleryHit, Hit, LineError
 from serving.watches.schemas import (
@@ -32,7 +32,7 @@ __all__ = [
     "Item",
     "LineError",
     "Listening",
-    "RefusedError",
+    "RejectedError",
     "WatchHit",
     "joined",
 ]

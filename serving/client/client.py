@@ -6,7 +6,7 @@ from typing import Any, Self, SupportsIndex
 
 from serving.client.messages import (
     ClassesFound,
-    RefusedError,
+    RejectedError,
     Served,
     as_text_fields,
     check_iterable,
@@ -31,21 +31,25 @@ from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, Gallery
 
 
 class Client(StandingQueries):
-    """A server at `url`. `timeout`: seconds that a connection may be idle. `patience`: seconds
-    after which a request is not retried any more.
+    """A client for the server at `url`.
 
-    Every method raises RefusedError for a request that the server rejects, OSError if there is no
-    response, TypeError for an invalid class or input, and ValueError for an invalid name or id. If
-    nothing listens at the first request, it fails immediately: requests are retried only for
-    servers that have responded before. Classes are names or numbers (including numpy integers);
-    images are files or their bytes; texts are strings. Not thread-safe.
+    - `timeout`: how long a connection may be idle, in seconds.
+    - `retry_seconds`: how long to retry a request that fails with a transient error.
+
+    Classes are names or ids (including numpy integers), images are paths or bytes, and texts are
+    strings. Not thread-safe.
+
+    Every method raises RejectedError if the server rejects the request, OSError if there is no
+    response, TypeError for an invalid class or input, and ValueError for an invalid name or id.
+    Requests are retried only if the server has responded before: if nothing is listening at `url`,
+    the first request fails immediately.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, timeout: float = 60, patience: float = 60
+        self, url: str, *, token: str | None = None, timeout: float = 60, retry_seconds: float = 60
     ) -> None:
-        """Sends nothing yet. Raises ValueError for an invalid URL or token."""
-        super().__init__(Transport(url, token, timeout, patience), timeout)
+        """Raises ValueError for an invalid URL or token. Does not connect yet."""
+        super().__init__(Transport(url, token, timeout, retry_seconds), timeout)
 
     @property
     def url(self) -> str:
@@ -63,18 +67,18 @@ class Client(StandingQueries):
         self.close()
 
     def close(self) -> None:
-        """Close the connections, except those of streams and listeners in progress: close their
-        generators."""
+        """Close all connections except those of open streams and listeners. To close these, close
+        their generators."""
         self._transport.close()
 
     def served(self) -> Served:
-        """The model that the server serves. Raises RefusedError and OSError."""
+        """Return the model that the server serves. Raises RejectedError and OSError."""
         return self._transport.request(Served, "GET", "/v1/model")
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
-        """Classes whose names contain `search`; those that begin with it come first.
+        """Return the classes whose names contain `search`. Names that begin with it come first.
 
-        Raises RefusedError and OSError.
+        Raises RejectedError and OSError.
         """
         parameters = {"search": search, "limit": limit, "offset": offset}
         return self._transport.request(ClassesFound, "GET", "/v1/classes", params=parameters)
@@ -88,12 +92,12 @@ class Client(StandingQueries):
         threshold: float | None = None,
         served: Served | None = None,
     ) -> Answer:
-        """Is each input of these classes? Pass the result of `served()` as `served` to save a
-        request.
+        """Query whether each input belongs to each of the classes. Pass the result of `served()` as
+        `served` to save a request.
 
-        Sends as many requests as the server's limits require, one at a time. Raises RefusedError
-        and OSError. Raises TypeError and ValueError for inputs of the wrong kind, before sending
-        any.
+        Splits the inputs into as many requests as the server's limits require and sends them one at
+        a time. Raises RejectedError and OSError. Raises TypeError and ValueError for inputs of the
+        wrong kind before it sends any.
         """
         fields, inputs = (
             query_fields(classes, recall, threshold),
@@ -112,30 +116,30 @@ class Client(StandingQueries):
         threshold: float | None = None,
         all: bool = False,
     ) -> Generator[StreamEvent, None, None]:
-        """Is each input of these classes? Inputs are answered in order while more are sent. Nothing
-        is sent until the first answer is requested, for example with `next`.
+        """Query whether each input belongs to each of the classes. Results arrive in order while
+        more inputs are sent. The request is sent when the first result is read.
 
-        Yields a `Hit` for each input with a match, or for `all` inputs, a `LineError` for each
-        rejected input, and finally `Done`. Their `id` is that of the `Item` or, without one, the
-        position of the input, from 0. A line that is too long has no id.
+        Yields a `Hit` for each input that matches a class (or, if `all`, for every input), a
+        `LineError` for each rejected input, and finally `Done`. Their `id` is that of the `Item`
+        or, without one, the position of the input, from 0. A line that is too long has no id.
 
-        Another thread iterates over `inputs`, once the server has accepted the stream and while you
-        read the answers; do not stop reading them for a minute. Raises RefusedError; OSError if
-        there is no response; ConnectionError if the stream breaks off; and what `inputs` raises. A
-        stream that has begun is not retried.
+        A separate thread iterates over `inputs`, after the server has accepted the stream and only
+        while you read the results. The server closes the stream if you stop reading for a minute.
+        Raises RejectedError, OSError if there is no response, ConnectionError if the connection is
+        lost, and whatever `inputs` raises. A stream that has begun is not retried.
         """
-        asked = as_text_fields(query_fields(classes, recall, threshold))
+        parameters = as_text_fields(query_fields(classes, recall, threshold))
         return self._transport.stream_events(
             STREAM_EVENTS,
             "POST",
             "/v1/query:stream",
-            params=asked | ({"all": True} if all else {}),
+            params=parameters | ({"all": True} if all else {}),
             content=lines_of(check_iterable("inputs", inputs)),
             headers={"Content-Type": NDJSON},
         )
 
     def galleries(self) -> list[GalleryFound]:
-        """The galleries that can be searched. Raises RefusedError and OSError."""
+        """Return the galleries of the server. Raises RejectedError and OSError."""
         return self._transport.request(GalleryList, "GET", "/v1/galleries").galleries
 
     def search(
@@ -147,13 +151,13 @@ class Client(StandingQueries):
         threshold: float | None = None,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
-        """All items in descending order of the class's score or, with a recall or threshold, those
-        that match. Fetched in pages of `page_size` hits as they are read.
+        """Yield all items in descending order of the class's score or, with a recall or threshold,
+        only those that match. Pages of `page_size` hits are fetched as they are read.
 
-        Raises RefusedError and OSError; OSError also if the gallery changes meanwhile.
+        Raises RejectedError and OSError. Raises OSError also if the gallery changes meanwhile.
         """
 
-        def found(offset: int) -> ClassHits:
+        def fetch(offset: int) -> ClassHits:
             return self.search_page(
                 gallery,
                 [class_name],
@@ -163,16 +167,18 @@ class Client(StandingQueries):
                 offset=offset,
             ).results[0]
 
-        first = here = found(0)
+        first = page = fetch(0)
         read = 0
-        while here.hits:
-            yield from here.hits
-            read += len(here.hits)
+        while page.hits:
+            yield from page.hits
+            read += len(page.hits)
             if read >= first.total:
                 return
-            here = found(read)
-            if (here.total, here.threshold) != (first.total, first.threshold):
-                raise OSError(f"gallery {gallery} at {self.url} has changed: search it again")
+            page = fetch(read)
+            if (page.total, page.threshold) != (first.total, first.threshold):
+                raise OSError(
+                    f"gallery {gallery} at {self.url} changed during the search: search again"
+                )
 
     def search_page(
         self,
@@ -184,9 +190,9 @@ class Client(StandingQueries):
         limit: int = 20,
         offset: int = 0,
     ) -> Hits:
-        """For each class, `limit` hits after the first `offset`, and the total number.
+        """Return up to `limit` hits of each class from `offset` on, and the total number of hits.
 
-        Raises RefusedError and OSError.
+        Raises RejectedError and OSError.
         """
         body = query_fields(classes, recall, threshold) | {"limit": limit, "offset": offset}
         return self._transport.request(
@@ -194,23 +200,24 @@ class Client(StandingQueries):
         )
 
     def _part(self, first: int, request: dict[str, Any]) -> Answer:
-        """The answer to one part of a query; `first` is the position of its first input."""
+        """Send one part of a query. `first` is the position of its first input."""
         try:
             return self._transport.request(Answer, "POST", "/v1/query", **request)
-        except RefusedError as error:
+        except RejectedError as error:
             reason = renumbered(first, error.reason)
-            raise RefusedError(self.url, error.status, error.code, reason) from None
+            raise RejectedError(self.url, error.status, error.code, reason) from None
 
     def _check(self, inputs: list[Input], served: Served) -> None:
         if not inputs:
-            raise ValueError("there is nothing to ask about: give images or texts")
+            raise ValueError("there are no inputs: pass images or texts")
         for position, one in enumerate(inputs):
             check_input(one)
             if isinstance(one, str) != (served.reads == "texts"):
-                remedy = "name image files" if served.reads == "images" else "give texts"
-                raise ValueError(f"{self.url} reads {served.reads}: {remedy}")
+                raise ValueError(
+                    f"the model at {self.url} reads {served.reads}: pass {served.reads}"
+                )
             if isinstance(one, str) and len(one) > served.limits.max_text_chars:
                 raise ValueError(
-                    f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, and "
-                    f"{self.url} takes {served.limits.max_text_chars}: shorten it"
+                    f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, but "
+                    f"{self.url} accepts at most {served.limits.max_text_chars}: shorten it"
                 )

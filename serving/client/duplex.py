@@ -1,9 +1,9 @@
 """An httpx transport that sends the body of a request while it reads the response.
 
-httpx's own transport sends the whole body first, but kway stops reading a stream whose answers are
-not read, so both sides would deadlock. The body is iterated only once the server has accepted the
-request, so that a rejected request consumes none of it, and at most one part ahead. Uses HTTP/1.1
-with one connection per request and ignores proxies from the environment.
+httpx's own transport sends the complete body first. kway stops reading a stream while its answers
+are not read, so both sides would deadlock. Iteration over the body starts only when the server has
+accepted the request, so a rejected request consumes none of it, and stays at most one part ahead.
+Uses HTTP/1.1 with one connection per request and ignores proxies from the environment.
 """
 
 import queue
@@ -23,58 +23,58 @@ class BodyReader:
     """Iterates over `parts` in a thread. The socket `wake` becomes readable when `take` may return
     something, so it can be used with a selector.
 
-    The thread is a daemon. After `close` it ends when the iterable yields its next part.
+    The thread is a daemon. After `close`, it ends when the iterable yields its next part.
     """
 
     def __init__(self, parts: Iterable[bytes]) -> None:
-        self.wake, far = socket.socketpair()
+        self.wake, waker = socket.socketpair()
         self.wake.setblocking(False)
         self.is_over = False
-        self._found: queue.Queue[bytes | BaseException | None] = queue.Queue(1)
+        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(1)
         self._is_closed = False
-        Thread(target=self._run, args=(parts, far), daemon=True).start()
+        Thread(target=self._run, args=(parts, waker), daemon=True).start()
 
     def take(self) -> bytes | None:
-        """The next part; None if there is none yet or, if `is_over`, no more.
+        """Return the next part. None: not available yet, or the end if `is_over`.
 
-        Raises what the iterable raised.
+        Raises the exception that the iterable raised.
         """
         with suppress(BlockingIOError):
             self.wake.recv(16)
         try:
-            found = self._found.get_nowait()
+            item = self._queue.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(found, bytes):
-            return found
+        if isinstance(item, bytes):
+            return item
         self.is_over = True
-        if found is not None:
-            raise found
+        if item is not None:
+            raise item
         return None
 
     def close(self) -> None:
         self._is_closed = True
         with suppress(queue.Empty):
-            self._found.get_nowait()  # the thread may be waiting for space in the queue
+            self._queue.get_nowait()  # the thread may be waiting for space in the queue
         self.wake.close()
 
-    def _run(self, parts: Iterable[bytes], far: socket.socket) -> None:
+    def _run(self, parts: Iterable[bytes], waker: socket.socket) -> None:
         last = None
-        with far:
+        with waker:
             try:
                 for part in parts:
                     if self._is_closed:
                         return
-                    self._give(part, far)
-            except BaseException as error:  # of any kind: `take` raises it
+                    self._put(part, waker)
+            except BaseException as error:  # `take` raises it in the other thread
                 last = error
-            if not self._is_closed:  # if closed, no one would take it and `put` would block forever
-                self._give(last, far)
+            if not self._is_closed:  # otherwise `put` could block forever
+                self._put(last, waker)
 
-    def _give(self, found: bytes | BaseException | None, far: socket.socket) -> None:
-        self._found.put(found)
+    def _put(self, item: bytes | BaseException | None, waker: socket.socket) -> None:
+        self._queue.put(item)
         with suppress(OSError):  # already closed
-            far.send(b".")
+            waker.send(b".")
 
 
 T = TypeVar("T")
@@ -85,10 +85,10 @@ _PORTS = {"http": 80, "https": 443}
 class Duplex(httpx.BaseTransport):
     """Sends `keep_alive` whenever the body yields nothing for `silence_seconds`.
 
-    Raises httpx.TransportError for connection errors and, while the response is read, what the body
-    raises. The timeouts are those of the request, in seconds: to connect, and for an idle
-    connection on which data is expected. A server that accepts data without responding does not
-    time out while the body has more to yield, because it may have to wait for it.
+    Raises httpx.TransportError for connection errors and, while the response is read, whatever the
+    body raises. Uses two timeouts of the request: to connect, and to receive data on an idle
+    connection. The latter does not apply until the body ends, because the server may be waiting for
+    more of it.
     """
 
     def __init__(self, *, keep_alive: bytes, silence_seconds: float) -> None:
@@ -108,11 +108,11 @@ class Duplex(httpx.BaseTransport):
 
 
 def _connected(url: httpx.URL, seconds: float) -> socket.socket:
-    """A non-blocking connection. Use it from one thread only: TLS connections are not
+    """Open a non-blocking connection. Use it from one thread only: TLS connections are not
     thread-safe."""
     try:
         plain = socket.create_connection((url.host, url.port or _PORTS[url.scheme]), seconds)
-        # send short lines without delay
+        # send short lines without delay (disable Nagle's algorithm)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if url.scheme == "https":
             plain = httpx.create_ssl_context().wrap_socket(plain, server_hostname=url.host)
@@ -123,8 +123,8 @@ def _connected(url: httpx.URL, seconds: float) -> socket.socket:
 
 
 class _Exchange(httpx.SyncByteStream):
-    """One request in progress. Its iterator yields the body of the response and meanwhile sends
-    that of the request."""
+    """One request in progress. Iterating over it yields the body of the response and sends that of
+    the request."""
 
     def __init__(
         self, connection: socket.socket, keep_alive: bytes, silence: float, timeout: float
@@ -132,11 +132,11 @@ class _Exchange(httpx.SyncByteStream):
         self._socket, self._http = connection, h11.Connection(h11.CLIENT)
         self._keep_alive, self._silence, self._timeout = keep_alive, silence, timeout
         self._out = bytearray()
-        # None before the request is accepted and after the body's end
+        # None until the request is accepted, and after the end of the body
         self._body: BodyReader | None = None
 
     def begin(self, request: httpx.Request) -> h11.Response:
-        """Send the head of the request and wait for that of the response."""
+        """Send the headers of the request and wait for those of the response."""
         try:
             head = h11.Request(
                 method=request.method, target=request.url.raw_path, headers=request.headers.raw
@@ -172,12 +172,12 @@ class _Exchange(httpx.SyncByteStream):
             self._step()
 
     def _step(self) -> None:
-        """Receive; if there is nothing to receive, send; if that would block, wait for either.
+        """Receive data or, if there is none, send some. If both would block, wait.
 
-        Receiving comes first: a server that blocks on sending its answers reads no more of the
-        body.
+        Receiving has priority: a server that blocks while sending its answers does not read any
+        more of the body.
         """
-        received = self._tried(lambda: self._socket.recv(_CHUNK_BYTES))
+        received = self._nonblocking(lambda: self._socket.recv(_CHUNK_BYTES))
         if received is not None:
             self._http.receive_data(received)
             return
@@ -187,7 +187,7 @@ class _Exchange(httpx.SyncByteStream):
             self._wait()
 
     def _fill(self) -> None:
-        """Take the next part of the body, or its end, if available."""
+        """Buffer the next part of the body, or its end, if it is available."""
         if self._body is None:
             return
         part = self._body.take()
@@ -204,8 +204,8 @@ class _Exchange(httpx.SyncByteStream):
 
     def _send(self) -> bool:
         try:
-            sent = self._tried(lambda: self._socket.send(self._out))
-        # the server accepts no more data but may have sent the reason; continue reading
+            sent = self._nonblocking(lambda: self._socket.send(self._out))
+        # The server no longer accepts data but may have sent the reason, so continue reading.
         except httpx.ReadError:
             self._out.clear()
             self._end_body()
@@ -213,10 +213,10 @@ class _Exchange(httpx.SyncByteStream):
         del self._out[: sent or 0]
         return bool(sent)
 
-    def _tried(self, do: Callable[[], T]) -> T | None:
-        """The result of `do`, or None if it would block."""
+    def _nonblocking(self, operation: Callable[[], T]) -> T | None:
+        """Return the result of `operation`, or None if it would block."""
         try:
-            return do()
+            return operation()
         # TLS raises its own exceptions, which are not BlockingIOErrors.
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
@@ -234,5 +234,5 @@ class _Exchange(httpx.SyncByteStream):
             if selector.select(seconds):
                 return
         if awaited is None:
-            raise httpx.ReadTimeout(f"nothing moved for {seconds:g} s")
+            raise httpx.ReadTimeout(f"no data for {seconds:g} s")
         self._out += self._http.send(h11.Data(data=self._keep_alive))

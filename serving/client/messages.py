@@ -20,65 +20,66 @@ from serving.schemas import Answer, ErrorBody, ModelLogits
 _EXTRA_BYTES = 1000
 _POSITION = re.compile(r"^(images|texts)\[(\d{1,9})\]")
 Kind = TypeVar("Kind")
-NOT_KWAY = "status {}, and no JSON of kway's: is it a kway server?"
+NOT_KWAY = "unexpected response with status {}: is it a kway server?"
 BUSY = (429, 503)
 _PROXY_ERRORS = (502, 504)
 _LONGEST_WAIT_SECONDS = 5.0
-# The verdicts for the largest possible query take about 10 MB.
-_MAX_ANSWER_BYTES = 256 * 2**20
+# The answer to the largest possible query has about 10 MB.
+_MAX_RESPONSE_BYTES = 256 * 2**20
 
 
-class RefusedError(ValueError):
+class RejectedError(ValueError):
     """The server rejected a request: `status`, a machine-readable `code`, and the message as
     `reason`.
 
-    The status is 200 if the response had already begun; the code then tells why it ended.
+    The status is 200 if the response had already begun. The code is then the reason why it ended.
     """
 
     def __init__(self, url: str, status: int, code: str, reason: str) -> None:
-        super().__init__(f"{url} refuses: {reason}")
+        super().__init__(f"{url} rejected the request: {reason}")
         self.status, self.code, self.reason = status, code, reason
 
 
-def read_whole(answer: httpx.Response, url: str) -> httpx.Response:
+def read_response(response: httpx.Response, url: str) -> httpx.Response:
     """Read a response to its end.
 
-    Raises RefusedError if it has more than 256 MiB, and httpx.RequestError.
+    Raises RejectedError if it has more than 256 MiB, and httpx.RequestError.
     """
     body = bytearray()
-    with closing(answer):
-        for part in answer.iter_bytes():
+    with closing(response):
+        for part in response.iter_bytes():
             body += part
-            if len(body) > _MAX_ANSWER_BYTES:
-                reason = f"its answer is over {_MAX_ANSWER_BYTES} bytes: is it a kway server?"
-                raise RefusedError(url, answer.status_code, "", reason)
-    plain = [(name, value) for name, value in answer.headers.items() if name == "retry-after"]
-    return httpx.Response(answer.status_code, headers=plain, content=bytes(body))
+            if len(body) > _MAX_RESPONSE_BYTES:
+                reason = f"response larger than {_MAX_RESPONSE_BYTES} bytes: is it a kway server?"
+                raise RejectedError(url, response.status_code, "", reason)
+    plain = [(name, value) for name, value in response.headers.items() if name == "retry-after"]
+    return httpx.Response(response.status_code, headers=plain, content=bytes(body))
 
 
-def is_retryable(answer: httpx.Response) -> bool:
-    """Whether the server is busy, or a proxy reports a dead replica. kway's own errors are
+def is_retryable(response: httpx.Response) -> bool:
+    """Whether the server is busy, or a proxy reports that a replica died. Errors of kway itself are
     final."""
-    if answer.status_code in BUSY + _PROXY_ERRORS:
+    if response.status_code in BUSY + _PROXY_ERRORS:
         return True
-    return answer.status_code == 500 and error_of(answer)[0] == ""
+    return response.status_code == 500 and error_of(response)[0] == ""
 
 
-def error_of(answer: httpx.Response) -> tuple[str, str]:
-    """The code of an error response, or "" if it is not from kway, and its message."""
+def error_of(response: httpx.Response) -> tuple[str, str]:
+    """Return the code and the message of an error response. The code is "" if it is not
+    from kway."""
     try:
-        error = ErrorBody.model_validate_json(answer.content).error
+        error = ErrorBody.model_validate_json(response.content).error
     except ValueError:
-        return "", NOT_KWAY.format(answer.status_code)
+        return "", NOT_KWAY.format(response.status_code)
     return error.code, error.message
 
 
-def retry_after(answer: httpx.Response) -> float:
-    """The seconds that the server asks to wait, at most 5."""
-    stated = answer.headers.get("Retry-After", "")
-    # Python rejects numbers of thousands of digits, so only the first 9 are converted.
-    is_number = stated.isascii() and stated.isdecimal()
-    return min(float(stated[:9]), _LONGEST_WAIT_SECONDS) if is_number else 0.0
+def retry_after(response: httpx.Response) -> float:
+    """Return the delay in seconds that the server requests, at most 5."""
+    header = response.headers.get("Retry-After", "")
+    # Convert only 9 digits: Python rejects numbers with thousands of them.
+    is_number = header.isascii() and header.isdecimal()
+    return min(float(header[:9]), _LONGEST_WAIT_SECONDS) if is_number else 0.0
 
 
 class Limits(BaseModel):
@@ -105,7 +106,7 @@ class ClassFound(BaseModel):
 
 
 class ClassesFound(BaseModel):
-    """One page of the `total` classes that a search found."""
+    """One page of search results. `total`: the number of all classes that match."""
 
     total: int
     classes: list[ClassFound]
@@ -114,26 +115,26 @@ class ClassesFound(BaseModel):
 def query_fields(
     classes: Iterable[str | SupportsIndex], recall: float | None, threshold: float | None
 ) -> dict[str, Any]:
-    """The fields of a query, as in JSON.
+    """Return the JSON fields of a query.
 
-    Raises TypeError if `classes` is not a list, or contains something other than names and numbers.
+    Raises TypeError if `classes` is a single string or contains anything but names and ids.
     """
     numbers = {"recall": recall, "threshold": threshold}
-    given = {name: number for name, number in numbers.items() if number is not None}
-    return {"classes": [_class(one) for one in check_iterable("classes", classes)], **given}
+    present = {name: number for name, number in numbers.items() if number is not None}
+    return {"classes": [_class(one) for one in check_iterable("classes", classes)], **present}
 
 
-def check_iterable(what: str, given: Iterable[Kind]) -> Iterable[Kind]:
-    """Return `given`. Raises TypeError for a single string, bytes or path, which would otherwise be
-    iterated by character."""
-    if isinstance(given, str | bytes | bytearray | Path):
-        raise TypeError(f"{what} is one {type(given).__name__}: give a list")
-    return given
+def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
+    """Return `value`. Raises TypeError for a single string, bytes or path, which is probably a
+    mistake for a list."""
+    if isinstance(value, str | bytes | bytearray | Path):
+        raise TypeError(f"{name} is a single {type(value).__name__}: pass a list")
+    return value
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a query for URLs and forms. These have no numbers, so a class id becomes `#`
-    and the number."""
+    """Convert the fields of a query for URLs and forms. All their values are strings, so a class id
+    becomes `#` and the number."""
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}
 
@@ -141,8 +142,8 @@ def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
 def requests(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Split the inputs into requests within the server's limits. Yields, one at a time, the
-    position of the first input and the arguments for httpx."""
+    """Split the inputs into requests within the server's limits. Yields the position of the first
+    input of each request and its arguments for httpx."""
     batch: list[tuple[str, bytes] | str] = []
     size = 0
     for position, one in enumerate(inputs):
@@ -157,7 +158,7 @@ def requests(
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """One answer for all inputs, numbered consecutively across the parts."""
+    """Merge the answers of several requests. Inputs are numbered consecutively."""
     results = [result for part in parts for result in part.results]
     numbered = [
         result.model_copy(update={"input": position}) for position, result in enumerate(results)
@@ -166,16 +167,16 @@ def joined(parts: Sequence[Answer]) -> Answer:
 
 
 def renumbered(first: int, reason: str) -> str:
-    """Add `first`, the position of a request's first input, to the index in a server's "images[1]:
-    …"."""
-    return _POSITION.sub(lambda found: f"{found[1]}[{first + int(found[2])}]", reason)
+    """Add `first`, the position of the request's first input, to the index in an error such as
+    "images[1]: …"."""
+    return _POSITION.sub(lambda match: f"{match[1]}[{first + int(match[2])}]", reason)
 
 
 def _class(one: str | SupportsIndex) -> str | int:
     if isinstance(one, str):
         return one
     if isinstance(one, bool) or not isinstance(one, SupportsIndex):
-        raise TypeError(f"a class is a name or a number, and not {one!r}")
+        raise TypeError(f"a class must be a name or an id, got {one!r}")
     return operator.index(one)
 
 
@@ -194,7 +195,7 @@ def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -
 
 
 def path_of(kind: str, name: str) -> str:
-    """`/v1/KIND/NAME`. Raises ValueError for a name that would result in a different path."""
+    """Return `/v1/KIND/NAME`. Raises ValueError for a name that would change the path."""
     if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} names nothing of /v1/{kind}: give a name, or an id")
+        raise ValueError(f"{name!r} is not a valid name or id for /v1/{kind}")
     return f"/v1/{kind}/{quote(name, safe='')}"

@@ -1,4 +1,4 @@
-"""Lines of JSON (NDJSON): those that a client sends, and the events that it receives."""
+"""Lines of JSON (NDJSON) that the client sends, and the events that it receives."""
 
 import json
 from base64 import b64encode
@@ -22,7 +22,7 @@ from serving.watches.schemas import (
 )
 
 NDJSON = "application/x-ndjson"
-# A line about a hundred classes with long names takes about 50 kB.
+# A line with verdicts for 100 classes with long names has about 50 kB.
 _MAX_LINE_BYTES = 16 * 2**20
 
 Input = Path | bytes | str
@@ -40,9 +40,9 @@ FINAL_EVENTS = (Done, FeedDone, Ended)
 
 
 class Item(NamedTuple):
-    """An input of a stream or feed, with the id that its events will carry.
+    """An input of a stream or feed. Its events have the same `id`.
 
-    `time` is for feeds only.
+    `time` is used by feeds only.
     """
 
     content: Input
@@ -51,7 +51,7 @@ class Item(NamedTuple):
 
 
 def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
-    """A line for each item. An item without an id gets its position, from 0.
+    """Yield a line for each item. The default id of an item is its position, from 0.
 
     Raises OSError if a file cannot be read, and TypeError for an object that is not an input.
     """
@@ -66,12 +66,12 @@ def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
 def check_input(one: object) -> None:
     """Raise TypeError if the object is not an input."""
     if not isinstance(one, Path | bytes | str):
-        kind = type(one).__name__
-        raise TypeError(f"an input is a Path, bytes or a str, and not of type {kind}: convert it")
+        raise TypeError(f"an input must be a Path, bytes or str, got {type(one).__name__}")
 
 
 def fatal_error(event: object) -> ErrorDetail | None:
-    """The error that ends the response, if `event` is an error that belongs to no line or frame."""
+    """Return the error that ends the response. None for all other events, including errors of a
+    single line or frame."""
     match event:
         case LineError(line=None) | FrameError(frame=None):
             return event.error

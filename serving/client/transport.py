@@ -1,4 +1,4 @@
-"""Requests to one server: sending, retrying and reading responses."""
+"""HTTP transport of the client: sends requests, retries them and reads the responses."""
 
 import random
 import time
@@ -13,15 +13,15 @@ from serving.client.duplex import Duplex
 from serving.client.messages import (
     BUSY,
     NOT_KWAY,
-    RefusedError,
+    RejectedError,
     error_of,
     is_retryable,
-    read_whole,
+    read_response,
     retry_after,
 )
 from serving.client.ndjson import FINAL_EVENTS, fatal_error, split_lines
 
-# An empty line keeps a stream open when there is nothing to send.
+# An empty line keeps a stream open while there is nothing to send.
 _KEEP_ALIVE, _SILENCE_SECONDS = b"\n", 5.0
 
 
@@ -39,25 +39,25 @@ def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Cli
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """The header with the token. Strips it, because token files end with a newline. Errors must not
-    show it."""
+    """Return the header with the token, without surrounding white space: token files end with a
+    newline. Error messages must not contain the token."""
     if token is None:
         return {}
     token = token.strip()
     if not token or not all("!" <= letter <= "~" for letter in token):
-        raise ValueError("token is no single word of ASCII letters, digits and signs: give one")
+        raise ValueError("the token must be a single word of printable ASCII characters")
     return {"Authorization": f"Bearer {token}"}
 
 
 def _checked(url: str) -> httpx.URL:
     try:
-        found = httpx.URL(url)
-        found.raw_host.decode("ascii").encode("idna")  # as every look-up of the name does
+        parsed = httpx.URL(url)
+        parsed.raw_host.decode("ascii").encode("idna")  # as DNS lookups do
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{url} is no URL: {error}") from error
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ValueError(f"{url} is no URL of a server: it is http://HOST or https://HOST")
-    return found
+        raise ValueError(f"{url} is not a URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"{url} is not the URL of a server: use http://HOST or https://HOST")
+    return parsed
 
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
@@ -67,10 +67,10 @@ Event = TypeVar("Event")
 
 
 class Transport:
-    """The server at `url`. Requests are not retried any more after `patience` seconds."""
+    """A connection pool for the server at `url`. Retries transient errors for `retry_seconds`."""
 
-    def __init__(self, url: str, token: str | None, timeout: float, patience: float) -> None:
-        self.url, self.patience, self._has_answered = url.rstrip("/"), patience, False
+    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float) -> None:
+        self.url, self.retry_seconds, self._has_responded = url.rstrip("/"), retry_seconds, False
         self._http, self._duplex = open_clients(self.url, token, timeout)
 
     def close(self) -> None:
@@ -78,42 +78,42 @@ class Transport:
         self._duplex.close()
 
     def request(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:
-        """The response to an idempotent request, which is retried on transient errors."""
+        """Send an idempotent request, with retries, and return the parsed response."""
         return self.read(self._retried(lambda: self._response(method, path, **request)), kind)
 
     def request_once(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """The response to a request that changes something and is therefore sent only once.
+        """Send a request that changes something. It is not retried.
 
-        Raises RefusedError. Raises OSError if it is unknown whether the change was made.
+        Raises RejectedError. Raises OSError if it is unknown whether the change was made.
         """
         try:
-            answer = self._response(method, path, **request)
+            response = self._response(method, path, **request)
         except httpx.RequestError as error:
             raise OSError(
-                f"no answer from {self.url} ({_error_text(error)}), and it is not asked again, for "
-                "it may have been done: look before you do"
+                f"no response from {self.url} ({_error_text(error)}): the change may have been "
+                "made; check before you retry"
             ) from error
-        if not answer.is_success:
-            raise self._refused(answer)
-        return answer
+        if not response.is_success:
+            raise self._error(response)
+        return response
 
-    def read(self, answer: httpx.Response, kind: type[Body]) -> Body:
-        """Parse the body of a response. Raises RefusedError for an error, or if it is not from
-        kway."""
-        if answer.is_success:
+    def read(self, response: httpx.Response, kind: type[Body]) -> Body:
+        """Parse the body of a response. Raises RejectedError for an error response, or a response
+        that is not from kway."""
+        if response.is_success:
             with suppress(ValueError):
-                return kind.model_validate_json(answer.content)
-        raise self._refused(answer)
+                return kind.model_validate_json(response.content)
+        raise self._error(response)
 
     def stream_events(
         self, kind: TypeAdapter[Event], method: str, path: str, **request: Any
     ) -> Generator[Event, None, None]:
-        """Yield the lines of a response as they arrive, up to the final event. A body in `content`
-        is sent meanwhile.
+        """Yield the events of a response as they arrive, up to the final one. A body in `content`
+        is sent concurrently.
 
-        Raises RefusedError, and ConnectionError if the response has no final event.
+        Raises RejectedError, and ConnectionError if the response ends without a final event.
         """
-        reason = "it closed the connection"
+        reason = "closed by the server"
         try:
             with self._open_lines(method, path, **request) as lines:
                 for line in lines:
@@ -124,79 +124,79 @@ class Transport:
         except httpx.RequestError as error:
             reason = _error_text(error)
         raise ConnectionError(
-            f"{self.url} was lost ({reason}): what it had answered is right, and not all"
+            f"lost the connection to {self.url} ({reason}): earlier events are valid but incomplete"
         )
 
     def _response(self, method: str, path: str, **request: Any) -> httpx.Response:
-        return read_whole(self._send(self._http, method, path, **request), self.url)
+        return read_response(self._send(self._http, method, path, **request), self.url)
 
     def _send(self, http: httpx.Client, method: str, path: str, **request: Any) -> httpx.Response:
-        """A response whose body has not been read."""
+        """Send a request. The body of the response is not read yet."""
         try:
             return http.send(http.build_request(method, path, **request), stream=True)
         except httpx.LocalProtocolError:
             # The original error may quote a header that contains the token.
-            raise ValueError(f"what {self.url} is asked is no HTTP: look at the URL") from None
+            raise ValueError(f"invalid HTTP request to {self.url}: check the URL") from None
 
     @contextmanager
     def _open_lines(self, method: str, path: str, **request: Any) -> Iterator[Iterator[bytes]]:
         http = self._duplex if "content" in request else self._http
 
         def attempt() -> httpx.Response:
-            answer = self._send(http, method, path, **request)
-            return answer if answer.status_code == 200 else read_whole(answer, self.url)
+            response = self._send(http, method, path, **request)
+            return response if response.status_code == 200 else read_response(response, self.url)
 
-        answer = self._retried(attempt)
+        response = self._retried(attempt)
         try:
-            if answer.status_code != 200:
-                raise self._refused(answer)
-            yield split_lines(answer.iter_bytes())
+            if response.status_code != 200:
+                raise self._error(response)
+            yield split_lines(response.iter_bytes())
         finally:
-            answer.close()
+            response.close()
 
     def _retried(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
-        """The first final response; retries transient errors for up to `patience` seconds."""
+        """Call `attempt` until its response is final, with backoff, for up to `retry_seconds`."""
         began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
-                answer = attempt()
-                self._has_answered = True
-                if not is_retryable(answer):
-                    return answer
-                asked_for, failure = retry_after(answer), self._busy(answer, began)
+                response = attempt()
+                self._has_responded = True
+                if not is_retryable(response):
+                    return response
+                requested, failure = retry_after(response), self._busy(response, began)
             except httpx.RequestError as error:
-                asked_for, failure = 0.0, self._unreachable(_error_text(error))
-                if isinstance(error, httpx.ConnectError) and not self._has_answered:
-                    # nothing listens there, and nothing has so far
+                requested, failure = 0.0, self._unreachable(_error_text(error))
+                if isinstance(error, httpx.ConnectError) and not self._has_responded:
+                    # Fail immediately: the URL is probably wrong.
                     raise OSError(failure) from error
             # Random jitter, so that rejected clients do not all retry at the same time.
-            wait = max(asked_for, pause * random.uniform(0.5, 1.0))
-            if time.monotonic() + wait > began + self.patience:
+            wait = max(requested, pause * random.uniform(0.5, 1.0))
+            if time.monotonic() + wait > began + self.retry_seconds:
                 raise OSError(failure)
             time.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _busy(self, answer: httpx.Response, began: float) -> str:
-        words = error_of(answer)[1]
-        if answer.status_code not in BUSY:
-            return self._unreachable(words)
-        return f"{self.url} was busy for {time.monotonic() - began:.1f} s: {words}"
+    def _busy(self, response: httpx.Response, began: float) -> str:
+        message = error_of(response)[1]
+        if response.status_code not in BUSY:
+            return self._unreachable(message)
+        return f"{self.url} was busy for {time.monotonic() - began:.1f} s: {message}"
 
-    def _unreachable(self, words: str) -> str:
-        return f"no answer from {self.url} ({words}): is `kway serve` running there?"
+    def _unreachable(self, reason: str) -> str:
+        return f"no response from {self.url} ({reason}): is `kway serve` running there?"
 
     def _parse_event(self, line: bytes, kind: TypeAdapter[Event]) -> Event:
         try:
             event = kind.validate_json(line)
         except ValueError as error:
-            raise RefusedError(self.url, 200, "", NOT_KWAY.format(200)) from error
+            raise RejectedError(self.url, 200, "", NOT_KWAY.format(200)) from error
         if (end := fatal_error(event)) is not None:
-            raise RefusedError(self.url, 200, end.code, end.message)
+            raise RejectedError(self.url, 200, end.code, end.message)
         return event
 
-    def _refused(self, answer: httpx.Response) -> RefusedError:
-        code, reason = error_of(answer)
-        return RefusedError(self.url, answer.status_code, code, reason)
+    def _error(self, response: httpx.Response) -> RejectedError:
+        code, reason = error_of(response)
+        return RejectedError(self.url, response.status_code, code, reason)
 
 
 def _error_text(error: httpx.RequestError) -> str:

@@ -1,4 +1,4 @@
-"""Client methods for standing queries: watches, feeds and listening."""
+"""Client methods for watches and feeds."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 import httpx
 
-from serving.client.messages import RefusedError, check_iterable, path_of, query_fields
+from serving.client.messages import RejectedError, check_iterable, path_of, query_fields
 from serving.client.ndjson import (
     FEED_EVENTS,
     LISTEN_EVENTS,
@@ -21,14 +21,14 @@ from serving.client.ndjson import (
 from serving.client.transport import Transport
 from serving.watches.schemas import Ended, FrameError, Waiting, WatchInfo, WatchList
 
-_RELISTEN_SECONDS = 1.0
+_RECONNECT_SECONDS = 1.0
 # The server sends each listener a line at least every 10 s.
 _LISTEN_TIMEOUT_SECONDS = 30.0
 _LISTENER_LOST = ("listener_lost", "watches_down")
 
 
 class StandingQueries:
-    """The methods of a `Client` that are about watches."""
+    """The methods of `Client` for watches and feeds."""
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport, self._timeout = transport, timeout
@@ -43,37 +43,38 @@ class StandingQueries:
         feeds: Iterable[str] = (),
         label: str | None = None,
     ) -> WatchInfo:
-        """Create a watch, a query on every frame of these feeds, or of all, for `ttl_seconds`.
+        """Create a watch: a query that runs on every frame of `feeds`, by default of all feeds. It
+        expires after `ttl_seconds`.
 
-        Not retried, because that could create a second watch. Raises RefusedError. Raises OSError
-        if there is no response; the watch may have been created nevertheless, see `watches`.
+        Not retried, because a retry could create a second watch. Raises RejectedError. Raises
+        OSError if there is no response. The watch may still have been created: check `watches`.
         """
         body = query_fields(classes, recall, threshold) | {
             "ttl_seconds": ttl_seconds,
             "label": label,
         }
-        answer = self._transport.request_once(
+        response = self._transport.request_once(
             "POST", "/v1/watches", json=body | {"feeds": list(check_iterable("feeds", feeds))}
         )
-        return self._transport.read(answer, WatchInfo)
+        return self._transport.read(response, WatchInfo)
 
     def watches(self) -> list[WatchInfo]:
-        """Your watches, oldest first. Raises RefusedError and OSError."""
+        """Return your watches, oldest first. Raises RejectedError and OSError."""
         return self._transport.request(WatchList, "GET", "/v1/watches").watches
 
     def renew_watch(self, watch_id: str, *, ttl_seconds: float | None = None) -> WatchInfo:
         """Restart the time to live of a watch, with the same duration or a new one. Not retried.
 
-        Raises RefusedError. Raises OSError if there is no response; the watch may have been renewed
-        nevertheless.
+        Raises RejectedError. Raises OSError if there is no response; the watch may still have been
+        renewed.
         """
         body = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
-        answer = self._transport.request_once("PATCH", path_of("watches", watch_id), json=body)
-        return self._transport.read(answer, WatchInfo)
+        response = self._transport.request_once("PATCH", path_of("watches", watch_id), json=body)
+        return self._transport.read(response, WatchInfo)
 
     def delete_watch(self, watch_id: str) -> None:
-        """Delete a watch. Not retried. Raises RefusedError, with status 404 if it does not exist.
-        Raises OSError if there is no response; the watch may have been deleted nevertheless."""
+        """Delete a watch. Not retried. Raises RejectedError, with status 404 if it does not exist.
+        Raises OSError if there is no response; the watch may still have been deleted."""
         self._transport.request_once("DELETE", path_of("watches", watch_id))
 
     def feed(
@@ -84,12 +85,15 @@ class StandingQueries:
         latest: bool = False,
         acknowledge: bool = False,
     ) -> Generator[FeedEvent, None, None]:
-        """Send frames to a feed. Yields the hits of your own watches, a `FrameError` for each frame
-        that is rejected, and finally `FeedDone`. See docs/api.md for `latest` and `acknowledge`.
+        """Send frames to a feed. Yields the hits of your own watches, a `FrameError` for each
+        rejected frame, and finally `FeedDone`.
 
-        Nothing is sent until the first event is requested. A frame's id is that of its `Item` or,
-        without one, its position, from 0. Otherwise this works like `stream` and raises the same
-        errors.
+        - `latest`: skip frames if newer ones are available.
+        - `acknowledge`: also yield `Acknowledged` for each processed frame.
+
+        The request is sent when the first event is read. The id of a frame is that of its `Item`
+        or, without one, its position, from 0. Otherwise `feed` works like `stream` and raises the
+        same errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(
@@ -102,12 +106,12 @@ class StandingQueries:
         )
 
     def listen(self, watch_id: str) -> Generator[ListenEvent, None, None]:
-        """Yield hits of a watch as they occur, whoever sends the frames, until it has `Ended`.
+        """Yield the hits of a watch in frames of all clients, as they occur, until it has `Ended`.
 
-        Reconnects if the connection or the replica is lost. Hits during that time are lost: hits
-        are kept only from each `Listening` on. `Dropped` counts hits that were not read fast
-        enough. Raises RefusedError. Raises OSError if reconnecting fails for `patience` seconds, or
-        no valid event arrives for that long.
+        Reconnects if the connection or the replica is lost, and then yields `Listening` again. Hits
+        in between are lost. `Dropped` counts hits that were not read fast enough. Raises
+        RejectedError. Raises OSError if reconnecting fails, or no valid event arrives, for
+        `retry_seconds`.
         """
         path = f"{path_of('watches', watch_id)}/hits"
         limits = httpx.Timeout(self._timeout, read=max(self._timeout, _LISTEN_TIMEOUT_SECONDS))
@@ -122,18 +126,18 @@ class StandingQueries:
                         yield event
                     if isinstance(event, Ended):
                         return
-            except (ConnectionError, RefusedError) as error:
+            except (ConnectionError, RejectedError) as error:
                 if not _can_resume(error):
                     raise
                 # Listening changes nothing on the server, so it is safe to retry.
-                now, patience = time.monotonic(), self._transport.patience
+                now, limit = time.monotonic(), self._transport.retry_seconds
                 silent_since = silent_since or now
-                if now - silent_since > patience:
-                    raise OSError(f"nothing was heard for {patience:g} s: {error}") from error
-            time.sleep(_RELISTEN_SECONDS * random.uniform(0.5, 1.0))
+                if now - silent_since > limit:
+                    raise OSError(f"no event for {limit:g} s: {error}") from error
+            time.sleep(_RECONNECT_SECONDS * random.uniform(0.5, 1.0))
 
 
-def _can_resume(error: ConnectionError | RefusedError) -> bool:
+def _can_resume(error: ConnectionError | RejectedError) -> bool:
     if isinstance(error, ConnectionError):
         return True
     return error.status == 200 and error.code in _LISTENER_LOST

@@ -1,1 +1,2 @@
-"""Galleries: features of a collection, computed once, so that searching a class is one product."""
+"""Galleries: precomputed features of a collection. Searching one for a class is a matrix-vector
+product."""

@@ -1,7 +1,7 @@
-"""Assemble the rows of several parts, of one or more runs, into one gallery in listing order.
+"""Merge the parts that one or more runs have computed into one gallery.
 
-The listing and all parts are sorted in the same order, so they are merged in a single pass. Only
-the next item of each part is held in memory.
+The listing and all parts are sorted in the same order, so a single pass merges them. Only the next
+item of each part is in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from serving.galleries.format import (
     read_items,
 )
 from serving.galleries.rows import HashedFile, RowReader, matrix_header
-from serving.galleries.work_folder import About, WorkFolder
+from serving.galleries.work_folder import GallerySettings, WorkFolder
 
 
 class IndexedItem(NamedTuple):
@@ -41,36 +41,37 @@ class _Part:
     """Iterates over one part in order, as far as needed."""
 
     def __init__(self, rows: RowReader, order: Callable[[str], Any]) -> None:
-        self._rows, self._order, self._left = rows, order, iter(rows)
+        self._rows, self._order, self._remaining = rows, order, iter(rows)
         self._next()
 
     def find(self, key: Any, item: Item) -> IndexedItem | None:
+        """Advance to `key`. Return the row if the part contains the unchanged item."""
         while self._position >= 0 and self._key < key:
             self._next()
-        same = self._position >= 0 and self._key == key and self._item[1:3] == item[1:3]
-        return IndexedItem(self._rows, self._position, self._item) if same else None
+        is_same = self._position >= 0 and self._key == key and self._item[1:3] == item[1:3]
+        return IndexedItem(self._rows, self._position, self._item) if is_same else None
 
     def _next(self) -> None:
-        following = next(self._left, None)
-        if following is None:
+        entry = next(self._remaining, None)
+        if entry is None:
             self._position = -1
             return
-        self._position, self._item = following
+        self._position, self._item = entry
         self._key = self._order(self._item.name)
 
 
 def matched_items(
     items: Iterable[Item], indexed: Sequence[RowReader], order: Callable[[str], Any]
 ) -> Iterator[tuple[Item, IndexedItem | None]]:
-    """Each of `items` with the location where it was indexed, if it is unchanged since; None
-    otherwise. Items and rows must be sorted by `order` of their names."""
+    """Yield each item with its row; None if no part contains the item, or only a different version
+    of it. Items and rows must be sorted by `order` of their names."""
     parts = [_Part(rows, order) for rows in indexed]
     for item in items:
         key = order(item.name)
-        # Search every part, even if an earlier one has the item: all of them must advance to this
-        # key.
-        found = [one for one in [part.find(key, item) for part in parts] if one is not None]
-        yield item, found[0] if found else None
+        # Search every part, even if an earlier one contains the item, because all of them must
+        # advance to this key.
+        matches = [one for one in [part.find(key, item) for part in parts] if one is not None]
+        yield item, matches[0] if matches else None
 
 
 _REPORT_EVERY = 1000
@@ -78,31 +79,33 @@ _REPORT_EVERY = 1000
 
 def assemble(
     work: WorkFolder,
-    about: About,
+    settings: GallerySettings,
     rows: Sequence[RowReader],
     num_items: int,
     unreadable: int,
     report: Callable[[int, int], None],
 ) -> GalleryInfo:
-    """Write the gallery with the `num_items` items of the listing that `rows` contain."""
+    """Write the gallery: those items of the listing that `rows` contain, `num_items` in total."""
     work.finished.mkdir()
     with ExitStack() as opened:
         files = {
             name: opened.enter_context(HashedFile(work.finished / name)) for name in DATA_FILES
         }
-        gallery = _GalleryWriter(files, num_items, about.dim)
-        for item, found in matched_items(read_items(work.listing), rows, order_of(about.reads)):
-            if found is not None:  # otherwise it could not be read
-                gallery.append(item_line(item._replace(text=found.item.text)), found)
+        gallery = _GalleryWriter(files, num_items, settings.dim)
+        for item, indexed in matched_items(
+            read_items(work.listing), rows, order_of(settings.reads)
+        ):
+            if indexed is not None:  # None: the item is unreadable
+                gallery.append(item_line(item._replace(text=indexed.item.text)), indexed)
                 if gallery.count % _REPORT_EVERY == 0 or gallery.count == num_items:
                     report(gallery.count, num_items)
         assert gallery.count == num_items
-        with work.unreadable.open("rb") as listed:
-            while data := listed.read(1 << 20):
+        with work.unreadable.open("rb") as source:
+            while data := source.read(1 << 20):
                 files[UNREADABLE].write(data)
-    described = {name: file.info() for name, file in files.items()}
+    infos = {name: file.info() for name, file in files.items()}
     info = GalleryInfo(
-        **about.model_dump(), num_items=num_items, unreadable=unreadable, files=described
+        **settings.model_dump(), num_items=num_items, unreadable=unreadable, files=infos
     )
     commit(work.finished / GALLERY, info.model_dump_json(indent=1).encode() + b"\n")
     return info
@@ -117,10 +120,10 @@ class _GalleryWriter:
         files[OFFSETS].write(matrix_header("<u8", (num_items + 1, 2)))
         self._write_ends()
 
-    def append(self, line: bytes, found: IndexedItem) -> None:
+    def append(self, line: bytes, indexed: IndexedItem) -> None:
         self._files[ITEMS].write(line)
-        self._files[FEATURES].write(found.rows.features(found.position))
-        self._files[THUMBNAILS].write(found.rows.thumbnail(found.position))
+        self._files[FEATURES].write(indexed.rows.features(indexed.position))
+        self._files[THUMBNAILS].write(indexed.rows.thumbnail(indexed.position))
         self._write_ends()
         self.count += 1
 

@@ -1,6 +1,7 @@
-"""Index a collection: list it, compute what is new, assemble the gallery, move it into place.
+"""Build a gallery: list the collection, compute the features of new items, write the gallery and
+publish it.
 
-A kill at any point loses only seconds of work and leaves the previous gallery unchanged.
+If the process is killed, it loses a few seconds of work, and the previous gallery is unchanged.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ from serving.galleries.format import (
     shown_name,
 )
 from serving.galleries.rows import RowReader, RowWriter
-from serving.galleries.work_folder import About, WorkFolder, work_folder
+from serving.galleries.work_folder import GallerySettings, WorkFolder, work_folder
 from serving.model import Model
 
 Report = Callable[[int, int], None]
@@ -43,8 +44,8 @@ Report = Callable[[int, int], None]
 _SECONDS_BETWEEN_COMMITS = 10.0
 THUMBNAIL_SIDE = 160  # maximum length of the longer side in pixels
 _QUALITY = 80
-# JPEG decoders can decode at a fraction of the size, in a fraction of the time.
-_REDUCED = {
+# JPEG decoders can decode at a fraction of the size, which is faster.
+_REDUCTION_FLAGS = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
     4: cv2.IMREAD_REDUCED_COLOR_4,
     2: cv2.IMREAD_REDUCED_COLOR_2,
@@ -55,10 +56,10 @@ _REDUCED = {
 class IndexOptions:
     """How to build a gallery.
 
-    - `batch_size`: images or texts per forward pass.
-    - `threads`: number of threads that read and decode.
-    - `strict`: fail if an item cannot be read.
-    - `force`: update the gallery even if it was built from another source.
+    - `batch_size`: number of texts or image crops per forward pass.
+    - `threads`: number of threads that read and decode items.
+    - `strict`: raise if an item cannot be read.
+    - `force`: update the gallery even if it was created from another source.
     """
 
     batch_size: int = 32
@@ -70,13 +71,17 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class IndexResult:
-    """The result of a run. `kept`: items that were computed before. `dropped`: items of the
-    previous gallery that were removed or changed. `unreadable`: the first few of those that `info`
-    counts."""
+    """The result of a run.
+
+    - `reused`: number of items that were computed by earlier runs.
+    - `dropped`: number of items of the previous gallery that were removed or changed.
+    - `ignored`: number of files that are not images by their names.
+    - `unreadable`: the first few unreadable items; `info` contains their number.
+    """
 
     info: GalleryInfo
     computed: int
-    kept: int
+    reused: int
     dropped: int
     ignored: int
     unreadable: Sequence[Unreadable]
@@ -84,16 +89,16 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Counts of items: computed before, contained in the gallery (a subset of these), and to
-    compute."""
+    """Numbers of items: computed by earlier runs, contained in the current gallery (a subset of
+    these), and to compute."""
 
-    kept: int
+    reused: int
     in_gallery: int
     missing: int
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _PreparedItem:
     item: Item
     prepared: Any
     thumbnail: bytes
@@ -103,60 +108,64 @@ def index_collection(
     model: Model,
     collection: Collection,
     path: Path,
-    how: IndexOptions,
+    options: IndexOptions,
     *,
     computing: Report = lambda done, total: None,
     writing: Report = lambda done, total: None,
 ) -> IndexResult:
-    """Create or update the gallery `path` of `collection`.
+    """Create or update the gallery of `collection` at `path`.
 
-    Raises ValueError if there is nothing to index, if `path` contains something else, or, if
-    `how.strict`, if an item cannot be read; OSError if the disk is full. The same call then
-    resumes.
+    `computing` and `writing` are progress callbacks with (items done, total).
+
+    Raises ValueError if the collection is empty, if `path` is something other than a gallery of
+    this collection, or, with `options.strict`, if an item cannot be read. Raises OSError if the
+    disk is full. After an error, the same call resumes.
     """
-    about = _about(model, collection, how)
-    with work_folder(path, about, force=how.force) as work, ExitStack() as opened:
-        before = read_info(path) if path.exists() else None
-        rows = [_open(opened, folder, about) for folder in work.indexed()]
+    settings = _settings(model, collection, options)
+    with work_folder(path, settings, force=options.force) as work, ExitStack() as opened:
+        previous = read_info(path) if path.exists() else None
+        rows = [_open(opened, folder, settings) for folder in work.indexed()]
         unreadable = opened.enter_context(UnreadableFile(work.unreadable))
         listed = _list(collection, work, rows, unreadable)
-        with RowWriter(work.new_part(), dim=about.dim) as part:
-            prepare = partial(_prepare, model, collection, with_thumbnail=about.thumbnails)
-            with closing(_prepared(prepare, read_items(work.missing), how)) as prepared:
-                _compute(model, prepared, listed.missing, part, unreadable, how, computing)
+        with RowWriter(work.new_part(), dim=settings.dim) as part:
+            prepare = partial(_prepare, model, collection, with_thumbnail=settings.thumbnails)
+            with closing(_prepared(prepare, read_items(work.missing), options)) as prepared:
+                _compute(model, prepared, listed.missing, part, unreadable, options, computing)
         unreadable.flush()
-        _check(collection, listed.kept + part.count, unreadable, strict=how.strict)
-        if before is None or not _is_current(before, listed, part.count, work, about):
-            rows.append(_open(opened, part.path, about))
-            info = assemble(work, about, rows, listed.kept + part.count, unreadable.count, writing)
+        _check(collection, listed.reused + part.count, unreadable, strict=options.strict)
+        if previous is None or not _is_current(previous, listed, part.count, work, settings):
+            rows.append(_open(opened, part.path, settings))
+            info = assemble(
+                work, settings, rows, listed.reused + part.count, unreadable.count, writing
+            )
             work.publish()
         else:
-            info = before
-    dropped = before.num_items - listed.in_gallery if before is not None else 0
+            info = previous
+    dropped = previous.num_items - listed.in_gallery if previous is not None else 0
     return IndexResult(
-        info, part.count, listed.kept, dropped, collection.ignored, tuple(unreadable.first)
+        info, part.count, listed.reused, dropped, collection.ignored, tuple(unreadable.first)
     )
 
 
-def _about(model: Model, collection: Collection, how: IndexOptions) -> About:
-    return About(
+def _settings(model: Model, collection: Collection, options: IndexOptions) -> GallerySettings:
+    return GallerySettings(
         reads=model.reads,
         backbone=features_identity(model.bundle),
         dim=model.bundle.spec.dim,
-        thumbnails=how.thumbnails and model.reads == "images",
+        thumbnails=options.thumbnails and model.reads == "images",
         source=shown_name(str(collection.path.resolve())),
     )
 
 
-def _open(opened: ExitStack, folder: Path, about: About) -> RowReader:
-    return opened.enter_context(closing(RowReader(folder, dim=about.dim)))
+def _open(opened: ExitStack, folder: Path, settings: GallerySettings) -> RowReader:
+    return opened.enter_context(closing(RowReader(folder, dim=settings.dim)))
 
 
 def _list(
     collection: Collection, work: WorkFolder, rows: Sequence[RowReader], unreadable: UnreadableFile
 ) -> _Listed:
-    """Write the listing of all items, and of those that no row contains unchanged."""
-    kept = in_gallery = missing = 0
+    """Write the listings of all items and of those that must be computed."""
+    reused = in_gallery = missing = 0
 
     def items() -> Iterator[Item]:
         for one in collection.items():
@@ -166,59 +175,61 @@ def _list(
                 yield one
 
     with work.listing.open("wb") as listing, work.missing.open("wb") as new:
-        for item, found in matched_items(items(), rows, order_of(collection.reads)):
+        for item, indexed in matched_items(items(), rows, order_of(collection.reads)):
             listing.write(item_line(item))
-            if found is None:
+            if indexed is None:
                 new.write(item_line(item))
                 missing += 1
             else:
-                kept += 1
-                in_gallery += found.rows.path == work.gallery
-    return _Listed(kept, in_gallery, missing)
+                reused += 1
+                in_gallery += indexed.rows.path == work.gallery
+    return _Listed(reused, in_gallery, missing)
 
 
 def _prepared(
-    prepare: Callable[[Item], _Ready | Unreadable], items: Iterator[Item], how: IndexOptions
-) -> Generator[_Ready | Unreadable, None, None]:
-    """Read and decode items in threads, in order, only as far ahead as the model needs."""
-    pool = ThreadPoolExecutor(how.threads, "decode")
+    prepare: Callable[[Item], _PreparedItem | Unreadable],
+    items: Iterator[Item],
+    options: IndexOptions,
+) -> Generator[_PreparedItem | Unreadable, None, None]:
+    """Read and decode items in threads, in order, and slightly ahead of the model."""
+    pool = ThreadPoolExecutor(options.threads, "decode")
     try:
-        yield from in_order(pool, prepare, items, ahead=2 * how.batch_size + how.threads)
+        yield from in_order(pool, prepare, items, ahead=2 * options.batch_size + options.threads)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _prepare(
     model: Model, collection: Collection, item: Item, *, with_thumbnail: bool
-) -> _Ready | Unreadable:
+) -> _PreparedItem | Unreadable:
     try:
         raw = collection.read(item)
         prepared = model.prepare(raw)
-        small = thumbnail(raw) if with_thumbnail and isinstance(raw, bytes) else b""
+        jpeg = thumbnail(raw) if with_thumbnail and isinstance(raw, bytes) else b""
     except OSError as error:
         return Unreadable(item.name, error.strerror or str(error))
     except ValueError as error:
         return Unreadable(item.name, str(error))
-    return _Ready(collection.shown(item, raw), prepared, small)
+    return _PreparedItem(collection.displayed(item, raw), prepared, jpeg)
 
 
 def _compute(
     model: Model,
-    prepared: Iterator[_Ready | Unreadable],
+    prepared: Iterator[_PreparedItem | Unreadable],
     missing: int,
     part: RowWriter,
     unreadable: UnreadableFile,
-    how: IndexOptions,
+    options: IndexOptions,
     report: Report,
 ) -> None:
-    """Compute the features of prepared items and append them to `part` in order."""
-    size = max(1, how.batch_size // model.crops)
+    """Compute the features of the prepared items and append them to `part` in order."""
+    size = max(1, options.batch_size // model.crops)
     done, committed = 0, time.monotonic()
     while batch := list(islice(prepared, size)):
         for one in batch:
             if isinstance(one, Unreadable):
                 unreadable.add(one)
-        _append(model, [one for one in batch if isinstance(one, _Ready)], part, unreadable)
+        _append(model, [one for one in batch if isinstance(one, _PreparedItem)], part, unreadable)
         done += len(batch)
         if time.monotonic() - committed >= _SECONDS_BETWEEN_COMMITS:
             part.commit()
@@ -227,7 +238,7 @@ def _compute(
 
 
 def _append(
-    model: Model, ready: Sequence[_Ready], part: RowWriter, unreadable: UnreadableFile
+    model: Model, ready: Sequence[_PreparedItem], part: RowWriter, unreadable: UnreadableFile
 ) -> None:
     if not ready:
         return
@@ -237,7 +248,9 @@ def _append(
         if is_finite:
             part.append(one.item, row, one.thumbnail)
         else:
-            unreadable.add(Unreadable(one.item.name, "the model gives it no finite features"))
+            unreadable.add(
+                Unreadable(one.item.name, "the features computed by the model are not finite")
+            )
 
 
 def _check(
@@ -246,27 +259,33 @@ def _check(
     if unreadable.count and (strict or not readable):
         name, reason = unreadable.first[0]
         more = f" and {unreadable.count - 1:,} more" if unreadable.count > 1 else ""
-        remedy = "mend or remove it" + (", or leave out --strict" if readable else "")
+        remedy = "fix or remove it" + (", or omit --strict" if readable else "")
         raise ValueError(f"{collection.path}: {name} cannot be read ({reason}){more}: {remedy}")
     if not readable:
-        what = collection.reads
-        raise ValueError(f"{collection.path} holds no {what}: there is nothing to index")
+        raise ValueError(f"{collection.path} contains no {collection.reads} to index")
 
 
 def _is_current(
-    before: GalleryInfo, listed: _Listed, computed: int, work: WorkFolder, about: About
+    previous: GalleryInfo,
+    listed: _Listed,
+    computed: int,
+    work: WorkFolder,
+    settings: GallerySettings,
 ) -> bool:
-    """Whether nothing is new, removed or changed, so that the gallery can be kept."""
-    same_items = computed == 0 and listed.in_gallery == listed.kept == before.num_items
+    """Whether the gallery is up to date: no item is new, removed or changed."""
+    same_items = computed == 0 and listed.in_gallery == listed.reused == previous.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
-    return same_items and sha256 == before.files[UNREADABLE].sha256 and About.of(before) == about
+    return (
+        same_items
+        and sha256 == previous.files[UNREADABLE].sha256
+        and GallerySettings.of(previous) == settings
+    )
 
 
 def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
-    """An image file -> a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
+    """Convert an image file to a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
 
-    `raw` must have been decoded successfully by `decode` before. Raises ValueError if it cannot be
-    decoded.
+    `decode` must have accepted `raw` before. Raises ValueError if it cannot be decoded.
     """
     pixels = _reduced_jpeg(raw)
     if pixels is None:
@@ -279,11 +298,11 @@ def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
 
 
 def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
-    """Pixels [H, W, 3] (BGR) of a JPEG that is much larger than its thumbnail; None for other
-    files."""
+    """Decode a JPEG that is much larger than its thumbnail at a reduced size -> pixels [H, W, 3] in
+    BGR. Return None for other files."""
     size = jpeg_size(raw)
     fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
-    for times, flag in _REDUCED.items():
-        if fraction >= times:
+    for factor, flag in _REDUCTION_FLAGS.items():
+        if fraction >= factor:
             return cv2.imdecode(np.frombuffer(raw, np.uint8), flag)
     return None

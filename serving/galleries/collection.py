@@ -1,7 +1,7 @@
-"""The input of an index: a folder of images or a file of texts. Streams its items in a fixed order.
+"""Collections that can be indexed: a folder of images or a file of texts.
 
-Nothing is decoded here. Memory use is bounded by the names in the largest single folder.
-`UnreadableFile` records what is left out of the gallery, and why.
+Items are listed in a fixed order and not decoded. Memory is bounded by the names in the largest
+single folder. `UnreadableFile` records the items that are omitted, with the reason.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from data.sources.layouts.class_folders import ENDINGS
 from serving.galleries.format import Item
 from trainer.bundle.spec import Reads
 
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 class Unreadable(NamedTuple):
-    """A file, folder or line that cannot be read, by its name in the collection."""
+    """A file, folder or line that cannot be read. `name`: its name in the collection."""
 
     name: str
     reason: str
 
 
 class UnreadableFile:
-    """Writes `{"name", "reason"}` per line, and keeps the first few in memory."""
+    """Writes one JSON object per line, with `name` and `reason`. Keeps the first few in memory."""
 
     def __init__(self, path: Path) -> None:
         self._file, self.count = path.open("wb"), 0
@@ -37,7 +37,7 @@ class UnreadableFile:
 
     def add(self, unreadable: Unreadable) -> None:
         self.count += 1
-        if self.count <= _NAMED:
+        if self.count <= _MAX_NAMED:
             self.first.append(unreadable)
         self._file.write(json.dumps(unreadable._asdict()).encode() + b"\n")
 
@@ -53,53 +53,55 @@ class UnreadableFile:
         self._file.close()
 
 
-# A larger file is unlikely to be an image, and reading it would use too much memory.
+# Larger files are unlikely to be images, and reading them would use too much memory.
 _MAX_FILE_BYTES = 256 * 2**20
 _MAX_LINE_BYTES = 2**20
-# Number of characters of a text that are kept for display.
-_SHOWN = 500
+# Longer texts are truncated for display.
+_MAX_SHOWN_CHARS = 500
 
 
 class Collection(Protocol):
-    """`ignored` counts the files that `items` skipped because they do not look like items."""
+    """A source of items. `ignored`: number of files that `items` has skipped by their names."""
 
     reads: Reads
     path: Path
     ignored: int
 
     def items(self) -> Iterator[Item | Unreadable]:
-        """All items in the order of `order_of(reads)`."""
+        """Yield all items in the order of `order_of(reads)`."""
         ...
 
     def read(self, item: Item) -> bytes | str:
-        """The input of the model's `prepare`. Raises OSError or ValueError with the reason."""
+        """Return the input for `Model.prepare`. Raises OSError or ValueError with the reason."""
         ...
 
-    def shown(self, item: Item, raw: bytes | str) -> Item:
-        """The item with what the gallery displays of it."""
+    def displayed(self, item: Item, raw: bytes | str) -> Item:
+        """Return the item with the text that the gallery displays."""
         ...
 
 
 def open_collection(path: Path, reads: Reads) -> Collection:
-    """Open a collection for a model that `reads` this kind of input. Raises FileNotFoundError if
-    `path` is not a folder of images, or not a file of texts."""
+    """Open the collection at `path` for a model that reads images or texts.
+
+    Raises FileNotFoundError if `path` is not a folder (images) or not a file (texts).
+    """
     if reads == "images":
         if not path.is_dir():
             raise FileNotFoundError(
-                f"{path} is no folder: the model reads images, name a folder of them"
+                f"{path} is not a folder: the model reads images, so pass a folder of images"
             )
         return ImageCollection(path)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is no file: the model reads texts, name a file of texts, one a line"
+            f"{path} is not a file: the model reads texts, so pass a file with one text per line"
         )
     return TextFile(path)
 
 
 class ImageCollection:
-    """Files with an image extension in a folder and all of its subfolders, except hidden ones.
+    """Files with an image extension in a folder and its subfolders, except hidden ones.
 
-    Symbolic links to folders are not followed. A link to a file outside of the folder is
+    Symbolic links to folders are not followed. Links to files outside the folder are reported as
     unreadable.
     """
 
@@ -111,27 +113,27 @@ class ImageCollection:
 
     def items(self) -> Iterator[Item | Unreadable]:
         self.ignored = 0
-        # a stack instead of recursion, because folders may be nested arbitrarily deep
-        waiting = [self._names("")]
-        while waiting:
-            for name in waiting[-1]:
+        # Use a stack instead of recursion, because folders may be nested arbitrarily deep.
+        stack = [self._names("")]
+        while stack:
+            for name in stack[-1]:
                 if isinstance(name, Unreadable):
                     yield name
-                elif (found := self._inspect(name)) is None:
-                    waiting.append(self._names(f"{name}/"))
+                elif (entry := self._inspect(name)) is None:
+                    stack.append(self._names(f"{name}/"))
                     break
-                elif isinstance(found, Item | Unreadable):
-                    yield found
+                elif isinstance(entry, Item | Unreadable):
+                    yield entry
             else:
-                waiting.pop()
+                stack.pop()
 
     def read(self, item: Item) -> bytes:
         if item.size > _MAX_FILE_BYTES:
-            raise ValueError(f"{item.size} bytes are over the limit of {_MAX_FILE_BYTES}")
+            raise ValueError(f"{item.size} bytes exceed the limit of {_MAX_FILE_BYTES}")
         with open(self._path(item.name), "rb") as file:
             return file.read(_MAX_FILE_BYTES)
 
-    def shown(self, item: Item, raw: bytes | str) -> Item:
+    def displayed(self, item: Item, raw: bytes | str) -> Item:
         return item
 
     def _path(self, name: str) -> str:
@@ -141,36 +143,36 @@ class ImageCollection:
         try:
             names = sorted(os.listdir(self._path(prefix)))
         except OSError as error:
-            yield Unreadable(prefix or ".", f"a folder that cannot be listed ({error.strerror})")
+            yield Unreadable(prefix or ".", f"folder cannot be listed ({error.strerror})")
             return
         for name in names:
             yield prefix + name
 
     def _inspect(self, name: str) -> Item | Unreadable | bool | None:
-        """The item, or why it cannot be read; None for a folder; True for an ignored file, which is
-        counted."""
+        """Return the item, or the reason why it cannot be read; None for a folder; True for an
+        ignored file."""
         file = name.rpartition("/")[2]
         is_image = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
         try:
-            about = os.lstat(self._path(name))
-            if stat.S_ISDIR(about.st_mode) and not file.startswith("."):
+            status = os.lstat(self._path(name))
+            if stat.S_ISDIR(status.st_mode) and not file.startswith("."):
                 return None
             if not is_image:
                 self.ignored += 1
                 return True
-            if stat.S_ISLNK(about.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 if not os.path.realpath(self._path(name)).startswith(f"{self._root}/"):
-                    return Unreadable(name, "a link out of the folder")
-                about = os.stat(self._path(name))
+                    return Unreadable(name, "link to a file outside the folder")
+                status = os.stat(self._path(name))
         except OSError as error:
             return Unreadable(name, _reason(error))
-        if not stat.S_ISREG(about.st_mode):  # reading a pipe would block forever
-            return Unreadable(name, "no regular file")
-        return Item(name, about.st_size, about.st_mtime_ns)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block forever
+            return Unreadable(name, "not a regular file")
+        return Item(name, status.st_size, status.st_mtime_ns)
 
 
 class TextFile:
-    """Lines of a UTF-8 file, each a text. Appending lines leaves the existing items unchanged."""
+    """A UTF-8 file with one text per line. Appending lines does not change existing items."""
 
     reads: Reads = "texts"
 
@@ -189,7 +191,9 @@ class TextFile:
                 size = len(line)
                 if size == _MAX_LINE_BYTES and not line.endswith(b"\n"):
                     size += _rest_of_line(file)
-                    yield Unreadable(str(number), f"{size} bytes, at most {_MAX_LINE_BYTES}")
+                    yield Unreadable(
+                        str(number), f"{size} bytes exceed the limit of {_MAX_LINE_BYTES}"
+                    )
                 else:
                     text = _without_end(line)
                     yield Item(str(number), len(text), _fingerprint(text), start)
@@ -200,15 +204,17 @@ class TextFile:
             file.seek(item.start)
             line = file.read(item.size)
         if _fingerprint(line) != item.stamp:
-            raise ValueError("changed while it was read")
+            raise ValueError("changed while it was being read")
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"not UTF-8 from its byte {error.start} on") from error
+            raise ValueError(f"not valid UTF-8 at byte {error.start}") from error
 
-    def shown(self, item: Item, raw: bytes | str) -> Item:
+    def displayed(self, item: Item, raw: bytes | str) -> Item:
         assert isinstance(raw, str)
-        return item._replace(text=raw if len(raw) <= _SHOWN else raw[: _SHOWN - 1] + "…")
+        return item._replace(
+            text=raw if len(raw) <= _MAX_SHOWN_CHARS else raw[: _MAX_SHOWN_CHARS - 1] + "…"
+        )
 
 
 def _rest_of_line(file: IO[bytes]) -> int:
@@ -229,5 +235,5 @@ def _fingerprint(line: bytes) -> int:
 
 
 def _reason(error: OSError) -> str:
-    """The reason without the path, which is already part of the output."""
+    """Return the reason without the path, which callers print anyway."""
     return error.strerror or str(error)

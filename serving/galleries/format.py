@@ -1,11 +1,11 @@
-"""The format of a gallery: the files of its folder, `gallery.json`, and the lines of its items.
+"""The format of a gallery: the files in its folder.
 
-gallery.json           this description, with the size and SHA-256 of every other file
+gallery.json           see `GalleryInfo`; includes the size and SHA-256 of the other files
 features.safetensors   float32 [items, dim]
 items.jsonl            one item per line, see `Item`
 offsets.safetensors    uint64 [items + 1, 2]: start of each item's line and of its thumbnail
 thumbnails.bin         concatenated JPEGs; empty without thumbnails
-unreadable.jsonl       what could not be read, with the reason
+unreadable.jsonl       items that could not be read, with the reason
 """
 
 import hashlib
@@ -24,7 +24,6 @@ FORMAT_VERSION = 1
 GALLERY = "gallery.json"
 FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
 THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
-# Suggested for damaged files.
 DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
 DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
 
@@ -40,25 +39,27 @@ class GalleryInfo(Spec):
     """The contents of `gallery.json`."""
 
     format_version: Literal[1] = 1
-    # Galleries of earlier versions say "pictures".
+    # Earlier versions wrote "pictures".
     reads: Annotated[Reads, BeforeValidator(lambda v: "images" if v == "pictures" else v)]
-    backbone: Sha256 = Field(description="`features_identity` of the bundle that made it")
-    source: str = Field(description="the folder, or the file of texts, that was indexed")
+    backbone: Sha256 = Field(
+        description="`features_identity` of the bundle that computed the features"
+    )
+    source: str = Field(description="path of the indexed folder or file of texts")
     num_items: int = Field(gt=0)
     dim: int = Field(gt=0)
     thumbnails: bool
-    unreadable: int = Field(ge=0, description="files, or lines, that could not be read")
+    unreadable: int = Field(ge=0, description="number of files or lines that could not be read")
     files: dict[str, FileInfo]
 
     @model_validator(mode="after")
     def _complete(self) -> "GalleryInfo":
         if set(self.files) != set(DATA_FILES):
-            raise ValueError(f"files has to name {', '.join(DATA_FILES)}")
+            raise ValueError(f"files must list {', '.join(DATA_FILES)}")
         return self
 
 
 def read_info(path: Path) -> GalleryInfo:
-    """Read the description of the gallery `path` and check that its files have the stated sizes.
+    """Read the description of the gallery at `path` and check the sizes of its files.
 
     Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if it is
     damaged or has a newer format.
@@ -66,7 +67,7 @@ def read_info(path: Path) -> GalleryInfo:
     file = path / GALLERY
     if not file.is_file():
         raise FileNotFoundError(
-            f"{path} is no gallery: it has no {GALLERY}; make one by kway index"
+            f"{path} is not a gallery: {GALLERY} is missing. Create one with kway index"
         )
     text = file.read_bytes()
     try:
@@ -75,14 +76,14 @@ def read_info(path: Path) -> GalleryInfo:
         raise ValueError(f"{file} is damaged ({error}): {DAMAGE_REMEDY}") from error
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ValueError(
-            f"{path} is a gallery of format {version} and this kway reads up to {FORMAT_VERSION}: "
-            "update kway"
+            f"{path} has gallery format {version}, but this version of kway reads at most "
+            f"{FORMAT_VERSION}: update kway"
         )
     try:
         info = GalleryInfo.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        where = ".".join(str(part) for part in first["loc"]) or "top level"
         raise ValueError(f"{file}: {where}: {first['msg']}") from error
     _check_sizes(path, info)
     return info
@@ -92,7 +93,7 @@ def _check_sizes(path: Path, info: GalleryInfo) -> None:
     for name, expected in info.files.items():
         file = path / name
         if not file.is_file():
-            raise FileNotFoundError(f"{path} lacks {name}: {DAMAGE_REMEDY}")
+            raise FileNotFoundError(f"{file} is missing: {DAMAGE_REMEDY}")
         if (size := file.stat().st_size) != expected.bytes:
             raise ValueError(
                 f"{file} has {size} bytes instead of {expected.bytes}: {DAMAGE_REMEDY}"
@@ -100,9 +101,9 @@ def _check_sizes(path: Path, info: GalleryInfo) -> None:
 
 
 def features_identity(bundle: Bundle) -> str:
-    """SHA-256 over everything that determines the features that a bundle computes.
+    """Return the SHA-256 of everything that determines the features that a bundle computes.
 
-    Class weights, thresholds and names are excluded, so a gallery stays valid for a new head.
+    Class weights, thresholds and names are excluded, so galleries remain valid for another head.
     """
     checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
     tokenizer = {
@@ -125,14 +126,14 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
     """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
     if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
         raise ValueError(
-            f"{path} holds features of another backbone, or of other preprocessing, than "
-            f"{bundle.path}: make another gallery with kway index {bundle.path} {info.source} -o …"
+            f"{path} contains features of another backbone, or of other preprocessing, than "
+            f"{bundle.path}: create a gallery with kway index {bundle.path} {info.source} -o …"
         )
 
 
 def _encoder(bundle: Bundle) -> dict[str, Any]:
-    """The backbone's architecture: its configuration or, if it is imported, its options and
-    source."""
+    """Return the architecture of the backbone: its configuration or, if it is imported, its options
+    and source."""
     imported = bundle.spec.backbone
     if imported is not None:
         return imported.model_dump(mode="json")
@@ -142,9 +143,15 @@ def _encoder(bundle: Bundle) -> dict[str, Any]:
 
 
 class Item(NamedTuple):
-    """`name`: the path in the folder with "/" as separator, or the line number.
+    """An item of a collection.
 
-    Two items are identical if `name`, `size` and `stamp` are equal.
+    - `name`: the path in the folder, with "/" as separator, or the line number.
+    - `size`: the size in bytes.
+    - `stamp`: the modification time in ns, or a hash of the text.
+    - `start`: the offset of the line in a file of texts.
+    - `text`: the text that the gallery displays, possibly truncated.
+
+    Two items are the same if `name`, `size` and `stamp` are equal.
     """
 
     name: str
@@ -155,20 +162,20 @@ class Item(NamedTuple):
 
 
 def item_line(item: Item) -> bytes:
-    """A line of ASCII including its line end, even if the name contains line breaks or is not
-    UTF-8."""
+    """Serialize an item as one line of ASCII with its line end. The name may contain line breaks
+    and bytes that are not UTF-8."""
     fields = item if item.start or item.text is not None else item[:3]
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_item(line: bytes) -> Item:
-    """Raises ValueError if `item_line` cannot have written the line."""
+    """Inverse of `item_line`. Raises ValueError for any other line."""
     try:
         item = Item(*json.loads(line))
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"{line[:80]!r} is no item") from error
+        raise ValueError(f"{line[:80]!r} is not an item") from error
     if not (isinstance(item.name, str) and isinstance(item.size, int) and _is_int(item.stamp)):
-        raise ValueError(f"{line[:80]!r} is no item")
+        raise ValueError(f"{line[:80]!r} is not an item")
     return item
 
 
@@ -177,18 +184,18 @@ def _is_int(value: object) -> bool:
 
 
 def shown_name(name: str) -> str:
-    """A name that is valid in JSON: bytes that are not UTF-8 become `\\xff`."""
+    """Escape a name for JSON: bytes that are not UTF-8 become `\\xff`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_items(path: Path) -> Iterator[Item]:
-    """The items in a file of such lines."""
+    """Yield the items of a file that `item_line` has written."""
     with path.open("rb") as file:
         yield from map(parse_item, file)
 
 
 def order_of(reads: Reads) -> Callable[[str], Any]:
-    """Sort key of item names: the parts of a path, or the number of a line."""
+    """Return the sort key for item names: the components of a path, or the line number."""
     return int if reads == "texts" else _parts
 
 

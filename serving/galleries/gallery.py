@@ -1,7 +1,7 @@
-"""Opened galleries and searches in them: for each class, one page of its highest-scoring items.
+"""Open galleries and search them for the items with the highest scores of a class.
 
-The features of a gallery are memory-mapped; items and thumbnails are read by index. The scores of
-recently searched classes are cached, so that the next page needs no product.
+Features are memory-mapped; items and thumbnails are read by index. The scores of recently searched
+classes are cached, so reading the next page needs no matrix product.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _FIRST_PAGE = 1024
 
 
 class Gallery:
-    """An opened gallery. Thread-safe. If the folder is replaced, the opened one remains in use."""
+    """An open gallery. Thread-safe. Keeps using its files if the folder is replaced."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
@@ -53,8 +53,7 @@ class Gallery:
         self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
 
     def verify(self) -> None:
-        """Read every file and compare its checksum. Raises ValueError for the first that
-        differs."""
+        """Verify the checksums of all files. Raises ValueError for the first that differs."""
         for name, expected in self.info.files.items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
@@ -63,11 +62,11 @@ class Gallery:
                     )
 
     def item(self, index: int) -> Item:
-        """Raises IndexError for an index outside the gallery."""
+        """Return an item. Raises IndexError if the index is out of range."""
         return parse_item(self._read(ITEMS, self._lines, index, 0))
 
     def thumbnail(self, index: int) -> bytes:
-        """A JPEG; empty if the gallery has no thumbnails. Raises IndexError as `item` does."""
+        """Return a JPEG; empty if the gallery has no thumbnails. Raises IndexError like `item`."""
         return self._read(THUMBNAILS, self._thumbnails, index, 1)
 
     def _open(self, name: str) -> int:
@@ -77,7 +76,9 @@ class Gallery:
 
     def _read(self, name: str, descriptor: int, index: int, column: int) -> bytes:
         if not 0 <= index < self.num_items:
-            raise IndexError(f"item {index} is not within 0 … {self.num_items - 1}")
+            raise IndexError(
+                f"item {index} is out of range: the gallery has items 0 to {self.num_items - 1}"
+            )
         begin, end = (int(offset) for offset in self._ends[index : index + 2, column])
         if not begin <= end <= self.info.files[name].bytes:
             raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
@@ -87,14 +88,14 @@ class Gallery:
 def class_scores(
     features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
 ) -> np.ndarray:
-    """Features [N, dim], which may be memory-mapped and larger than memory, and the row of one
+    """Features [N, dim], which may be memory-mapped and larger than memory, and the weights of one
     class -> scores float32 [N]."""
-    found = torch.from_numpy(logits.of_one_class(features, row))
-    return score(loss.score, found, eps=loss.eps).numpy()
+    values = torch.from_numpy(logits.of_one_class(features, row))
+    return score(loss.score, values, eps=loss.eps).numpy()
 
 
 class Ranking:
-    """Scores of all items, and the order of the best ones as far as pages have been requested."""
+    """The scores of all items for one class, sorted as far as pages have been requested."""
 
     def __init__(self, scores: np.ndarray) -> None:
         self.scores = scores
@@ -104,24 +105,23 @@ class Ranking:
     def nbytes(self) -> int:
         return self.scores.nbytes + self._best.nbytes
 
-    def reaching(self, threshold: float) -> int:
-        """The number of items with a score of at least `threshold`."""
+    def count_reaching(self, threshold: float) -> int:
+        """Return the number of items with a score of at least `threshold`."""
         return int(np.count_nonzero(self.scores >= np.float64(threshold)))
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Items in descending order of score. Equal scores are in the order of the items."""
-        wanted = min(offset + limit, len(self.scores))
-        known = self._best  # another thread may replace it with a longer one
-        if wanted > len(known):
-            # Sort twice as many, so that reading all pages sorts only a logarithmic number of
-            # times.
-            self._best = known = best(self.scores, 2 * wanted)
-        return known[offset:wanted].tolist()
+        """Return item indices in descending order of score, with ties in the order of the items."""
+        end = min(offset + limit, len(self.scores))
+        order = self._best  # another thread may replace it with a longer one
+        if end > len(order):
+            # Sort twice as many, so that reading all pages sorts only O(log n) times.
+            self._best = order = best(self.scores, 2 * end)
+        return order[offset:end].tolist()
 
 
 def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """The indices of the `count` highest scores, int64, in descending order of score. Ties go to
-    the lowest index.
+    """Return the indices of the `count` highest scores, int64, in descending order of score, with
+    ties in ascending order of index.
 
     Partitions in O(n) and then sorts only the items above the `count`-th score.
     """
@@ -135,12 +135,12 @@ def best(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 class Galleries:
-    """The galleries of one server, by name. Thread-safe."""
+    """The galleries of a server, by name. Thread-safe."""
 
     def __init__(
         self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """Raises what `Gallery` raises, for the first folder that is not a gallery of this
+        """Raises the error of `Gallery` for the first folder that is not a gallery of this
         bundle."""
         self._bundle = bundle
         self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
@@ -154,8 +154,8 @@ class Galleries:
         return self._by_name[name]
 
     def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
-        """For each class of `query`, items `offset` … `offset + limit` of the gallery `name` in
-        descending order of score. With a threshold, only the items that reach it."""
+        """For each class of `query`, return up to `limit` items from `offset` on of the gallery
+        `name`, in descending order of score. With a threshold, return only items that reach it."""
         loss = self._bundle.spec.loss
         return Hits(
             aligned=loss.aligned,
@@ -172,14 +172,16 @@ class Galleries:
     ) -> ClassHits:
         ranking = self._ranking(name, class_id)
         decided = threshold_of(self._bundle, class_id, query)
-        bar = decided.threshold
-        matches = None if bar is None else ranking.reaching(bar)
+        threshold = decided.threshold
+        matches = None if threshold is None else ranking.count_reaching(threshold)
         total = self[name].num_items if matches is None else matches
         hits = []
         for index in ranking.page(offset, min(limit, max(0, total - offset))):
             item = self[name].item(index)
-            found = dict(verdict(decided, float(ranking.scores[index])))
-            hits.append(GalleryHit(**found, item=index, name=shown_name(item.name), text=item.text))
+            fields = dict(verdict(decided, float(ranking.scores[index])))
+            hits.append(
+                GalleryHit(**fields, item=index, name=shown_name(item.name), text=item.text)
+            )
         return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)
 
     def _ranking(self, name: str, class_id: int) -> Ranking:
@@ -197,16 +199,16 @@ class _Rankings:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._lock = max_bytes, Lock()
-        self._held: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
+        self._rankings: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
 
     def get(self, key: tuple[str, int]) -> Ranking | None:
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-            return self._held.get(key)
+            if key in self._rankings:
+                self._rankings.move_to_end(key)
+            return self._rankings.get(key)
 
     def put(self, key: tuple[str, int], ranking: Ranking) -> None:
         with self._lock:
-            self._held[key] = ranking
-            while sum(held.nbytes for held in self._held.values()) > self._max_bytes:
-                self._held.popitem(last=False)
+            self._rankings[key] = ranking
+            while sum(one.nbytes for one in self._rankings.values()) > self._max_bytes:
+                self._rankings.popitem(last=False)

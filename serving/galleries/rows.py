@@ -1,8 +1,8 @@
-"""Indexed items on disk: lines, features, offsets and thumbnails, each concatenated in one file.
+"""Indexed items on disk: one file each for lines, features, offsets and thumbnails.
 
-A finished gallery and a part of an unfinished one are read in the same way. Only the gallery's
-features and offsets have headers: each is a safetensors file with a single matrix, so that it can
-be streamed.
+Finished galleries and parts of unfinished ones are read in the same way. The only difference is
+that features and offsets of a gallery have headers: they are safetensors files with a single
+matrix, which can be written as a stream.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ _TENSOR = "matrix"
 # Upper bound on the header bytes that are read; real headers are far smaller.
 _MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
-# Contains the number of items that are durably on disk. A part without this file has none.
+# Contains the number of items that are durable. A part without this file has none.
 COMMITTED = "committed"
-_PAIR = 16  # bytes of an offset pair: of a line and of a thumbnail
+_PAIR = 16  # bytes per pair of offsets: into the lines and into the thumbnails
 
 
 class HashedFile:
-    """A new file that is hashed while it is written, and synced to disk when it is closed."""
+    """Writes a new file and computes its SHA-256. Syncs it to disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -72,7 +72,7 @@ class HashedFile:
 
 
 def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
-    """The header of a safetensors file with one matrix; its rows follow."""
+    """Return the header of a safetensors file with a single matrix. The rows follow it."""
     size = shape[0] * shape[1] * np.dtype(kind).itemsize
     entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
     header = json.dumps({_TENSOR: entry}, separators=(",", ":")).encode()
@@ -81,27 +81,27 @@ def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
 
 
 def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
-    """The offset of the rows. Raises ValueError unless the file contains exactly this matrix."""
-    wanted = matrix_header(kind, shape)
+    """Return the offset of the rows. Raises ValueError if the file does not contain this matrix."""
+    expected = matrix_header(kind, shape)
     size = shape[0] * shape[1] * np.dtype(kind).itemsize
     with path.open("rb") as file:
-        found = file.read(min(len(wanted), _MAX_HEADER_BYTES))
-        if found != wanted:
-            raise ValueError(f"{path} does not hold {_DTYPES[kind]} {list(shape)}: {DAMAGE_REMEDY}")
-        if os.fstat(file.fileno()).st_size != len(wanted) + size:
-            raise ValueError(f"{path} is cut short or damaged: {DAMAGE_REMEDY}")
-    return len(wanted)
+        header = file.read(min(len(expected), _MAX_HEADER_BYTES))
+        if header != expected:
+            raise ValueError(f"{path} is not {_DTYPES[kind]} {list(shape)}: {DAMAGE_REMEDY}")
+        if os.fstat(file.fileno()).st_size != len(expected) + size:
+            raise ValueError(f"{path} is truncated or damaged: {DAMAGE_REMEDY}")
+    return len(expected)
 
 
 def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
-    """Memory-map the matrix read-only, shared by all processes of the machine."""
+    """Memory-map the matrix read-only. All processes of the machine share the memory."""
     start = matrix_start(path, kind, shape)
     with path.open("rb") as file:
         return mapped(file)[start:].view(kind).reshape(shape)
 
 
 class RowReader:
-    """Items in order, each with its features and thumbnail as bytes. Does not use a memory map."""
+    """Reads items in order, with their features and thumbnails as bytes, without a memory map."""
 
     def __init__(self, path: Path, *, dim: int) -> None:
         """Open a gallery, or a part written by `RowWriter`. Raises ValueError if it is damaged."""
@@ -127,7 +127,7 @@ class RowReader:
                     ) from error
 
     def features(self, position: int) -> bytes:
-        """The features of an item as little-endian float32."""
+        """Return the features of an item as little-endian float32."""
         start = self._starts[FEATURES] + position * self._stride
         return self._read(FEATURES, start, self._stride)
 
@@ -143,12 +143,12 @@ class RowReader:
     def _read(self, name: str, start: int, size: int) -> bytes:
         data = os.pread(self._files[name].fileno(), size, start) if size >= 0 else b""
         if len(data) != size:
-            raise ValueError(f"{self.path / name} ends too early: remove {self.path}")
+            raise ValueError(f"{self.path / name} is truncated: remove {self.path}")
         return data
 
 
 class RowWriter:
-    """Appends items to a new part. Everything up to the last `commit` survives a kill."""
+    """Appends items to a new part. Items before the last `commit` survive a kill."""
 
     def __init__(self, path: Path, *, dim: int) -> None:
         path.mkdir()
@@ -170,7 +170,7 @@ class RowWriter:
         self.count += 1
 
     def commit(self) -> None:
-        """Sync all files to disk, and only then record the number of items."""
+        """Sync all files to disk and then record the number of items."""
         for file in self._files.values():
             flush(file)
         commit(self.path / COMMITTED, str(self.count).encode())
@@ -181,8 +181,8 @@ class RowWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Commit, so that an interrupt loses nothing. If writing failed, as with a full disk, keep
-        only what was committed before."""
+        """Commit, so that an interrupt loses nothing. If writing failed, for example because the
+        disk is full, keep only the items of the last commit."""
         try:
             if not isinstance(error, OSError):
                 self.commit()

@@ -1,10 +1,12 @@
-"""The work folder of a gallery: next to it, locked, kept after a kill, and removed on success.
+"""The work folder of a gallery: `GALLERY.partial`. It is locked during a run, removed on success
+and kept after a failure, so that the next run can resume.
 
-about.json      what it becomes; a run resumes only if this is identical
-part-000/ …     what each run computed, see `serving/galleries/rows.py`
-listing.jsonl   the items of this run; missing.jsonl: those of them to compute
-gallery/        the finished gallery, before it is moved into place
-old/            the gallery that it replaces, between two renames
+about.json      settings of the gallery; a run resumes only if its own are the same
+part-000/ …     results of each run, see `serving/galleries/rows.py`
+listing.jsonl   all items of the collection
+missing.jsonl   the items that this run has to compute
+gallery/        the finished gallery, before it is published
+old/            the previous gallery, between two renames
 """
 
 import fcntl
@@ -22,11 +24,11 @@ from serving.galleries.rows import COMMITTED
 from trainer.bundle.spec import Reads, Spec
 
 _SUFFIX = ".partial"
-_ABOUT, _LOCK = "about.json", "lock"
+_SETTINGS, _LOCK = "about.json", "lock"
 
 
-class About(Spec):
-    """The properties that must be equal for two runs to produce the same gallery."""
+class GallerySettings(Spec):
+    """The settings that must be the same for a run to update a gallery or to resume another run."""
 
     reads: Reads
     backbone: Sha256
@@ -35,12 +37,12 @@ class About(Spec):
     source: str
 
     @classmethod
-    def of(cls, info: GalleryInfo) -> "About":
+    def of(cls, info: GalleryInfo) -> "GallerySettings":
         return cls.model_validate(info.model_dump(include=set(cls.model_fields)))
 
 
 class WorkFolder:
-    """The work folder of one gallery. Create it with `work_folder`."""
+    """The paths and operations of a work folder. Use `work_folder` to create it."""
 
     def __init__(self, gallery: Path) -> None:
         self.gallery = gallery
@@ -50,18 +52,18 @@ class WorkFolder:
         self.finished, self._old = self.path / "gallery", self.path / "old"
 
     def indexed(self) -> list[Path]:
-        """Folders of rows that were computed before: parts, and the gallery itself."""
+        """Return the folders with results of earlier runs: parts and the gallery itself."""
         parts = [part for part in sorted(self.path.glob("part-*")) if (part / COMMITTED).is_file()]
         return [*parts, self.gallery] if (self.gallery / GALLERY).is_file() else parts
 
     def new_part(self) -> Path:
-        """The path of the next part, which does not exist yet."""
+        """Return a path for the next part. The folder does not exist yet."""
         numbers = [int(part.name.removeprefix("part-")) for part in self.path.glob("part-*")]
         return self.path / f"part-{max(numbers, default=-1) + 1:03d}"
 
     def publish(self) -> None:
-        """Move the finished gallery into place. If the process is killed between the two renames,
-        the next run recovers."""
+        """Replace the gallery with the finished one. If the process is killed between the two
+        renames, the next run calls `recover`."""
         if self.gallery.exists():
             os.rename(self.gallery, self._old)
         os.rename(self.finished, self.gallery)
@@ -72,9 +74,8 @@ class WorkFolder:
         finally:
             os.close(folder)
 
-    def leave(self) -> None:
-        """After a failure: keep the parts that contain rows, and remove the folder if there are
-        none."""
+    def discard_empty_parts(self) -> None:
+        """After a failure, keep only parts with results. Remove the folder if there are none."""
         for part in self.path.glob("part-*"):
             committed = part / COMMITTED
             if not (committed.is_file() and int(committed.read_bytes())):
@@ -83,41 +84,44 @@ class WorkFolder:
             shutil.rmtree(self.path)
 
     def recover(self) -> None:
-        """Undo or complete a `publish` that was interrupted by a kill."""
+        """Undo or complete a `publish` that was interrupted."""
         if self._old.exists() and not self.gallery.exists():
             os.rename(self._old, self.gallery)
-        for left in (self._old, self.finished):
-            shutil.rmtree(left, ignore_errors=True)
+        for folder in (self._old, self.finished):
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def settle(self, about: About, *, force: bool) -> None:
-        """Check that existing results match `about`. `force` accepts a different source."""
-        held = [(self.path, _read_about(self.path / _ABOUT))]
+    def check_settings(self, settings: GallerySettings, *, force: bool) -> None:
+        """Check that existing results have these settings, then record them. `force` accepts
+        another source."""
+        existing = [(self.path, _read_settings(self.path / _SETTINGS))]
         if (self.gallery / GALLERY).is_file():
-            held.append((self.gallery, About.of(read_info(self.gallery))))
+            existing.append((self.gallery, GallerySettings.of(read_info(self.gallery))))
         elif self.gallery.exists():
-            raise ValueError(f"{self.gallery} exists and is no gallery: name another place")
-        for path, there in held:
-            if there is not None:
-                _check_same(path, there, about, force=force)
-        commit(self.path / _ABOUT, about.model_dump_json(indent=1).encode())
+            raise ValueError(f"{self.gallery} exists but is not a gallery: pass another path")
+        for path, found in existing:
+            if found is not None:
+                _check_same(path, found, settings, force=force)
+        commit(self.path / _SETTINGS, settings.model_dump_json(indent=1).encode())
 
 
 @contextmanager
-def work_folder(gallery: Path, about: About, *, force: bool = False) -> Iterator[WorkFolder]:
-    """Own the work folder of `gallery`. The block must publish the gallery; on success the work
-    folder is then removed.
+def work_folder(
+    gallery: Path, settings: GallerySettings, *, force: bool = False
+) -> Iterator[WorkFolder]:
+    """Create and lock the work folder of `gallery`. The block must publish the gallery, unless it
+    is up to date. On success, the work folder is removed.
 
     If the block fails, its results are kept for the next run. Raises ValueError if another process
-    is writing the gallery, or if existing results do not match `about`.
+    is writing the gallery, or if existing results have other settings.
     """
     work = WorkFolder(gallery)
     is_new = not work.path.exists()
     work.path.mkdir(parents=True, exist_ok=True)
-    with (work.path / _LOCK).open("ab") as held, explained(work.path):
-        _lock(held.fileno(), work.path)
+    with (work.path / _LOCK).open("ab") as lock, explained(work.path):
+        _lock(lock.fileno(), work.path)
         work.recover()
         try:
-            work.settle(about, force=force)
+            work.check_settings(settings, force=force)
         except ValueError:
             if is_new:
                 shutil.rmtree(work.path)
@@ -125,7 +129,7 @@ def work_folder(gallery: Path, about: About, *, force: bool = False) -> Iterator
         try:
             yield work
         except BaseException:
-            work.leave()
+            work.discard_empty_parts()
             raise
         shutil.rmtree(work.path)
 
@@ -135,36 +139,42 @@ def _work_path(gallery: Path) -> Path:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    message = f"{path} is being written by another kway index: wait for it"
+    message = f"{path} is being written by another kway index: wait until it has finished"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The other process may have finished and removed this file since it was opened.
+        # The other process may have finished and removed the file since it was opened here.
         if not os.path.samestat(os.fstat(descriptor), (path / _LOCK).stat()):
             raise ValueError(message)
     except (BlockingIOError, FileNotFoundError) as error:
         raise ValueError(message) from error
 
 
-def _read_about(file: Path) -> About | None:
+def _read_settings(file: Path) -> GallerySettings | None:
     try:
-        return About.model_validate_json(file.read_bytes())
+        return GallerySettings.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise ValueError(f"{file} is damaged: remove {file.parent} and start again") from error
 
 
-def _check_same(path: Path, there: About, asked: About, *, force: bool) -> None:
-    if (there.reads, there.backbone, there.dim) != (asked.reads, asked.backbone, asked.dim):
+def _check_same(
+    path: Path, found: GallerySettings, expected: GallerySettings, *, force: bool
+) -> None:
+    if (found.reads, found.backbone, found.dim) != (
+        expected.reads,
+        expected.backbone,
+        expected.dim,
+    ):
         raise ValueError(
-            f"{path} holds features of another backbone, or of other preprocessing: name another "
-            "place with --out, or remove it"
+            f"{path} contains features of another backbone, or of other preprocessing: pass "
+            "another path with --out, or remove it"
         )
-    if there.thumbnails != asked.thumbnails:
-        was = "with" if there.thumbnails else "without"
-        raise ValueError(f"{path} was made {was} thumbnails: do so again, or remove it")
-    if there.source != asked.source and not force:
+    if found.thumbnails != expected.thumbnails:
+        option = "--thumbnails" if found.thumbnails else "--no-thumbnails"
+        raise ValueError(f"{path} was created with {option}: pass {option}, or remove it")
+    if found.source != expected.source and not force:
         raise ValueError(
-            f"{path} was made of {there.source}, not of {asked.source}: name another place with "
-            "--out, or give --force where the collection has moved"
+            f"{path} was created from {found.source}, not from {expected.source}: pass another "
+            "path with --out, or --force if the collection has moved"
         )

@@ -1,115 +1,116 @@
-// Requests to the server of this page. They carry the token, are retried while the server is busy,
-// and throw its errors.
+// HTTP requests to the server that serves this page. Requests carry the token and are retried while
+// the server is busy. Errors of the server are thrown.
 import { byId } from "./elements.js";
 
-const LONGEST_PAUSE_SECONDS = 60;
-const TRIES_WHILE_AWAY = 4;
+const MAX_DELAY_SECONDS = 60;
+const MAX_ATTEMPTS = 4;
 // The code of a 429 that retrying does not resolve: this client has too many watches.
-const FOR_GOOD = "too_many_watches";
+const FINAL_429_CODE = "too_many_watches";
 
 // A request that the server rejected: `code` is machine-readable, the message is for people.
-export class Refused extends Error {
+export class RejectedError extends Error {
   constructor(status, code, message) {
     super(message);
     Object.assign(this, { status, code });
   }
 }
 
-export const address = (path) => new URL(path, document.baseURI);
+export const urlOf = (path) => new URL(path, document.baseURI);
 
 export class Api {
-  #waiting = 0;
+  #numWaiting = 0;
 
   constructor(tokens) {
     this.tokens = tokens;
   }
 
-  // `body` is sent as JSON, or as a form if it is FormData. `once`: the request is not idempotent,
-  // so it is not retried if there is no response. Resolves to the JSON of the response.
-  async ask(method, path, { body, signal, once } = {}) {
-    return (await this.fetch(method, path, { body, signal, once })).json();
+  // Send `body` as JSON, or as a form if it is FormData, and return the JSON of the response.
+  // `once`: the request is not idempotent, so it is not retried if there is no response.
+  async requestJson(method, path, { body, signal, once } = {}) {
+    return (await this.request(method, path, { body, signal, once })).json();
   }
 
-  async fetch(method, path, { body, signal, once = false } = {}) {
-    for (let away = 1; ; ) {
+  async request(method, path, { body, signal, once = false } = {}) {
+    for (let attempt = 1; ; ) {
       const token = this.tokens.current;
-      const answer = await this.#once(method, path, { body, signal, token });
-      if (answer?.ok) return answer;
-      const refusal = answer ? await refusalOf(answer) : unreachable();
-      if (answer?.status === 401) {
-        await this.tokens.other(token);
-      } else if (answer?.status === 429 && refusal.code !== FOR_GOOD) {
-        await this.#pause(pauseOf(answer, 1), `The server is busy (${refusal.message})`, signal);
-      } else if (isAway(answer) && !once && away < TRIES_WHILE_AWAY) {
-        await this.#pause(pauseOf(answer, away), `No answer (${refusal.message})`, signal);
-        away += 1;
+      const response = await this.#send(method, path, { body, signal, token });
+      if (response?.ok) return response;
+      const error = response ? await errorOf(response) : unreachable();
+      if (response?.status === 401) {
+        await this.tokens.replace(token);
+      } else if (response?.status === 429 && error.code !== FINAL_429_CODE) {
+        await this.#delay(retryDelay(response, 1), `The server is busy (${error.message})`, signal);
+      } else if (isOutcomeUnknown(response) && !once && attempt < MAX_ATTEMPTS) {
+        await this.#delay(retryDelay(response, attempt), `No response (${error.message})`, signal);
+        attempt += 1;
       } else {
-        throw refusal;
+        throw error;
       }
     }
   }
 
   // The response, or null if there was none. Rethrows an abort.
-  async #once(method, path, { body, signal, token }) {
+  async #send(method, path, { body, signal, token }) {
     const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
     const isForm = body instanceof FormData;
     if (body !== undefined && !isForm) headers["Content-Type"] = "application/json";
-    const sent = body === undefined || isForm ? body : JSON.stringify(body);
+    const content = body === undefined || isForm ? body : JSON.stringify(body);
     try {
-      return await fetch(address(path), { method, headers, body: sent, signal });
+      return await fetch(urlOf(path), { method, headers, body: content, signal });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       return null;
     }
   }
 
-  async #pause(seconds, why, signal) {
-    this.#waiting += 1;
-    byId("waiting").textContent = `${why}: this page asks again in ${Math.ceil(seconds)} s.`;
+  async #delay(seconds, reason, signal) {
+    this.#numWaiting += 1;
+    byId("waiting").textContent = `${reason}. Retrying in ${Math.ceil(seconds)} s.`;
     byId("waiting").hidden = false;
     try {
-      await slept(seconds, signal);
+      await sleep(seconds, signal);
     } finally {
-      this.#waiting -= 1;
-      byId("waiting").hidden = this.#waiting === 0;
+      this.#numWaiting -= 1;
+      byId("waiting").hidden = this.#numWaiting === 0;
     }
   }
 }
 
-function slept(seconds, signal) {
+function sleep(seconds, signal) {
   return new Promise((resolve, reject) => {
-    const stop = () => reject(new DOMException("no longer wanted", "AbortError"));
-    if (signal?.aborted) return stop();
+    const fail = () => reject(new DOMException("aborted", "AbortError"));
+    if (signal?.aborted) return fail();
     const timer = setTimeout(() => {
-      signal?.removeEventListener("abort", stopped);
+      signal?.removeEventListener("abort", abort);
       resolve();
     }, 1000 * seconds);
-    const stopped = () => {
+    const abort = () => {
       clearTimeout(timer);
-      stop();
+      fail();
     };
-    signal?.addEventListener("abort", stopped, { once: true });
+    signal?.addEventListener("abort", abort, { once: true });
   });
 }
 
-// It is then unknown whether the request took effect.
-export const isAway = (answer) => !answer?.status || [502, 503, 504].includes(answer.status);
+// Whether the request may or may not have taken effect: no response, or an error of a proxy.
+export const isOutcomeUnknown = (response) =>
+  !response?.status || [502, 503, 504].includes(response.status);
 
-// The delay that the server asks for, plus jitter, so that clients do not all retry at the same
+// The delay that the server requests, plus jitter, so that clients do not all retry at the same
 // time.
-function pauseOf(answer, usual) {
-  const stated = Number(answer?.headers.get("Retry-After") ?? usual);
-  const seconds = Number.isFinite(stated) && stated >= 0 ? stated : usual;
-  return Math.min(seconds, LONGEST_PAUSE_SECONDS) + 0.3 * Math.random();
+function retryDelay(response, fallback) {
+  const header = Number(response?.headers.get("Retry-After") ?? fallback);
+  const seconds = Number.isFinite(header) && header >= 0 ? header : fallback;
+  return Math.min(seconds, MAX_DELAY_SECONDS) + 0.3 * Math.random();
 }
 
-async function refusalOf(answer) {
+async function errorOf(response) {
   try {
-    const { error } = await answer.json();
-    return new Refused(answer.status, error.code, error.message);
+    const { error } = await response.json();
+    return new RejectedError(response.status, error.code, error.message);
   } catch {
-    return new Refused(answer.status, "", `the server answers with status ${answer.status}`);
+    return new RejectedError(response.status, "", `the server responded with status ${response.status}`);
   }
 }
 
-const unreachable = () => new Refused(0, "unreachable", "the server cannot be reached");
+const unreachable = () => new RejectedError(0, "unreachable", "the server cannot be reached");

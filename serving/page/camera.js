@@ -1,6 +1,6 @@
-// Frames from the browser's camera: one JPEG per second, in the camera's resolution.
+// Frames from the browser's camera: one JPEG per second, at the camera's resolution.
 
-const MILLISECONDS_A_FRAME = 1000;
+const MILLISECONDS_PER_FRAME = 1000;
 const QUALITY = 0.9;
 
 export class Camera {
@@ -8,21 +8,21 @@ export class Camera {
   #timer;
   #video;
 
-  // Show the camera in `video` and call `take` with frames while `isReady`. Throws an Error with a
+  // Show the camera in `video` and call `onFrame` with frames while `isReady`. Throws an Error with a
   // readable message if there is no camera or access is denied.
-  async start(video, isReady, take) {
+  async start(video, isReady, onFrame) {
     if (!navigator.mediaDevices?.getUserMedia) {
-      throw new Error("browsers give a page the camera over HTTPS or on this very machine only: drop images instead");
+      throw new Error("browsers allow camera access only over HTTPS or on localhost: drop images instead");
     }
     try {
       this.#stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     } catch (error) {
-      throw new Error(WORDS[error.name] ?? `the camera does not start (${error.message})`);
+      throw new Error(MESSAGES[error.name] ?? `the camera failed to start (${error.message})`);
     }
     this.#video = video;
     video.srcObject = this.#stream;
     await video.play();
-    this.#timer = setInterval(() => isReady() && this.#frame(take), MILLISECONDS_A_FRAME);
+    this.#timer = setInterval(() => isReady() && this.#capture(onFrame), MILLISECONDS_PER_FRAME);
   }
 
   stop() {
@@ -31,17 +31,17 @@ export class Camera {
     if (this.#video) this.#video.srcObject = null;
   }
 
-  #frame(take) {
+  #capture(onFrame) {
     const canvas = document.createElement("canvas");
     [canvas.width, canvas.height] = [this.#video.videoWidth, this.#video.videoHeight];
     if (!canvas.width) return;
     canvas.getContext("2d").drawImage(this.#video, 0, 0);
-    canvas.toBlob((blob) => blob && take(blob), "image/jpeg", QUALITY);
+    canvas.toBlob((blob) => blob && onFrame(blob), "image/jpeg", QUALITY);
   }
 }
 
-const WORDS = {
-  NotAllowedError: "this page may not use the camera: allow it in the browser, or drop images instead",
-  NotFoundError: "this machine has no camera: drop images instead",
-  NotReadableError: "another program holds the camera: close it, or drop images instead",
+const MESSAGES = {
+  NotAllowedError: "camera access was denied: allow it in the browser, or drop images instead",
+  NotFoundError: "no camera was found: drop images instead",
+  NotReadableError: "another program is using the camera: close it, or drop images instead",
 };

@@ -1,4 +1,4 @@
-// How to decide between yes and no: by a measured recall, by a score, or not at all.
+// The choice of the threshold: from a measured recall, a custom score, or none.
 import { byId, element } from "./elements.js";
 import { percent } from "./numbers.js";
 
@@ -7,17 +7,17 @@ const DEBOUNCE_MILLISECONDS = 250;
 export class Decision extends EventTarget {
   #isLogit;
   #number = element("input", {
-    type: "number", step: "any", inputmode: "decimal", "aria-label": "Score that decides",
+    type: "number", step: "any", inputmode: "decimal", "aria-label": "Score threshold",
   });
   #timer = 0;
-  #told = "";
+  #lastFields = "";
 
-  // For a model with thresholds for `recalls` and with scores of the kind that its loss defines.
+  // For a model with thresholds for `recalls`. `score` is the kind of score that its loss defines.
   constructor(recalls, score) {
     super();
     this.#isLogit = score === "logit";
     const choices = recalls.map((recall) => [`recall:${recall}`, `recall ${percent(recall)}`]);
-    choices.push(["threshold", "a score of"], ["none", "nothing: show scores"]);
+    choices.push(["threshold", "custom score"], ["none", "none: show scores only"]);
     const fieldset = byId("decision");
     for (const [value, label] of choices) {
       const radio = element("input", { type: "radio", name: "decision", value });
@@ -35,7 +35,7 @@ export class Decision extends EventTarget {
     this.#explain();
   }
 
-  // As fields of a request: { recall }, { threshold } or {}.
+  // The fields of a request: { recall }, { threshold } or {}.
   get fields() {
     const chosen = document.querySelector('[name="decision"]:checked').value;
     if (chosen.startsWith("recall:")) return { recall: Number(chosen.slice(7)) };
@@ -52,23 +52,23 @@ export class Decision extends EventTarget {
 
   #changed() {
     clearTimeout(this.#timer);
-    const now = JSON.stringify(this.fields);
-    if (now === this.#told) return;
-    this.#told = now;
+    const fields = JSON.stringify(this.fields);
+    if (fields === this.#lastFields) return;
+    this.#lastFields = fields;
     this.#explain();
     this.dispatchEvent(new Event("change"));
   }
 
   #explain() {
     const { recall, threshold } = this.fields;
-    const what = this.#isLogit ? "the logit" : "what the model’s loss makes of its logit";
-    let meaning = `Every score is shown, ${what} of the class, and nothing is decided.`;
+    const score = this.#isLogit ? "score (logit)" : "score (computed from the logit by the model’s loss)";
+    let meaning = `Shows the ${score} of each class, without a yes or no.`;
     if (recall !== undefined) {
       // Fits on one line in a wide window: wrapping text would move the tabs while they are
       // clicked.
-      meaning = `Yes at or above the threshold for recall ${percent(recall)}: the class’s own or, with few validation samples, one pooled over all classes.`;
+      meaning = `Yes at or above the threshold for ${percent(recall)} recall: that of the class or, with few validation samples, one pooled over all classes.`;
     } else if (threshold !== undefined) {
-      meaning = threshold === null ? "Type the score from which on the answer is yes." : `Yes from a score of ${threshold} on; it is ${what} of the class.`;
+      meaning = threshold === null ? "Enter the lowest score that counts as a yes." : `Yes if the ${score} is at least ${threshold}.`;
     }
     byId("decision-meaning").textContent = meaning;
   }

@@ -6,7 +6,7 @@ import { Tokens } from "./tokens.js";
 const tokens = new Tokens();
 
 try {
-  const spec = await new Api(tokens).ask("GET", "openapi.json");
+  const spec = await new Api(tokens).requestJson("GET", "openapi.json");
   spec.servers = [{ url: new URL(".", document.baseURI).href }];
   globalThis.SwaggerUIBundle({
     spec,
@@ -16,8 +16,8 @@ try {
     requestInterceptor: withToken,
   });
 } catch (error) {
-  byId("trouble").textContent = `The documentation cannot be shown: ${error.message}`;
-  byId("trouble").hidden = false;
+  byId("page-error").textContent = `Failed to load the API documentation: ${error.message}`;
+  byId("page-error").hidden = false;
 }
 
 function withToken(request) {

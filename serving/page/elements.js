@@ -1,18 +1,18 @@
-// Creates elements from their parts. Text is always set as text: names from models or files are
+// Creates DOM elements. Text is always inserted as text nodes, so names from models and files are
 // never parsed as HTML.
 
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const created = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : String(value));
+    if (name.startsWith("on")) created.addEventListener(name.slice(2), value);
+    else created.setAttribute(name, value === true ? "" : String(value));
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  created.append(...children.filter((child) => child !== null && child !== undefined));
+  return created;
 }
 
-// A name of unknown language and text direction.
+// A name, isolated from the text around it because its writing direction is unknown.
 export function nameOf(text, attributes = {}) {
   return element("bdi", attributes, text);
 }

@@ -1,59 +1,59 @@
-// A feed: sends frames from this page, one after the other, to the server's watches.
+// A feed: sends frames from this page to the server, which checks them against its watches.
 import { bytes } from "./numbers.js";
 import { connect } from "./sockets.js";
 
-const FRAMES_AHEAD = 4;
+const MAX_FRAMES_IN_FLIGHT = 4;
 
 export class Feed {
   #tokens;
   #name;
-  #mostBytes;
-  #told;
+  #maxBytes;
+  #handlers;
   #socket = null;
-  #waiting = [];
-  #sent = new Map();
-  #number = 0;
-  #run = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
+  #queue = [];
+  #inFlight = new Map();
+  #numFrames = 0;
+  #runId = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
 
-  // `mostBytes`: the server's limit per frame. `told`: handlers { hit(said, frame), refused(frame,
-  // message), answered(), ended(message) }.
-  constructor(tokens, name, mostBytes, told) {
-    [this.#tokens, this.#name, this.#mostBytes, this.#told] = [tokens, name, mostBytes, told];
+  // `maxBytes`: the server's limit per frame. `handlers`: { hit(hit, frame), rejected(frame,
+  // message), processed(), closed(message) }.
+  constructor(tokens, name, maxBytes, handlers) {
+    [this.#tokens, this.#name, this.#maxBytes, this.#handlers] = [tokens, name, maxBytes, handlers];
   }
 
-  get numOpen() {
-    return this.#waiting.length + this.#sent.size;
+  get numPending() {
+    return this.#queue.length + this.#inFlight.size;
   }
 
-  // Whether a hit is of a frame that this page sent, and is therefore already reported here.
+  // Whether a hit belongs to a frame that this page sent. The feed has then already reported it.
   isOwn({ frame }) {
-    return String(frame).startsWith(this.#run);
+    return String(frame).startsWith(this.#runId);
   }
 
   // `content`: a File, a Blob or a text.
-  send({ name, content, fault }) {
-    const frame = { id: `${this.#run} ${(this.#number += 1)}`, name, content, time: Date.now() / 1000 };
-    if (fault || content.size > this.#mostBytes) {
-      this.#told.refused(frame, fault ?? `is over ${bytes(this.#mostBytes)}, the most of a frame`);
+  send({ name, content, inputError }) {
+    const frame = { id: `${this.#runId} ${(this.#numFrames += 1)}`, name, content, time: Date.now() / 1000 };
+    if (inputError || content.size > this.#maxBytes) {
+      this.#handlers.rejected(frame, inputError ?? `larger than ${bytes(this.#maxBytes)}, the limit per frame`);
       return;
     }
-    this.#waiting.push(frame);
-    this.#go();
+    this.#queue.push(frame);
+    this.#sendQueued();
   }
 
   close() {
-    this.#waiting = [];
-    this.#sent.clear();
+    this.#queue = [];
+    this.#inFlight.clear();
     const socket = this.#socket;
     this.#socket = null;
     socket?.close();
   }
 
-  #go() {
+  #sendQueued() {
     if (this.#socket === null) {
       this.#open();
     } else if (this.#socket.readyState === WebSocket.OPEN) {
-      while (this.#waiting.length && this.#sent.size < FRAMES_AHEAD) this.#pass(this.#waiting.shift());
+      while (this.#queue.length && this.#inFlight.size < MAX_FRAMES_IN_FLIGHT) this.#sendFrame(this.#queue.shift());
     }
   }
 
@@ -61,45 +61,45 @@ export class Feed {
     const path = `v1/feeds/${encodeURIComponent(this.#name)}/frames?acknowledge=true`;
     let socket = null;
     socket = connect(path, this.#tokens.current, {
-      hear: (said) => this.#hear(said),
-      end: ({ message }) => {
+      onMessage: (message) => this.#receive(message),
+      onClose: ({ message }) => {
         if (socket && socket !== this.#socket) return; // closed by this page
-        const hadOpen = this.numOpen > 0;
+        const hadPending = this.numPending > 0;
         this.#socket = null;
-        this.#waiting = [];
-        this.#sent.clear();
-        if (hadOpen) this.#told.ended(message); // otherwise it was idle; the next frame reopens it
+        this.#queue = [];
+        this.#inFlight.clear();
+        if (hadPending) this.#handlers.closed(message); // if idle, the next frame reopens the connection
       },
     });
     this.#socket = socket;
-    socket?.addEventListener("open", () => this.#go());
+    socket?.addEventListener("open", () => this.#sendQueued());
   }
 
-  async #pass(frame) {
-    this.#sent.set(frame.id, frame);
+  async #sendFrame(frame) {
+    this.#inFlight.set(frame.id, frame);
     const { id, time, content } = frame;
-    let said = { text: content };
+    let input = { text: content };
     if (typeof content !== "string") {
       try {
-        said = { image: await base64(content) };
+        input = { image: await base64(content) };
       } catch (error) {
-        if (this.#sent.delete(id)) this.#told.refused(frame, `cannot be read: ${error.message}`);
-        this.#go();
+        if (this.#inFlight.delete(id)) this.#handlers.rejected(frame, `cannot be read: ${error.message}`);
+        this.#sendQueued();
         return;
       }
     }
-    if (this.#sent.has(id)) this.#socket?.send(JSON.stringify({ id, time, ...said }));
+    if (this.#inFlight.has(id)) this.#socket?.send(JSON.stringify({ id, time, ...input }));
   }
 
-  #hear(said) {
-    const frame = this.#sent.get(said.answered ?? said.frame);
-    if (said.watch !== undefined) {
-      this.#told.hit(said, frame);
+  #receive(message) {
+    const frame = this.#inFlight.get(message.answered ?? message.frame);
+    if (message.watch !== undefined) {
+      this.#handlers.hit(message, frame);
     } else if (frame) {
-      this.#sent.delete(frame.id);
-      if (said.error) this.#told.refused(frame, said.error.message);
-      else this.#told.answered();
-      this.#go();
+      this.#inFlight.delete(frame.id);
+      if (message.error) this.#handlers.rejected(frame, message.error.message);
+      else this.#handlers.processed();
+      this.#sendQueued();
     }
   }
 }

@@ -1,26 +1,26 @@
-// The "Gallery" tab: the items of a collection for each class, in descending order of score.
-import { Refused } from "./api.js";
+// The "Gallery" tab: the items of a gallery, ranked by score for each selected class.
+import { RejectedError } from "./api.js";
 import { byId, element } from "./elements.js";
 import { Ranking } from "./ranking.js";
 import { count } from "./numbers.js";
 
-export class GalleryRoom {
+export class GalleryPanel {
   #api;
   #galleries;
   #chosen;
-  #question = null;
+  #query = null;
   #isShown = false;
   #isStale = true;
-  #stop = new AbortController();
-  #found = element("div", { class: "rankings" });
+  #abort = new AbortController();
+  #rankings = element("div", { class: "rankings" });
 
   // Null if the server has no galleries.
   static async open(api) {
     try {
-      const { galleries } = await api.ask("GET", "v1/galleries");
-      return galleries.length ? new GalleryRoom(api, galleries) : null;
+      const { galleries } = await api.requestJson("GET", "v1/galleries");
+      return galleries.length ? new GalleryPanel(api, galleries) : null;
     } catch (error) {
-      if (error instanceof Refused && error.status === 404) return null;
+      if (error instanceof RejectedError && error.status === 404) return null;
       throw error;
     }
   }
@@ -29,24 +29,24 @@ export class GalleryRoom {
     this.#api = api;
     this.#galleries = galleries;
     this.#chosen = galleries[0];
-    const room = byId("room-gallery");
-    room.append(this.#choice(), this.#found);
-    room.addEventListener("shown", () => this.#show(true));
-    room.addEventListener("left", () => this.#show(false));
+    const panel = byId("panel-gallery");
+    panel.append(this.#galleryChoice(), this.#rankings);
+    panel.addEventListener("shown", () => this.#setShown(true));
+    panel.addEventListener("hidden", () => this.#setShown(false));
   }
 
-  setQuestion(question) {
-    this.#question = question;
+  setQuery(query) {
+    this.#query = query;
     this.#isStale = true;
     this.#search();
   }
 
-  #show(isShown) {
+  #setShown(isShown) {
     this.#isShown = isShown;
     this.#search();
   }
 
-  #choice() {
+  #galleryChoice() {
     const options = this.#galleries.map(({ name, num_items: items, reads }) =>
       element("option", { value: name }, `${name} · ${count(items, reads.slice(0, -1))}`),
     );
@@ -58,23 +58,23 @@ export class GalleryRoom {
         this.#search();
       },
     }, ...options);
-    return element("p", { class: "bar" }, element("label", { for: "gallery-choice" }, "In the gallery"), " ", select);
+    return element("p", { class: "bar" }, element("label", { for: "gallery-choice" }, "Gallery"), " ", select);
   }
 
   // Do not search while the tab is hidden.
   #search() {
     if (!this.#isShown || !this.#isStale) return;
     this.#isStale = false;
-    this.#stop.abort();
-    this.#stop = new AbortController();
-    const { classes, fields, isComplete } = this.#question;
+    this.#abort.abort();
+    this.#abort = new AbortController();
+    const { classes, fields, isComplete } = this.#query;
     if (!classes.length || !isComplete) {
-      const what = isComplete ? "Choose a class above to see where it is." : "Type the score that decides.";
-      this.#found.replaceChildren(element("p", { class: "quiet" }, what));
+      const text = isComplete ? "Choose a class above to search the gallery." : "Enter a score threshold above.";
+      this.#rankings.replaceChildren(element("p", { class: "quiet" }, text));
       return;
     }
-    const signal = this.#stop.signal;
+    const signal = this.#abort.signal;
     const rankings = classes.map((one) => new Ranking(this.#api, this.#chosen, one, fields, signal));
-    this.#found.replaceChildren(...rankings.map((one) => one.element));
+    this.#rankings.replaceChildren(...rankings.map((one) => one.element));
   }
 }

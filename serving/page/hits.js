@@ -1,34 +1,34 @@
-// Hits as they occur, the newest first, with the image if this page sent it.
+// The log of hits, newest first, each with its image or text if this page sent it.
 import { element, nameOf } from "./elements.js";
-import { apart } from "./numbers.js";
+import { formatPair } from "./numbers.js";
 import { badge } from "./verdict.js";
 
-const KEPT = 200;
+const MAX_HITS = 200;
 
 export class Hits {
   element = element("ol", { class: "log", "aria-label": "Hits", "aria-live": "polite", "aria-relevant": "additions" });
 
-  add(said, frame) {
-    const [score, threshold] = apart(said.score, said.threshold);
-    const when = new Date(typeof said.time === "number" ? 1000 * said.time : Date.now());
+  add(hit, frame) {
+    const [score, threshold] = formatPair(hit.score, hit.threshold);
+    const time = new Date(typeof hit.time === "number" ? 1000 * hit.time : Date.now());
     this.element.prepend(
       element(
         "li",
-        { class: "heard", "data-frame": said.frame },
+        { class: "log-entry", "data-frame": hit.frame },
         image(frame),
         element(
           "div",
           { class: "about" },
-          element("span", { class: "bar" }, badge("yes"), nameOf(said.class, { class: "class-name" }),
-            element("data", { class: "score", value: said.score }, score)),
+          element("span", { class: "bar" }, badge("yes"), nameOf(hit.class, { class: "class-name" }),
+            element("data", { class: "score", value: hit.score }, score)),
           element("span", { class: "quiet small" },
-            element("time", { datetime: isNaN(when) ? null : when.toISOString() }, isNaN(when) ? "" : when.toLocaleTimeString()),
-            " · feed ", nameOf(said.feed), frame?.name ? " · " : "", frame?.name ? nameOf(frame.name) : "",
-            ` · threshold ${threshold}`, said.label ? " · " : "", said.label ? nameOf(said.label) : ""),
+            element("time", { datetime: isNaN(time) ? null : time.toISOString() }, isNaN(time) ? "" : time.toLocaleTimeString()),
+            " · feed ", nameOf(hit.feed), frame?.name ? " · " : "", frame?.name ? nameOf(frame.name) : "",
+            ` · threshold ${threshold}`, hit.label ? " · " : "", hit.label ? nameOf(hit.label) : ""),
         ),
       ),
     );
-    while (this.element.children.length > KEPT) this.element.lastElementChild.remove();
+    while (this.element.children.length > MAX_HITS) this.element.lastElementChild.remove();
   }
 }
 

@@ -1,44 +1,45 @@
-// Listens to the hits of one watch, whoever sends the frames. Reconnects if the connection is lost.
+// Receives the hits of one watch, regardless of who sends the frames. Reconnects if the connection
+// is lost.
 import { connect } from "./sockets.js";
 
-const TRIES = 5;
-const MILLISECONDS = 1500;
+const MAX_ATTEMPTS = 5;
+const DELAY_MILLISECONDS = 1500;
 
 export class Listener {
   #socket = null;
   #timer = 0;
-  #isOver = false;
-  #tries = 0;
+  #isClosed = false;
+  #numAttempts = 0;
 
-  // `told`: handlers { hit(said), dropped(count), state(words, isOver) }.
-  constructor(tokens, watchId, told) {
+  // `handlers`: { hit(hit), dropped(count), state(text, isOver) }.
+  constructor(tokens, watchId, handlers) {
     const path = `v1/watches/${encodeURIComponent(watchId)}/live`;
     const open = () => {
-      const end = ({ message }) => {
-        if (this.#isOver) return;
-        this.#tries += 1;
-        const isOver = this.#tries > TRIES;
-        told.state(isOver ? message : `${message}: listening again soon`, isOver);
-        if (!isOver) this.#timer = setTimeout(open, MILLISECONDS * this.#tries);
+      const onClose = ({ message }) => {
+        if (this.#isClosed) return;
+        this.#numAttempts += 1;
+        const isOver = this.#numAttempts > MAX_ATTEMPTS;
+        handlers.state(isOver ? message : `${message}; reconnecting…`, isOver);
+        if (!isOver) this.#timer = setTimeout(open, DELAY_MILLISECONDS * this.#numAttempts);
       };
-      this.#socket = connect(path, tokens.current, { hear: (said) => this.#hear(said, told), end });
+      this.#socket = connect(path, tokens.current, { onMessage: (message) => this.#receive(message, handlers), onClose });
     };
     open();
   }
 
   stop() {
-    this.#isOver = true;
+    this.#isClosed = true;
     clearTimeout(this.#timer);
     this.#socket?.close();
   }
 
-  #hear(said, told) {
-    this.#tries = 0;
-    if (said.listening) told.state("listening", false);
-    else if (said.dropped) told.dropped(said.dropped);
-    else if (said.end) {
-      this.#isOver = true;
-      told.state(`it has ${said.end === "deleted" ? "been deleted" : "expired"}`, true);
-    } else if (said.watch) told.hit(said);
+  #receive(message, handlers) {
+    this.#numAttempts = 0;
+    if (message.listening) handlers.state("listening", false);
+    else if (message.dropped) handlers.dropped(message.dropped);
+    else if (message.end) {
+      this.#isClosed = true;
+      handlers.state(`this watch ${message.end === "deleted" ? "was deleted" : "has expired"}`, true);
+    } else if (message.watch) handlers.hit(message);
   }
 }

@@ -1,9 +1,9 @@
-// Class selection: search while typing, choose by keyboard or pointer, shown as chips. The combobox
-// follows the ARIA pattern "list autocomplete".
+// Class selection: search while typing, choose with the keyboard or a pointer. Selected classes are
+// shown as chips. The combobox follows the ARIA pattern "list autocomplete".
 import { byId, element, nameOf } from "./elements.js";
 import { count } from "./numbers.js";
 
-const SHOWN = 20;
+const MAX_OPTIONS = 20;
 const DEBOUNCE_MILLISECONDS = 120;
 
 export class Picker extends EventTarget {
@@ -14,8 +14,8 @@ export class Picker extends EventTarget {
   #options = [];
   #active = -1;
   #timer = 0;
-  #search = new AbortController();
-  #looked = null; // the text that the current options were found for
+  #abort = new AbortController();
+  #searchedText = null; // the search text of the current options
 
   chosen = [];
 
@@ -23,23 +23,23 @@ export class Picker extends EventTarget {
     super();
     this.#api = api;
     this.#limit = limit;
-    this.#input.addEventListener("input", () => this.#soon());
+    this.#input.addEventListener("input", () => this.#scheduleSearch());
     this.#input.addEventListener("keydown", (event) => this.#key(event));
-    this.#input.addEventListener("click", () => this.#isOpen || this.#soon());
+    this.#input.addEventListener("click", () => this.#isOpen || this.#scheduleSearch());
     this.#input.addEventListener("blur", () => this.#close());
-    // Keep the focus in the field, wherever the pointer is pressed.
+    // Keep the focus in the field while the pointer is used in the popup.
     byId("class-popup").addEventListener("pointerdown", (event) => event.preventDefault());
   }
 
-  add(found) {
-    if (this.chosen.some((one) => one.id === found.id)) {
-      this.#say(`${found.name} is already there`);
+  add(added) {
+    if (this.chosen.some((one) => one.id === added.id)) {
+      this.#announce(`${added.name} is already selected`);
     } else if (this.chosen.length >= this.#limit) {
-      this.#say(`The server takes ${count(this.#limit, "class", "classes")} at most: remove one first`);
+      this.#announce(`The server accepts at most ${count(this.#limit, "class", "classes")}: remove one first`);
       return;
     } else {
-      this.chosen.push(found);
-      this.#say(`${found.name} is asked for`);
+      this.chosen.push(added);
+      this.#announce(`${added.name} selected`);
       this.#changed();
     }
     this.#input.value = "";
@@ -58,7 +58,7 @@ export class Picker extends EventTarget {
 
   #changed() {
     byId("chips").replaceChildren(...this.chosen.map((one) => this.#chip(one)));
-    this.#input.placeholder = this.chosen.length ? "or of …" : "Type a class";
+    this.#input.placeholder = this.chosen.length ? "Add another class" : "Search for a class";
     this.dispatchEvent(new Event("change"));
   }
 
@@ -71,58 +71,58 @@ export class Picker extends EventTarget {
     return element("li", { class: "chip" }, nameOf(name), remove);
   }
 
-  #soon() {
+  #scheduleSearch() {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#find(this.#input.value.trim()), DEBOUNCE_MILLISECONDS);
+    this.#timer = setTimeout(() => this.#search(this.#input.value.trim()), DEBOUNCE_MILLISECONDS);
   }
 
-  async #find(text) {
-    this.#search.abort();
-    this.#search = new AbortController();
+  async #search(text) {
+    this.#abort.abort();
+    this.#abort = new AbortController();
     try {
-      this.#show(text, await this.#found(text, SHOWN, this.#search.signal));
+      this.#show(text, await this.#fetchClasses(text, MAX_OPTIONS, this.#abort.signal));
     } catch (error) {
-      if (error.name !== "AbortError") this.#say(error.message);
+      if (error.name !== "AbortError") this.#announce(error.message);
     }
   }
 
-  #found(text, limit, signal) {
+  #fetchClasses(text, limit, signal) {
     const query = new URLSearchParams({ search: text.slice(0, 200), limit });
-    return this.#api.ask("GET", `v1/classes?${query}`, { signal });
+    return this.#api.requestJson("GET", `v1/classes?${query}`, { signal });
   }
 
   #show(text, { classes, total }) {
     if (document.activeElement !== this.#input) return;
-    this.#looked = text;
+    this.#searchedText = text;
     this.#options = classes;
-    this.#list.replaceChildren(...classes.map((one, place) => this.#option(one, place, text)));
+    this.#list.replaceChildren(...classes.map((one, index) => this.#option(one, index, text)));
     const more = total - classes.length;
     byId("class-more").textContent = total
-      ? more > 0 ? `and ${more.toLocaleString("en")} more: type on` : ""
-      : `No class has “${text}” in its name.`;
+      ? more > 0 ? `${more.toLocaleString("en")} more: keep typing to narrow the list` : ""
+      : `No class name contains “${text}”.`;
     byId("class-popup").hidden = false;
     this.#input.setAttribute("aria-expanded", "true");
-    this.#say(total ? `${count(total, "class", "classes")} found` : byId("class-more").textContent);
+    this.#announce(total ? `${count(total, "class", "classes")} found` : byId("class-more").textContent);
     this.#activate(text && classes.length ? 0 : -1);
   }
 
-  #option(one, place, text) {
-    const said = Object.values(one.attributes).join(", ");
-    const label = element("span", { class: "found" }, marked(one.name, text));
-    const aside = said && said !== one.name ? nameOf(said, { class: "quiet small" }) : null;
+  #option(one, index, text) {
+    const attributes = Object.values(one.attributes).join(", ");
+    const label = element("span", { class: "option-name" }, marked(one.name, text));
+    const aside = attributes && attributes !== one.name ? nameOf(attributes, { class: "quiet small" }) : null;
     return element("li", {
-      id: `class-option-${place}`,
+      id: `class-option-${index}`,
       role: "option",
       "aria-selected": "false",
       onclick: () => this.add(one),
-      onpointermove: () => this.#active === place || this.#activate(place),
+      onpointermove: () => this.#active === index || this.#activate(index),
     }, label, aside);
   }
 
-  #activate(place) {
+  #activate(index) {
     this.#list.children[this.#active]?.setAttribute("aria-selected", "false");
-    this.#active = place;
-    const option = this.#list.children[place];
+    this.#active = index;
+    const option = this.#list.children[index];
     option?.setAttribute("aria-selected", "true");
     option?.scrollIntoView({ block: "nearest" });
     if (option) this.#input.setAttribute("aria-activedescendant", option.id);
@@ -130,7 +130,7 @@ export class Picker extends EventTarget {
   }
 
   #key(event) {
-    if (event.isComposing) return; // this Enter ends an input method's composition
+    if (event.isComposing) return; // this key press belongs to an input method's composition
     const last = this.#options.length - 1;
     const moves = {
       ArrowDown: this.#active >= last ? 0 : this.#active + 1,
@@ -141,7 +141,7 @@ export class Picker extends EventTarget {
     if (event.key in moves) {
       event.preventDefault();
       if (this.#isOpen) this.#activate(moves[event.key]);
-      else this.#soon();
+      else this.#scheduleSearch();
     } else if (event.key === "Enter") {
       event.preventDefault();
       this.#choose();
@@ -153,46 +153,46 @@ export class Picker extends EventTarget {
     }
   }
 
-  // Choose the active option or, if the options are older than the text, the first result of a new
-  // search. The focus may have moved elsewhere by then.
+  // Select the active option or, if the text has changed since the search, the first result of a new
+  // search. The focus may have moved by then.
   async #choose() {
     const text = this.#input.value.trim();
-    if (text === this.#looked || !text) {
+    if (text === this.#searchedText || !text) {
       if (this.#options[this.#active]) this.add(this.#options[this.#active]);
       return;
     }
     this.#close();
     try {
-      const { classes } = await this.#found(text, 1);
+      const { classes } = await this.#fetchClasses(text, 1);
       if (this.#input.value.trim() !== text) return;
       if (classes.length) this.add(classes[0]);
-      else this.#soon();
+      else this.#scheduleSearch();
     } catch (error) {
-      this.#say(error.message);
+      this.#announce(error.message);
     }
   }
 
   #close() {
     clearTimeout(this.#timer);
-    this.#search.abort();
-    this.#looked = null;
+    this.#abort.abort();
+    this.#searchedText = null;
     this.#options = [];
     byId("class-popup").hidden = true;
     this.#input.setAttribute("aria-expanded", "false");
     this.#activate(-1);
   }
 
-  #say(text) {
+  #announce(text) {
     byId("class-status").textContent = text;
   }
 }
 
-// The name, with the typed part in a <mark>.
+// The name, with the typed text in a <mark>.
 function marked(name, text) {
   const lower = name.toLowerCase();
-  const place = text && lower.length === name.length ? lower.indexOf(text.toLowerCase()) : -1;
-  if (place < 0) return nameOf(name);
-  const end = place + text.length;
-  const mark = element("mark", {}, name.slice(place, end));
-  return element("bdi", {}, name.slice(0, place), mark, name.slice(end));
+  const start = text && lower.length === name.length ? lower.indexOf(text.toLowerCase()) : -1;
+  if (start < 0) return nameOf(name);
+  const end = start + text.length;
+  const mark = element("mark", {}, name.slice(start, end));
+  return element("bdi", {}, name.slice(0, start), mark, name.slice(end));
 }

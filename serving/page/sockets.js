@@ -1,13 +1,13 @@
-// WebSockets to the server of this page. Each message is one JSON object.
-import { address } from "./api.js";
+// WebSockets to the server that serves this page. Each message is one JSON object.
+import { urlOf } from "./api.js";
 
-// The reason in the last message of a socket, or what the browser knows about its end.
-export class Ended extends Error {}
+// The socket was closed. The message is the server's reason, if it sent one.
+export class ClosedError extends Error {}
 
-// Connects immediately. Calls `hear` with every message, and `end` with an `Ended` after the last
-// one.
-export function connect(path, token, { hear, end }) {
-  const url = address(path);
+// Connects immediately. Calls `onMessage` with every message and, at the end, `onClose` with a
+// `ClosedError`.
+export function connect(path, token, { onMessage, onClose }) {
+  const url = urlOf(path);
   url.protocol = url.protocol.replace("http", "ws");
   let socket;
   let reason = "";
@@ -16,14 +16,14 @@ export function connect(path, token, { hear, end }) {
     socket = new WebSocket(url, token === null ? [] : ["kway", `bearer.${token}`]);
   } catch (error) {
     if (error.name !== "SyntaxError") throw error;
-    end(new Ended("the token has signs that a browser cannot send here: ask for one of letters and digits"));
+    onClose(new ClosedError("browsers cannot send this token over a WebSocket: use a token of letters and digits"));
     return null;
   }
   socket.addEventListener("message", ({ data }) => {
-    const said = JSON.parse(data);
-    if (said.error && said.frame === undefined) reason = said.error.message;
-    else hear(said);
+    const message = JSON.parse(data);
+    if (message.error && message.frame === undefined) reason = message.error.message;
+    else onMessage(message);
   });
-  socket.addEventListener("close", () => end(new Ended(reason || "the connection is lost")));
+  socket.addEventListener("close", () => onClose(new ClosedError(reason || "the connection was lost")));
   return socket;
 }

@@ -1,4 +1,5 @@
-// The tabs, following the ARIA pattern: arrow keys move, Home and End go to the first and last.
+// The tab bar, following the ARIA pattern: arrow keys select the next or previous tab, Home and End
+// the first or last one.
 import { byId } from "./elements.js";
 
 export class Tabs {
@@ -23,16 +24,16 @@ export class Tabs {
     for (const one of this.#names) {
       byId(`tab-${one}`).setAttribute("aria-selected", String(one === name));
       byId(`tab-${one}`).tabIndex = one === name ? 0 : -1;
-      byId(`room-${one}`).hidden = one !== name;
-      byId(`room-${one}`).dispatchEvent(new Event(one === name ? "shown" : "left"));
+      byId(`panel-${one}`).hidden = one !== name;
+      byId(`panel-${one}`).dispatchEvent(new Event(one === name ? "shown" : "hidden"));
     }
   }
 
   #key(event) {
-    const [place, last] = [this.#names.indexOf(this.open), this.#names.length - 1];
+    const [index, last] = [this.#names.indexOf(this.open), this.#names.length - 1];
     const moves = {
-      ArrowRight: place === last ? 0 : place + 1,
-      ArrowLeft: place === 0 ? last : place - 1,
+      ArrowRight: index === last ? 0 : index + 1,
+      ArrowLeft: index === 0 ? last : index - 1,
       Home: 0,
       End: last,
     };

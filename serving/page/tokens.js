@@ -1,32 +1,32 @@
-// The token of this tab: requested when the server rejects a request, kept until the tab is closed.
+// The token of this tab. The user is prompted for it when the server rejects a request; it is stored
+// until the tab is closed.
 import { byId } from "./elements.js";
 
 const KEY = "kway-token";
 
 export class Tokens {
-  #asking = null;
+  #prompt = null;
 
   get current() {
     return sessionStorage.getItem(KEY);
   }
 
-  // Resolves to a token other than `refused`, once there is one. All callers wait for the same
-  // dialog.
-  other(refused) {
-    if (this.current !== refused) return Promise.resolve(this.current);
-    this.#asking ??= this.#ask(refused !== null).finally(() => (this.#asking = null));
-    return this.#asking;
+  // Resolves to a new token after the server rejected one. Concurrent callers share one dialog.
+  replace(rejected) {
+    if (this.current !== rejected) return Promise.resolve(this.current);
+    this.#prompt ??= this.#openDialog(rejected !== null).finally(() => (this.#prompt = null));
+    return this.#prompt;
   }
 
-  #ask(wasWrong) {
+  #openDialog(wasRejected) {
     const [dialog, form, input] = ["token-dialog", "token-form", "token-input"].map(byId);
-    byId("token-reason").textContent = wasWrong
-      ? "The server does not know the last one, or no longer."
-      : "Its owner has made one for you.";
+    byId("token-reason").textContent = wasRejected
+      ? "The server rejected the last token. Enter a valid one."
+      : "Ask the server’s administrator for one.";
     input.value = "";
     dialog.showModal();
     return new Promise((resolve) => {
-      dialog.oncancel = (event) => event.preventDefault(); // without a token there is nothing to show
+      dialog.oncancel = (event) => event.preventDefault(); // the page is empty without a token
       form.onsubmit = (event) => {
         event.preventDefault();
         const token = input.value.trim();

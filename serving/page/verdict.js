@@ -1,6 +1,6 @@
-// One verdict on the page: yes or no as a word, a sign and a color, and the score on a line.
+// One verdict: yes or no as a word, a symbol and a color, and the score on a line.
 import { element, nameOf } from "./elements.js";
-import { apart, count, percent } from "./numbers.js";
+import { count, formatPair, percent } from "./numbers.js";
 
 const BADGES = { yes: ["✓", "Yes"], no: ["✕", "No"], open: ["–", "No verdict"] };
 
@@ -10,52 +10,52 @@ export function kindOf({ match }) {
 }
 
 export function badge(kind) {
-  const [sign, word] = BADGES[kind];
-  return element("span", { class: `badge ${kind}` }, element("span", { "aria-hidden": "true" }, sign), ` ${word}`);
+  const [symbol, word] = BADGES[kind];
+  return element("span", { class: `badge ${kind}` }, element("span", { "aria-hidden": "true" }, symbol), ` ${word}`);
 }
 
 // The score, with enough digits to distinguish it from the threshold; its `value` is exact.
 export function scoreOf({ score, threshold }) {
-  const shown = threshold === null ? score.toFixed(2) : apart(score, threshold)[0];
+  const shown = threshold === null ? score.toFixed(2) : formatPair(score, threshold)[0];
   return element("data", { class: "score", value: score, title: `score ${score}` }, shown);
 }
 
-// The score as a dot and the threshold as a vertical bar. Both are also given as text.
+// The score as a dot and the threshold as a vertical bar. Both are also shown as text.
 export function line(verdict) {
   const { score, threshold } = verdict;
-  const made = element("span", { class: `line ${kindOf(verdict)}`, "aria-hidden": "true" });
-  // Set with the style object: the content security policy forbids inline style attributes.
-  made.style.setProperty("--score", score);
+  const created = element("span", { class: `line ${kindOf(verdict)}`, "aria-hidden": "true" });
+  // Set through the style object: the content security policy forbids inline style attributes.
+  created.style.setProperty("--score", score);
   if (threshold !== null) {
-    made.style.setProperty("--threshold", threshold);
-    made.append(element("span", { class: "above" }));
+    created.style.setProperty("--threshold", threshold);
+    created.append(element("span", { class: "above" }));
   }
-  made.append(element("span", { class: "dot" }));
-  // Append it last, so that a dot close to it does not cover it.
-  if (threshold !== null) made.append(element("span", { class: "threshold" }));
-  return made;
+  created.append(element("span", { class: "dot" }));
+  // Appended last, so that a nearby dot does not cover it.
+  if (threshold !== null) created.append(element("span", { class: "threshold" }));
+  return created;
 }
 
 // The threshold and its origin, with enough digits to distinguish it from the score.
-export function source({ threshold, threshold_source: from }, score) {
-  if (threshold === null) return "validation gave this class no threshold: decide by a score";
-  const origins = { class: "the class’s own", pooled: "pooled over all classes", request: "your own" };
-  return `threshold ${apart(score, threshold)[1]}, ${origins[from]}`;
+export function thresholdText({ threshold, threshold_source: from }, score) {
+  if (threshold === null) return "no threshold from validation: use a custom score";
+  const origins = { class: "specific to this class", pooled: "pooled over all classes", request: "custom" };
+  return `threshold ${formatPair(score, threshold)[1]}, ${origins[from]}`;
 }
 
-// Sentences about the validation samples that set the threshold of a recall and how many reach it;
-// empty for any other threshold.
-export function shownInValidation(decided) {
+// How many validation samples set the threshold for a recall and how many reached it. Empty for a
+// custom threshold.
+export function validationText(decided) {
   const { threshold, threshold_source: from, class_samples: samples, class_reached: reached } = decided;
   if (threshold === null || from === "request") return "";
-  if (reached === null) return "Expected precision unknown: the bundle was exported by an older kway.";
+  if (reached === null) return "Expected precision unknown: the bundle was exported by an older version of kway.";
   const isOwn = from === "class";
   const set = `Set on ${count(decided.threshold_samples, "validation sample")} of ${isOwn ? "this class" : "all classes"}`;
-  const whose = isOwn ? "of these" : `of this class’s ${samples}`;
-  const own = samples ? `${reached} ${whose} reached it` : "none was of this class";
-  const others = `${count(decided.all_reached - reached, "sample")} of other classes did`;
-  const mean = isOwn ? "" : ", the mean over all classes";
-  return `${set}: ${own}; ${others}. Expected precision ${precisionOf([decided])}${mean}.`;
+  const own = isOwn ? `${reached} of them` : `${reached} of the ${samples} of this class`;
+  const others = `${count(decided.all_reached - reached, "sample")} of other classes`;
+  const counts = samples ? `; ${own} and ${others} reached it` : `, none of this class; ${others} reached it`;
+  const mean = isOwn ? "" : " (averaged over all classes)";
+  return `${set}${counts}. Expected precision ${precisionOf([decided])}${mean}.`;
 }
 
 // The expected precision, or its range over several classes.
@@ -66,7 +66,7 @@ export function precisionOf(classes) {
   return shown[0] === shown[1] ? shown[0] : `${shown[0]} to ${shown[1]}`;
 }
 
-// `decides`: whether the query asks for a yes or no.
+// `decides`: whether the query has a threshold.
 export function verdictRow(verdict, decides) {
   return element(
     "li",
@@ -81,6 +81,6 @@ export function verdictRow(verdict, decides) {
 
 function explanation({ decided, score }) {
   const { threshold, threshold_source: from } = decided;
-  if (threshold === null || from === "request") return source(decided, score);
-  return `${source(decided, score)} · expected precision ${precisionOf([decided])}`;
+  if (threshold === null || from === "request") return thresholdText(decided, score);
+  return `${thresholdText(decided, score)} · expected precision ${precisionOf([decided])}`;
 }

@@ -1,5 +1,5 @@
-// The "Live watch" tab: standing queries, frames, and hits.
-import { isAway, Refused } from "./api.js";
+// The "Live watch" tab: the watches, the frames that this page sends, and the hits.
+import { isOutcomeUnknown, RejectedError } from "./api.js";
 import { Camera } from "./camera.js";
 import { byId, element, nameOf } from "./elements.js";
 import { Feed } from "./feed.js";
@@ -12,11 +12,11 @@ import { precisionOf } from "./verdict.js";
 const HOUR = 3600;
 const FEED_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 
-export class WatchRoom {
+export class WatchPanel {
   #api;
   #reads;
-  #mostBytes;
-  #question = { classes: [], fields: {}, isComplete: true };
+  #maxBytes;
+  #query = { classes: [], fields: {}, isComplete: true };
   #listeners = new Map();
   #camera = null;
   #feed = null;
@@ -25,59 +25,59 @@ export class WatchRoom {
   #list = element("ul", { class: "watches", "aria-label": "Your watches" });
   #status = element("p", { class: "quiet", role: "status" });
   #feedStatus = element("p", { class: "quiet small", role: "status" });
-  #make = element("button", { type: "button", class: "button", onclick: () => this.#create() }, "Watch for these classes");
+  #createButton = element("button", { type: "button", class: "button", onclick: () => this.#create() }, "Watch for these classes");
   #feedName = element("input", { id: "feed-name", type: "text", value: "browser", autocomplete: "off", spellcheck: "false" });
-  #video = element("video", { muted: true, playsinline: true, hidden: true, "aria-label": "What the camera sees" });
+  #video = element("video", { muted: true, playsinline: true, hidden: true, "aria-label": "Camera preview" });
   #cameraButton = element("button", { type: "button", class: "button", onclick: () => this.#toggleCamera() }, "Use the camera");
 
   // Null if the server has no watches.
   static async open(api, model) {
     try {
-      const { watches } = await api.ask("GET", "v1/watches");
-      return new WatchRoom(api, model, watches);
+      const { watches } = await api.requestJson("GET", "v1/watches");
+      return new WatchPanel(api, model, watches);
     } catch (error) {
-      if (!(error instanceof Refused)) throw error;
+      if (!(error instanceof RejectedError)) throw error;
       if (error.status !== 409) return null;
-      const room = new WatchRoom(api, model, []); // one of the watches was created for another model
-      room.#status.textContent = error.message;
-      return room;
+      const panel = new WatchPanel(api, model, []); // one of the watches was created for another model
+      panel.#status.textContent = error.message;
+      return panel;
     }
   }
 
   constructor(api, model, watches) {
-    [this.#api, this.#reads, this.#mostBytes] = [api, model.reads, model.limits.max_frame_bytes];
-    byId("room-watch").append(
+    [this.#api, this.#reads, this.#maxBytes] = [api, model.reads, model.limits.max_frame_bytes];
+    byId("panel-watch").append(
       element("section", { class: "step" }, element("h2", {}, "Watches"), this.#status,
-        element("p", { class: "bar" }, this.#make), this.#list),
-      element("section", { class: "step" }, element("h2", {}, "Frames from this page"), ...this.#feeding()),
+        element("p", { class: "bar" }, this.#createButton), this.#list),
+      element("section", { class: "step" }, element("h2", {}, "Frames from this page"), ...this.#feedControls()),
       element("section", { class: "step" }, element("h2", {}, "Hits"),
-        element("p", { class: "quiet small", id: "no-hits" }, "None yet. Hits of the watches above appear here, whoever sends the frames."),
+        element("p", { class: "quiet small", id: "no-hits" }, "No hits yet. Hits appear here regardless of who sends the frames."),
         this.#hits.element),
     );
     watches.forEach((one) => this.#add(one));
     this.#explain();
   }
 
-  setQuestion(question) {
-    this.#question = question;
+  setQuery(query) {
+    this.#query = query;
     this.#explain();
   }
 
-  take(found) {
+  addFiles(files) {
     if (this.#reads !== "images") return;
-    for (const one of found) this.#send(one);
+    for (const one of files) this.#send(one);
   }
 
-  takeText(text) {
+  addText(text) {
     if (this.#reads !== "texts") return;
     for (const line of text.split(/\r\n|\r|\n/)) if (line.trim()) this.#send({ name: "", content: line });
   }
 
-  #feeding() {
-    const name = element("p", { class: "bar" }, element("label", { for: "feed-name" }, "Name of the feed"), this.#feedName);
+  #feedControls() {
+    const name = element("p", { class: "bar" }, element("label", { for: "feed-name" }, "Feed name"), this.#feedName);
     this.#feedName.addEventListener("change", () => this.#closeFeed());
     if (this.#reads === "images") {
-      const files = chooser("choose files", (found) => this.take(found));
+      const files = chooser("choose files", (chosen) => this.addFiles(chosen));
       const drop = element("p", { class: "drop" }, element("strong", {}, "Drop images here"), ", paste them, or ", files);
       return [name, drop, element("p", { class: "bar" }, this.#cameraButton, this.#feedStatus), this.#video];
     }
@@ -86,7 +86,7 @@ export class WatchRoom {
       class: "bar",
       onsubmit: (event) => {
         event.preventDefault();
-        this.takeText(input.value);
+        this.addText(input.value);
         input.value = "";
       },
     }, element("label", { for: "feed-text" }, "Text"), input, element("button", { class: "button" }, "Send"));
@@ -94,35 +94,35 @@ export class WatchRoom {
   }
 
   #explain() {
-    const { classes, fields, isComplete } = this.#question;
+    const { classes, fields, isComplete } = this.#query;
     const decides = isComplete && Object.keys(fields).length > 0;
-    this.#make.disabled = !classes.length || !decides;
+    this.#createButton.disabled = !classes.length || !decides;
     this.#status.textContent = !classes.length
-      ? "Choose a class above, then watch for it: every frame of any feed is asked."
-      : decides ? "A watch lives for an hour; renew it to keep it." : "A watch has to decide: choose a recall or a score above.";
+      ? "Choose a class above, then create a watch. It checks every frame of every feed."
+      : decides ? "A watch expires after one hour unless you renew it." : "A watch needs a threshold: choose a recall or a custom score above.";
   }
 
   async #create() {
-    const { classes, fields } = this.#question;
+    const { classes, fields } = this.#query;
     const body = { classes: classes.map(({ id }) => id), ...fields, ttl_seconds: HOUR };
-    await this.#tried(async () => {
+    await this.#withErrorStatus(async () => {
       try {
-        this.#listen(this.#add(await this.#api.ask("POST", "v1/watches", { body, once: true })));
+        this.#listen(this.#add(await this.#api.requestJson("POST", "v1/watches", { body, once: true })));
       } catch (error) {
-        if (error instanceof Refused && isAway(error)) await this.#readAgain();
+        if (error instanceof RejectedError && isOutcomeUnknown(error)) await this.#reload();
         throw error;
       }
     });
   }
 
-  // If there was no response, a watch may have been created nevertheless. The list then contains
-  // it.
-  async #readAgain() {
-    const { watches } = await this.#api.ask("GET", "v1/watches");
+  // Add the watches that are not in the list yet. Without a response, the watch may still have been
+  // created.
+  async #reload() {
+    const { watches } = await this.#api.requestJson("GET", "v1/watches");
     for (const one of watches) if (!this.#list.querySelector(`[data-watch="${CSS.escape(one.id)}"]`)) this.#add(one);
   }
 
-  async #tried(work) {
+  async #withErrorStatus(work) {
     try {
       await work();
     } catch (error) {
@@ -131,101 +131,101 @@ export class WatchRoom {
   }
 
   #add(watch) {
-    const names = watch.classes.flatMap((one, place) => [place ? ", " : "", nameOf(one.class)]);
-    const decided = watch.recall === null
-      ? `a score of ${watch.threshold}`
+    const names = watch.classes.flatMap((one, index) => [index ? ", " : "", nameOf(one.class)]);
+    const decision = watch.recall === null
+      ? `threshold ${watch.threshold}`
       : `recall ${percent(watch.recall)} · expected precision ${precisionOf(watch.classes)}`;
     const state = element("span", { class: "quiet small", role: "status" });
-    const until = element("span", {}, untilWords(watch));
+    const expires = element("span", {}, expiryText(watch));
     const listen = element("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => this.#toggle(row) }, "Listen");
     const renew = element("button", { type: "button", class: "plain", onclick: () => this.#renew(row) }, "Renew");
     const remove = element("button", { type: "button", class: "plain", onclick: () => this.#remove(row) }, "Delete");
     const line = element("li", { class: "watch", "data-watch": watch.id },
       element("div", { class: "about" },
         element("strong", {}, ...names),
-        element("span", { class: "quiet small" }, `by ${decided} · ${watch.feeds.length ? `feeds ${watch.feeds.join(", ")}` : "all feeds"} · `, until), state),
+        element("span", { class: "quiet small" }, `${decision} · ${watch.feeds.length ? `feeds ${watch.feeds.join(", ")}` : "all feeds"} · `, expires), state),
       element("div", { class: "bar" }, listen, renew, remove));
-    const row = { watch, line, state, listen, until };
+    const row = { watch, line, state, listen, expires };
     this.#list.append(line);
     return row;
   }
 
   #toggle(row) {
-    if (this.#listeners.has(row.watch.id)) this.#deafen(row, "");
+    if (this.#listeners.has(row.watch.id)) this.#stopListening(row, "");
     else this.#listen(row);
   }
 
   #listen(row) {
     const listener = new Listener(this.#api.tokens, row.watch.id, {
-      hit: (said) => this.#feed?.isOwn(said) || this.#hit(said),
-      dropped: (number) => (row.state.textContent = `listening; ${count(number, "hit")} came too fast to keep`),
-      state: (words, isOver) => (isOver ? this.#deafen(row, words) : (row.state.textContent = words)),
+      hit: (hit) => this.#feed?.isOwn(hit) || this.#addHit(hit),
+      dropped: (number) => (row.state.textContent = `listening; ${count(number, "hit")} dropped because this page was too slow`),
+      state: (text, isOver) => (isOver ? this.#stopListening(row, text) : (row.state.textContent = text)),
     });
     this.#listeners.set(row.watch.id, listener);
     row.listen.textContent = "Stop listening";
     row.listen.setAttribute("aria-pressed", "true");
   }
 
-  #deafen(row, words) {
+  #stopListening(row, text) {
     this.#listeners.get(row.watch.id)?.stop();
     this.#listeners.delete(row.watch.id);
-    row.state.textContent = words;
+    row.state.textContent = text;
     row.listen.textContent = "Listen";
     row.listen.setAttribute("aria-pressed", "false");
   }
 
   #renew(row) {
-    return this.#tried(async () => {
-      row.watch = await this.#api.ask("PATCH", `v1/watches/${row.watch.id}`, { body: {} });
-      row.until.textContent = untilWords(row.watch);
+    return this.#withErrorStatus(async () => {
+      row.watch = await this.#api.requestJson("PATCH", `v1/watches/${row.watch.id}`, { body: {} });
+      row.expires.textContent = expiryText(row.watch);
     });
   }
 
   #remove(row) {
-    return this.#tried(async () => {
+    return this.#withErrorStatus(async () => {
       try {
-        await this.#api.fetch("DELETE", `v1/watches/${row.watch.id}`);
+        await this.#api.request("DELETE", `v1/watches/${row.watch.id}`);
       } catch (error) {
         if (error.status !== 404) throw error; // 404: it has already expired
       }
-      this.#deafen(row, "");
+      this.#stopListening(row, "");
       row.line.remove();
-      this.#make.focus();
+      this.#createButton.focus();
     });
   }
 
-  #send(found) {
+  #send(input) {
     const name = this.#feedName.value.trim();
     if (!FEED_NAME.test(name)) {
-      this.#feedStatus.textContent = "Name the feed by letters, digits and . _ -, at most 64.";
+      this.#feedStatus.textContent = "A feed name has at most 64 letters, digits, dots, hyphens and underscores, and begins with a letter or digit.";
       this.#feedName.focus();
       return;
     }
-    this.#feed ??= new Feed(this.#api.tokens, name, this.#mostBytes, {
-      hit: (said, frame) => this.#hit(said, frame),
-      refused: (frame, message) => this.#countFrame(`${frame.name || "a frame"}: ${message}`),
-      answered: () => this.#countFrame(""),
-      ended: (message) => this.#fail(message),
+    this.#feed ??= new Feed(this.#api.tokens, name, this.#maxBytes, {
+      hit: (hit, frame) => this.#addHit(hit, frame),
+      rejected: (frame, message) => this.#countFrame(`${frame.name || "frame"}: ${message}`),
+      processed: () => this.#countFrame(""),
+      closed: (message) => this.#fail(message),
     });
-    this.#feed.send(found);
+    this.#feed.send(input);
   }
 
-  #hit(said, frame) {
+  #addHit(hit, frame) {
     this.#counts.hits += 1;
     byId("no-hits").hidden = true;
-    this.#hits.add(said, frame);
+    this.#hits.add(hit, frame);
   }
 
-  #countFrame(trouble) {
+  #countFrame(error) {
     this.#counts.frames += 1;
     const { frames, hits } = this.#counts;
-    const told = trouble ? ` · ${trouble}` : "";
-    this.#feedStatus.textContent = `${count(frames, "frame")} answered, ${count(hits, "hit")}${told}`;
+    const suffix = error ? ` · ${error}` : "";
+    this.#feedStatus.textContent = `${count(frames, "frame")} processed, ${count(hits, "hit")}${suffix}`;
   }
 
   #fail(message) {
     this.#stopCamera();
-    this.#feedStatus.textContent = `The feed has ended: ${message}`;
+    this.#feedStatus.textContent = `The feed was closed: ${message}`;
   }
 
   async #toggleCamera() {
@@ -238,7 +238,7 @@ export class WatchRoom {
     this.#cameraButton.textContent = "Stop the camera";
     this.#video.hidden = false;
     try {
-      const isReady = () => (this.#feed?.numOpen ?? 0) === 0;
+      const isReady = () => (this.#feed?.numPending ?? 0) === 0;
       await camera.start(this.#video, isReady, (blob) => this.#send({ name: "", content: blob }));
     } catch (error) {
       this.#stopCamera();
@@ -259,8 +259,8 @@ export class WatchRoom {
   }
 }
 
-function untilWords({ expires_at: at }) {
-  const end = new Date(at);
-  const isToday = end.toDateString() === new Date().toDateString();
-  return `until ${isToday ? end.toLocaleTimeString() : end.toLocaleString()}`;
+function expiryText({ expires_at: time }) {
+  const expiry = new Date(time);
+  const isToday = expiry.toDateString() === new Date().toDateString();
+  return `expires ${isToday ? expiry.toLocaleTimeString() : expiry.toLocaleString()}`;
 }

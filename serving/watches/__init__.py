@@ -1,1 +1,1 @@
-"""Watches: standing queries that are evaluated on every frame of the feeds they select."""
+"""Watches: stored queries that are evaluated on every frame of the feeds that they select."""

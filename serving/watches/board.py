@@ -1,7 +1,6 @@
-"""All watches and their listeners in one event loop: ownership, expiry, and changes by version.
-`Board` implements `Watches` for a single process.
+"""`Board` stores all watches and their listeners and implements `Watches` in a single event loop.
 
-The Ray actor (`serving/deploy/watch_actor.py`) is a `Board` in its own process.
+The Ray actor (`serving/deploy/watch_actor.py`) runs a `Board` in its own process.
 """
 
 import asyncio
@@ -22,15 +21,15 @@ from serving.watches.watch import (
     WatchState,
 )
 
-# Replicas that have missed more removals than this get the complete list.
+# A replica that has missed more removals gets the complete list.
 _REMEMBERED_REMOVALS = 1000
 
 
 class Registry:
-    """Watches within the limits of `config`. `storage` maps ids to JSON and survives restarts.
+    """The watches, within the limits of `config`. `storage` maps ids to JSON and survives restarts.
 
-    Every change increments `version`, so that a replica can ask for the changes since the version
-    that it has. `epoch` differs for each registry: after a restart, versions start from 0 again.
+    Every change increments `version`, so a replica can request the changes since the version that
+    it has. Versions restart from 0 with the process; `epoch` identifies the process.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Registry:
         """Create a watch. Raises WatchLimitError if there are too many."""
         self._check_limits(client)
         now = self._clock()
-        # `model_dump` and not `dict(terms)`, so that `terms` cannot set the Watch's own fields.
+        # Dump only the fields of Terms, so that `terms` cannot set the other fields of Watch.
         watch = Watch(
             **terms.model_dump(include=set(Terms.model_fields)),
             id=secrets.token_hex(8),
@@ -66,74 +65,75 @@ class Registry:
         return watch
 
     def owned(self, client: str) -> list[Watch]:
-        """The client's watches, oldest first."""
+        """Return the client's watches, oldest first."""
         mine = [watch for watch in self._watches.values() if watch.client == client]
         return sorted(mine, key=lambda watch: watch.created_at)
 
     def get(self, client: str, watch_id: str) -> Watch:
-        """Raises UnknownWatchError, also for another client's watch."""
+        """Return a watch. Raises UnknownWatchError, also for a watch of another client."""
         watch = self._watches.get(watch_id)
         if watch is None or watch.client != client or watch.expires_at <= self._clock():
             raise UnknownWatchError(
-                f"you have no watch {watch_id[:40]!r}: it was deleted, has expired, or never was"
+                f"watch {watch_id[:40]!r} does not exist: it may have expired or been deleted"
             )
         return watch
 
     def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
         """Replace `fields` of a watch's terms and restart its time to live."""
         unknown = set(fields) - set(Terms.model_fields)
-        assert not unknown, f"{unknown} are no terms of a watch"
+        assert not unknown, f"{unknown} are not fields of Terms"
         watch = self.get(client, watch_id).model_copy(update=dict(fields))
         watch = watch.model_copy(update={"expires_at": self._clock() + watch.ttl_seconds})
         self._put(watch)
         return watch
 
     def remove(self, client: str, watch_id: str) -> None:
-        """Raises UnknownWatchError, also for another client's watch."""
+        """Delete a watch. Raises UnknownWatchError, also for a watch of another client."""
         self._drop(self.get(client, watch_id).id)
 
     def sweep(self) -> list[str]:
         """Remove expired watches and return their ids."""
         now = self._clock()
-        over = [watch.id for watch in self._watches.values() if watch.expires_at <= now]
-        for watch_id in over:
+        expired = [watch.id for watch in self._watches.values() if watch.expires_at <= now]
+        for watch_id in expired:
             self._drop(watch_id)
-        return over
+        return expired
 
     def set_listened(self, watch_id: str, is_listened: bool) -> None:
-        """Record whether a watch has listeners. Does nothing for a watch that no longer exists."""
+        """Record whether a watch has listeners. Does nothing if the watch no longer exists."""
         if watch_id in self._watches and (watch_id in self._listened) != is_listened:
             (self._listened.add if is_listened else self._listened.discard)(watch_id)
-            self._note(watch_id)
+            self._record_change(watch_id)
 
     def changes_since(self, epoch: str, version: int) -> Changes:
-        """The changes since `version`; the complete list if the epoch differs or the version is too
-        old."""
-        is_whole = epoch != self.epoch or version < self._removals_known_since
-        news = [
+        """Return the changes since `version`, or the complete list if the epoch differs or the
+        version is too old."""
+        is_complete = epoch != self.epoch or version < self._removals_known_since
+        states = [
             WatchState(watch, watch.id in self._listened)
             for watch in self._watches.values()
-            if is_whole or self._changed_at[watch.id] > version
+            if is_complete or self._changed_at[watch.id] > version
         ]
-        gone = [watch_id for at, watch_id in self._removals if at > version and not is_whole]
+        removed = [watch_id for at, watch_id in self._removals if at > version and not is_complete]
         now = self._clock()
-        return Changes(self.epoch, self.version, now, is_whole, tuple(news), tuple(gone))
+        return Changes(self.epoch, self.version, now, is_complete, tuple(states), tuple(removed))
 
     def _check_limits(self, client: str) -> None:
-        own, most = len(self.owned(client)), self.config.max_watches_per_client
-        if own >= most:
-            raise WatchLimitError(f"you have {own} watches, at most {most}: delete one first")
-        if len(self._watches) >= self.config.max_watches:
+        limit = self.config.max_watches_per_client
+        if len(self.owned(client)) >= limit:
+            raise WatchLimitError(f"your limit of {limit} watches is reached. Delete one first")
+        limit = self.config.max_watches
+        if len(self._watches) >= limit:
             raise WatchLimitError(
-                f"this server holds {len(self._watches)} watches and no more: try again later"
+                f"the server's limit of {limit} watches is reached. Try again later"
             )
 
     def _put(self, watch: Watch) -> None:
         self._storage[watch.id] = watch.model_dump_json().encode()
         self._watches[watch.id] = watch
-        self._note(watch.id)
+        self._record_change(watch.id)
 
-    def _note(self, watch_id: str) -> None:
+    def _record_change(self, watch_id: str) -> None:
         self.version += 1
         self._changed_at[watch_id] = self.version
 
@@ -147,8 +147,8 @@ class Registry:
 
 
 class SteadyClock:
-    """Seconds since 1970, without jumps: setting the system's clock neither extends nor shortens
-    the life of watches and listeners."""
+    """Returns seconds since 1970 from a monotonic clock. Watches and listeners expire correctly
+    even if the system clock is changed."""
 
     def __init__(self) -> None:
         self._start = time.time() - time.monotonic()
@@ -158,7 +158,7 @@ class SteadyClock:
 
 
 class Board:
-    """The registry and the listeners, with long polls that wait for changes of them."""
+    """The registry and the listeners, with long polls that wait for changes."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Board:
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
-        """Replace the limits, which may differ in a newer version of the application."""
+        """Replace the limits. A new version of the application may have different ones."""
         self._registry.config = config
 
     async def create(self, client: str, terms: Terms) -> Watch:
@@ -204,7 +204,7 @@ class Board:
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
         self._sweep()
         if (epoch, version) == (self._registry.epoch, self._registry.version):
-            await _set_within(self._change, wait_seconds)
+            await _wait_for(self._change, wait_seconds)
             self._sweep()
         return self._registry.changes_since(epoch, version)
 
@@ -220,28 +220,28 @@ class Board:
         self._sweep()
         self._registry.get(client, watch_id)
         config = self._registry.config
-        listener = self._listeners.join(
+        listener = self._listeners.add(
             client,
             watch_id,
-            most=config.max_watch_listeners,
-            most_each=config.max_listeners_per_client,
-            most_hits=config.max_listener_hits,
+            max_per_watch=config.max_watch_listeners,
+            max_per_client=config.max_listeners_per_client,
+            max_hits=config.max_listener_hits,
         )
         self._announce()
         return listener
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
-        found = self._listeners.get(listener)
-        await _set_within(found.news, wait_seconds)
+        state = self._listeners.get(listener)
+        await _wait_for(state.ready, wait_seconds)
         self._sweep()
-        return found.take()
+        return state.take()
 
     async def leave(self, listener: str) -> None:
-        self._listeners.leave(listener)
+        self._listeners.remove(listener)
         self._announce()
 
     def _sweep(self) -> None:
-        """Remove what has expired: watches, and listeners whose replica has died."""
+        """Remove expired watches, and listeners whose replica has died."""
         for watch_id in self._registry.sweep():
             self._end(watch_id, "expired")
         self._listeners.sweep()
@@ -252,10 +252,10 @@ class Board:
             listener.end(reason)
 
     def _announce(self) -> None:
-        """Update which watches have listeners and, if anything changed, wake the waiting polls.
+        """Update which watches have listeners. If anything has changed, wake the waiting polls.
 
-        The event is set and replaced: polls that already wait hold the old one, and later polls
-        wait for the next change.
+        The event is set and replaced: waiting polls have a reference to the old event, and later
+        polls wait for the next change.
         """
         listened = self._listeners.listened()
         for watch_id in self._listened ^ listened:
@@ -267,7 +267,7 @@ class Board:
             self._change = asyncio.Event()
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

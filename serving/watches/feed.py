@@ -1,6 +1,7 @@
-"""A feed in a replica: frames in, events out, and one forward pass per frame.
+"""Evaluate the frames of a feed in a replica.
 
-The forward pass is shared by any number of watches. A frame that no watch selects needs none.
+Each frame needs one forward pass, regardless of the number of watches, or none if no watch selects
+the feed.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ from serving.watches.watch import Watches, WatchState
 
 @dataclass(frozen=True)
 class Frame:
-    """`id`: the client's id or, without one, the frame's position in the feed. `content`: the input
-    of the model, or the error."""
+    """A frame. `id`: the client's id or, without one, the position in the feed. `content`: the
+    input of the model, or the error."""
 
     id: str | int
     content: bytes | str | ApiError
@@ -38,24 +39,25 @@ class Frame:
 
 
 # `Service.features` prefixes its errors with this name and an index, which is always 0 here.
-_PLACE = "frame"
+_FIELD = "frame"
 
 
 class WatchCounts(Protocol):
     """Metrics of frames and hits."""
 
     def count_frame(self, outcome: str) -> None:
-        """`ok`, `unwatched` if no watch selects the frame, `dropped`, or the error's code."""
+        """Count a frame. `outcome`: `ok`, `unwatched` (no watch selects it), `dropped`, or an error
+        code."""
         ...
 
     def count_hits(self, count: int) -> None: ...
 
     def count_lost_hits(self, count: int) -> None:
-        """Hits that could not be delivered to listeners."""
+        """Count hits that could not be delivered to listeners."""
         ...
 
     def set_watches(self, count: int) -> None:
-        """The number of watches that this replica knows."""
+        """Set the number of watches that this replica knows."""
         ...
 
 
@@ -65,13 +67,13 @@ class Feeds:
     def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
         self.service, self.counts = service, counts
         self.live = LiveWatches(watches)
-        self.outbox = HitPublisher(
-            watches, most=service.config.max_listener_hits, on_lost=counts.count_lost_hits
+        self.publisher = HitPublisher(
+            watches, max_hits=service.config.max_listener_hits, on_lost=counts.count_lost_hits
         )
 
 
 @dataclass
-class _Answered:
+class _FrameResult:
     """The result for one frame; `error` if it was rejected."""
 
     frame: Frame
@@ -101,31 +103,32 @@ class Feed:
         self._planning = asyncio.Lock()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
-        """Answer all frames or, if `latest`, always the newest one. Finally write the counts."""
+        """Process all frames or, if `latest`, skip frames when newer ones are available. Finally
+        write the counts."""
         if latest:
-            await pump_latest(frames, self._answer, self._write, on_dropped=self._drop)
+            await pump_latest(frames, self._process, self._write, on_dropped=self._drop)
         else:
-            most = self._limits.max_frames_in_flight
-            await pump_all(frames, self._answer, self._write, limit=most)
+            limit = self._limits.max_frames_in_flight
+            await pump_all(frames, self._process, self._write, limit=limit)
         await self._write_line(FeedDone(done=self._counts))
 
-    async def _answer(self, frame: Frame) -> _Answered:
+    async def _process(self, frame: Frame) -> _FrameResult:
         try:
             if isinstance(frame.content, ApiError):
                 raise frame.content
             plan = await self._current_plan()
             if plan is None:
                 self._feeds.counts.count_frame("unwatched")
-                return _Answered(frame)
+                return _FrameResult(frame)
             hits = await self._hits(frame, frame.content, plan)
         except ApiError as error:
             self._feeds.counts.count_frame(error.code)
-            return _Answered(frame, error=error)
+            return _FrameResult(frame, error=error)
         self._feeds.counts.count_frame("ok")
-        return _Answered(frame, hits)
+        return _FrameResult(frame, hits)
 
     async def _current_plan(self) -> MatchPlan | None:
-        """The plan for the current watches; None if no watch selects this feed."""
+        """Return the plan for the current watches; None if no watch selects this feed."""
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:
@@ -142,14 +145,14 @@ class Feed:
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
         """Publish all hits to listeners and return those of the sender's own watches."""
         service = self._service
-        features = await service.when_queue_has_room(lambda: service.features([content], _PLACE))
+        features = await service.when_queue_has_room(lambda: service.features([content], _FIELD))
         matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
         self._feeds.counts.count_hits(len(matches))
         own = []
         for match in matches:
             hit = self._hit(frame, match)
             if match.state.is_listened:
-                self._feeds.outbox.put(hit.watch, hit.model_dump_json())
+                self._feeds.publisher.put(hit.watch, hit.model_dump_json())
             if match.state.watch.client == self._client:
                 own.append(hit)
         return own
@@ -168,18 +171,16 @@ class Feed:
             threshold=match.threshold,
         )
 
-    async def _write(self, answered: _Answered) -> None:
+    async def _write(self, result: _FrameResult) -> None:
         self._counts.frames += 1
-        self._counts.hits += len(answered.hits)
-        if answered.error is not None:
+        self._counts.hits += len(result.hits)
+        if result.error is not None:
             self._counts.errors += 1
-            await self._write_line(_frame_error(answered.error, answered.frame.id))
-        for hit in answered.hits:
+            await self._write_line(_frame_error(result.error, result.frame.id))
+        for hit in result.hits:
             await self._write_line(hit)
-        if self._is_acknowledged and answered.error is None:
-            await self._write_line(
-                Acknowledged(answered=answered.frame.id, hits=len(answered.hits))
-            )
+        if self._is_acknowledged and result.error is None:
+            await self._write_line(Acknowledged(answered=result.frame.id, hits=len(result.hits)))
 
     async def _drop(self, count: int) -> None:
         self._counts.frames += count
@@ -190,5 +191,5 @@ class Feed:
 
 
 def _frame_error(error: ApiError, frame: str | int) -> FrameError:
-    message = str(error).removeprefix(f"{_PLACE}[0]: ")
+    message = str(error).removeprefix(f"{_FIELD}[0]: ")
     return FrameError(frame=frame, error=ErrorDetail(code=error.code, message=message))

@@ -1,6 +1,7 @@
-"""The listeners of each watch and their queues of hits, which are bounded and keep the newest.
+"""The listeners of each watch and their queues of hits. Queues are bounded and keep the newest
+hits.
 
-The clock is passed in, so lease times do not depend on the system's clock.
+The clock is a parameter, so leases do not depend on the system clock.
 """
 
 import asyncio
@@ -11,38 +12,38 @@ from collections.abc import Awaitable, Callable
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
 from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
 
-# Replicas take the hits of a listener every few seconds. If they stop, the replica has died.
+# A replica takes the hits of its listeners every few seconds. If it stops, it has died.
 _LEASE_SECONDS = 60.0
 
 
 class Listener:
-    """One listener; `news` is set while something waits for it."""
+    """A listener. `ready` is set while there is something to take."""
 
-    def __init__(self, client: str, watch_id: str, most: int, now: float) -> None:
+    def __init__(self, client: str, watch_id: str, max_hits: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now
-        self.news = asyncio.Event()
-        self._lines: deque[str] = deque(maxlen=most)
+        self.ready = asyncio.Event()
+        self._lines: deque[str] = deque(maxlen=max_hits)
         self._dropped = 0
         self.ended: str | None = None
 
     def put(self, line: str) -> None:
         self._dropped += len(self._lines) == self._lines.maxlen
         self._lines.append(line)
-        self.news.set()
+        self.ready.set()
 
     def drop(self, count: int) -> None:
         self._dropped += count
-        self.news.set()
+        self.ready.set()
 
     def end(self, reason: str) -> None:
         self.ended = reason
-        self.news.set()
+        self.ready.set()
 
     def take(self) -> HitBatch:
         batch = HitBatch(tuple(self._lines), self._dropped, self.ended)
         self._lines.clear()
         self._dropped = 0
-        self.news.clear()
+        self.ready.clear()
         return batch
 
 
@@ -54,33 +55,35 @@ class Listeners:
         self._listeners: dict[str, Listener] = {}
         self._by_watch: dict[str, set[str]] = {}
 
-    def join(self, client: str, watch_id: str, *, most: int, most_each: int, most_hits: int) -> str:
-        """Add a listener to a watch and return its id. A watch may have `most` listeners and a
-        client `most_each`; raises ListenerLimitError beyond that."""
-        if len(self._by_watch.get(watch_id, ())) >= most:
-            message = f"{most} listen to this watch, and no more may: end one of them"
+    def add(
+        self, client: str, watch_id: str, *, max_per_watch: int, max_per_client: int, max_hits: int
+    ) -> str:
+        """Add a listener to a watch and return its id. Raises ListenerLimitError if the watch or
+        the client has too many."""
+        if len(self._by_watch.get(watch_id, ())) >= max_per_watch:
+            message = f"this watch's limit of {max_per_watch} listeners is reached. Close one first"
             raise ListenerLimitError(message)
-        if sum(one.client == client for one in self._listeners.values()) >= most_each:
-            message = f"{most_each} listen to your watches, and no more may: end one of them"
+        if sum(one.client == client for one in self._listeners.values()) >= max_per_client:
+            message = f"your limit of {max_per_client} listeners is reached. Close one first"
             raise ListenerLimitError(message)
         listener = secrets.token_hex(8)
         self._by_watch.setdefault(watch_id, set()).add(listener)
-        self._listeners[listener] = Listener(client, watch_id, most_hits, self._clock())
+        self._listeners[listener] = Listener(client, watch_id, max_hits, self._clock())
         return listener
 
     def get(self, listener: str) -> Listener:
-        """Raises UnknownListenerError. Renews the lease of the listener."""
+        """Return a listener and renew its lease. Raises UnknownListenerError."""
         found = self._listeners.get(listener)
         if found is None:
-            raise UnknownListenerError("hits for it are no longer kept: some may be lost")
+            raise UnknownListenerError("the listener has expired: hits may have been lost")
         found.taken_at = self._clock()
         return found
 
     def of(self, watch_id: str) -> list[Listener]:
-        """The listeners of one watch."""
+        """Return the listeners of a watch."""
         return [self._listeners[one] for one in self._by_watch.get(watch_id, ())]
 
-    def leave(self, listener: str) -> None:
+    def remove(self, listener: str) -> None:
         """Remove a listener, if it exists."""
         found = self._listeners.pop(listener, None)
         if found is None:
@@ -91,18 +94,18 @@ class Listeners:
             del self._by_watch[found.watch_id]
 
     def sweep(self) -> None:
-        """Remove listeners whose hits have not been taken for too long."""
-        before = self._clock() - _LEASE_SECONDS
-        late = [key for key, one in self._listeners.items() if one.taken_at < before]
-        for listener in late:
-            self.leave(listener)
+        """Remove listeners whose lease has expired."""
+        limit = self._clock() - _LEASE_SECONDS
+        expired = [key for key, one in self._listeners.items() if one.taken_at < limit]
+        for listener in expired:
+            self.remove(listener)
 
     def listened(self) -> set[str]:
-        """The ids of watches that have listeners."""
+        """Return the ids of watches that have listeners."""
         return set(self._by_watch)
 
 
-# After this long without a hit, send a heartbeat line. It also detects dead connections.
+# Send a heartbeat line after this time without a hit. It also detects dead connections.
 WAIT_SECONDS = 10.0
 
 

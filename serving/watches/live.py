@@ -1,8 +1,8 @@
-"""A replica's side of the watches: a copy, updated by a long poll while feeds are connected, and a
-queue of hits to publish.
+"""The replica's side of watches: a local copy, updated by long polling while feeds are connected,
+and a queue of hits to publish.
 
-If the watches do not respond, the replica continues with the last copy, in which watches still
-expire.
+If the process that stores the watches does not respond, the replica continues with its copy.
+Watches in the copy still expire.
 """
 
 import asyncio
@@ -20,20 +20,21 @@ _log = logging.getLogger("kway.serving")
 
 
 class LiveWatches:
-    """The copy. Use it from one event loop. `version` changes whenever the copy changes."""
+    """The local copy. Use it from a single event loop. `version` changes whenever the copy
+    changes."""
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
         self._states: dict[str, WatchState] = {}
         self.version: tuple[str, int] = ("", 0)
-        self._ahead = 0.0
+        self._clock_offset = 0.0
         self._followers = 0
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Keep the copy up to date inside the context. It contains every watch created before
-        entering.
+        """Keep the copy up to date inside the context. On entry, it contains all watches created so
+        far.
 
         Raises WatchesDownError if the first update fails.
         """
@@ -50,17 +51,18 @@ class LiveWatches:
                 self._task = None
 
     def of(self, feed: str, client: str) -> list[WatchState]:
-        """The watches that select a feed and whose hits have a recipient: the watches of `client`,
-        who sends the frames, and those with listeners."""
+        """Return the watches that select a feed and whose hits have a recipient: those of `client`,
+        which sends the frames, and those with listeners."""
         return [
             one
             for one in self._states.values()
-            if one.watch.looks_at(feed) and (one.is_listened or one.watch.client == client)
+            if one.watch.selects(feed) and (one.is_listened or one.watch.client == client)
         ]
 
     def now(self) -> float:
-        """The time of the clock by which watches expire, independent of this machine's clock."""
-        return time.monotonic() + self._ahead
+        """Return the time of the clock by which watches expire. It is independent of the clock of
+        this machine."""
+        return time.monotonic() + self._clock_offset
 
     def __len__(self) -> int:
         return len(self._states)
@@ -73,7 +75,9 @@ class LiveWatches:
                 is_down = False
             except WatchesDownError as error:
                 if not is_down:
-                    _log.warning("frames are asked what was last known of the watches: %s", error)
+                    _log.warning(
+                        "failed to update the watches, continuing with the last copy: %s", error
+                    )
                 is_down = True
                 await asyncio.sleep(_RETRY_SECONDS)
 
@@ -82,30 +86,30 @@ class LiveWatches:
         self._apply(await self._watches.changed_since(epoch, version, wait_seconds))
 
     def _apply(self, changes: Changes) -> None:
-        self._ahead = changes.now - time.monotonic()
+        self._clock_offset = changes.now - time.monotonic()
         epoch, version = self.version
         if changes.epoch == epoch and changes.version <= version:
-            return  # another poll was faster
-        if changes.is_whole:
+            return  # another poll has already applied them
+        if changes.is_complete:
             self._states = {}
-        for watch_id in changes.gone:
+        for watch_id in changes.removed:
             self._states.pop(watch_id, None)
         self._states.update((one.watch.id, one) for one in changes.states)
         self.version = (changes.epoch, changes.version)
 
 
 class HitPublisher:
-    """Publishes hits to `watches`. Use it from one event loop."""
+    """Publishes hits to `watches`. Use it from a single event loop."""
 
-    def __init__(self, watches: Watches, *, most: int, on_lost: Callable[[int], None]) -> None:
-        self._watches, self._most, self._on_lost = watches, most, on_lost
+    def __init__(self, watches: Watches, *, max_hits: int, on_lost: Callable[[int], None]) -> None:
+        self._watches, self._max_hits, self._on_lost = watches, max_hits, on_lost
         self._hits: deque[tuple[str, str]] = deque()
         self._lost: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     def put(self, watch_id: str, line: str) -> None:
         """Queue a hit of a watch for publication. If the queue is full, the oldest hit is lost."""
-        if len(self._hits) == self._most:
+        if len(self._hits) == self._max_hits:
             lost, _ = self._hits.popleft()
             self._lost[lost] += 1
             self._on_lost(1)
@@ -122,5 +126,5 @@ class HitPublisher:
                 await self._watches.publish(hits, lost)
             except WatchesDownError:
                 self._on_lost(len(hits))
-                self._lost.update(lost)  # reported to listeners with the next batch
+                self._lost.update(lost)  # listeners learn about them with the next batch
                 self._lost.update(watch_id for watch_id, _ in hits)

@@ -1,4 +1,4 @@
-"""Evaluate all watches of a feed at once: one matrix product with the rows of all their classes."""
+"""Evaluate all watches of a feed with one matrix product over the weights of all their classes."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Match:
-    """A class of a watch that a frame matches."""
+    """A frame matches this class of a watch."""
 
     state: WatchState
     class_id: int
@@ -33,23 +33,23 @@ class Match:
 
 
 class Criteria:
-    """The criteria of each watch, computed once per watch."""
+    """The criteria of watches, computed once per watch."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._known: dict[str, tuple[Terms, list[Criterion]]] = {}
+        self._cache: dict[str, tuple[Terms, list[Criterion]]] = {}
 
     def of(self, watches: Iterable[WatchState]) -> list[tuple[WatchState, Criterion]]:
-        """Every class of every watch. Classes that this model cannot decide, because the watch was
-        created for another model, are logged and omitted."""
-        known, self._known = self._known, {}
+        """Return a pair for each class of each watch. Classes without a threshold in this model are
+        logged and omitted: the watch was created for another model."""
+        previous, self._cache = self._cache, {}
         pairs = []
         for state in watches:
             watch = state.watch
-            terms, criteria = known.get(watch.id, (None, []))
+            terms, criteria = previous.get(watch.id, (None, []))
             if terms is None or _query_of(terms) != _query_of(watch):
                 terms, criteria = watch, self._criteria(watch.id, watch)
-            self._known[watch.id] = (terms, criteria)
+            self._cache[watch.id] = (terms, criteria)
             pairs += [(state, criterion) for criterion in criteria]
         return pairs
 
@@ -61,10 +61,10 @@ class Criteria:
                 query = Query((class_id,), terms.recall, terms.threshold)
                 threshold = threshold_of(self._bundle, class_id, query).threshold
             except ValueError as error:
-                _log.warning("watch %s gets no hits of class %r: %s", watch_id, name, error)
+                _log.warning("watch %s ignores class %r: %s", watch_id, name, error)
                 continue
             if threshold is None:
-                _log.warning("watch %s gets no hits of class %r: no threshold", watch_id, name)
+                _log.warning("watch %s ignores class %r: no threshold", watch_id, name)
                 continue
             criteria.append(Criterion(class_id, threshold))
         return criteria
@@ -77,8 +77,7 @@ def _query_of(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None
 class MatchPlan:
     """The criteria of all watches that select a feed, evaluated with one product.
 
-    `_columns` maps each criterion to the score of its class, because several watches may share a
-    class.
+    Several watches may share a class, so `_columns` maps each criterion to the score of its class.
     """
 
     def __init__(self, bundle: Bundle, pairs: Sequence[tuple[WatchState, Criterion]]) -> None:
@@ -88,17 +87,16 @@ class MatchPlan:
         self._columns = torch.tensor(
             [columns[criterion.class_id] for _, criterion in pairs], dtype=torch.long
         )
-        # Compare in float64, as Python does for the answer to a query, so that both agree at the
-        # threshold.
-        self._criteria = torch.tensor(
+        # Compare in float64, as queries do, so that both agree at the threshold.
+        self._thresholds = torch.tensor(
             [criterion.threshold for _, criterion in pairs], dtype=torch.float64
         )
 
     def matches(self, features: Tensor, now: float) -> list[Match]:
         """Features [1, dim] of a frame -> the matches of watches that have not expired at `now`."""
         scores = self._bundle.scores(features, self.class_ids)[0].double()[self._columns]
-        found = (scores >= self._criteria).nonzero()[:, 0].tolist()
-        pairs, values = [self._pairs[index] for index in found], scores[found].tolist()
+        matched = (scores >= self._thresholds).nonzero()[:, 0].tolist()
+        pairs, values = [self._pairs[index] for index in matched], scores[matched].tolist()
         return [
             Match(state, criterion.class_id, score, criterion.threshold)
             for (state, criterion), score in zip(pairs, values, strict=True)

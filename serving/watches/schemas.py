@@ -1,6 +1,6 @@
-"""The JSON of watches and feeds: request bodies, watches as their owner sees them, and events.
+"""JSON schemas of watches and feeds: request bodies, responses and events.
 
-Shared by server and client. Does not import torch or FastAPI.
+Used by server and client. Does not import torch or FastAPI.
 """
 
 from datetime import datetime
@@ -35,8 +35,8 @@ class WatchHit(BaseModel):
     watch: str
     label: str | None
     feed: str
-    frame: Id = Field(description="the frame's id or, without one, its place in the feed")
-    time: FrameTime | None = Field(description="as the feed gave it")
+    frame: Id = Field(description="the frame's id or, without one, its position in the feed")
+    time: FrameTime | None = Field(description="time of the frame, as sent")
     class_name: str = Field(alias="class")
     class_id: int
     score: float
@@ -44,52 +44,52 @@ class WatchHit(BaseModel):
 
 
 class FrameError(BaseModel):
-    """The error of one frame or, without `frame`, the reason why a stream ends."""
+    """The error of one frame or, without `frame`, the reason why the stream ends."""
 
     frame: Id | None = None
     error: ErrorDetail
 
 
 class Acknowledged(BaseModel):
-    """A frame has been answered. Sent after its hits, to feeds that request it."""
+    """A frame has been processed. Sent after its hits, if the feed requests acknowledgements."""
 
     answered: Id
     hits: int
 
 
 class Dropped(BaseModel):
-    """Frames that were replaced by newer ones, or hits that a listener was too slow for."""
+    """Number of frames that newer ones replaced, or of hits that a slow listener missed."""
 
     dropped: int
 
 
 class FeedCounts(BaseModel):
-    frames: int = Field(description="all that came, the refused and dropped ones included")
-    hits: int = Field(description="of the sender's own watches")
-    errors: int = Field(description="frames that were refused")
-    dropped: int = Field(description="frames that a newer one has replaced")
+    frames: int = Field(description="received frames, including rejected and dropped ones")
+    hits: int = Field(description="hits of the sender's own watches")
+    errors: int = Field(description="rejected frames")
+    dropped: int = Field(description="frames that newer ones replaced")
 
 
 class FeedDone(BaseModel):
-    """The last line: all frames have been answered."""
+    """The last line: all frames have been processed."""
 
     done: FeedCounts
 
 
 class Waiting(BaseModel):
-    """Heartbeat: there was no hit for some seconds, and the connection is alive."""
+    """Heartbeat, sent after some seconds without a hit."""
 
     waiting: Literal[True] = True
 
 
 class Listening(BaseModel):
-    """The first line: from now on hits are kept for this listener."""
+    """The first line: from now on, hits are queued for this listener."""
 
-    listening: str = Field(description="the watch")
+    listening: str = Field(description="id of the watch")
 
 
 class Ended(BaseModel):
-    """The last line: no hit will follow, because the watch has `expired` or was `deleted`."""
+    """The last line: the watch has `expired` or was `deleted`."""
 
     end: str
 
@@ -100,7 +100,7 @@ class WatchInfo(BaseModel):
     classes: list[ClassThreshold]
     recall: float | None
     threshold: float | None
-    feeds: list[str] = Field(description="none: all of them")
+    feeds: list[str] = Field(description="feed names; empty: all feeds")
     ttl_seconds: float
     created_at: datetime
     expires_at: datetime
@@ -123,27 +123,28 @@ class WatchChanges(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    classes: _Classes | None = Field(None, description="class names, or ids")
-    recall: _Recall | None = Field(None, description="decide by this recall's thresholds")
-    threshold: _Threshold | None = Field(None, description="decide by this score")
-    ttl_seconds: _Seconds | None = Field(None, description="how long it lives unless renewed")
-    feeds: _Feeds | None = Field(None, description="the feeds that it looks at; none: all of them")
-    label: _Label | None = Field(None, description="comes back with every hit")
+    classes: _Classes | None = Field(None, description="class names or ids")
+    recall: _Recall | None = Field(None, description="use the thresholds for this recall")
+    threshold: _Threshold | None = Field(None, description="use this score as the threshold")
+    ttl_seconds: _Seconds | None = Field(
+        None, description="time to live in seconds, restarted by every change"
+    )
+    feeds: _Feeds | None = Field(None, description="feed names; empty: all feeds")
+    label: _Label | None = Field(None, description="text that is included in every hit")
 
 
 class WatchBody(WatchChanges):
-    """A query to evaluate on every frame. It requires a recall or a threshold, because watches must
-    decide."""
+    """A query to evaluate on every frame. Requires a recall or a threshold."""
 
-    classes: _Classes = Field(description="class names, or ids")
-    ttl_seconds: _Seconds = Field(description="how long it lives unless renewed")
+    classes: _Classes = Field(description="class names or ids")
+    ttl_seconds: _Seconds = Field(description="time to live in seconds, restarted by every change")
 
     @model_validator(mode="after")
-    def _decides(self) -> Self:
+    def _has_threshold(self) -> Self:
         if self.recall is None and self.threshold is None:
-            raise ValueError("a watch has to decide: give recall or threshold")
+            raise ValueError("a watch needs a threshold: set recall or threshold")
         return self
 
 
 class ListenLine(RootModel[WatchHit | Listening | Waiting | Dropped | FrameError | Ended]):
-    """One line sent to a listener."""
+    """A line that is sent to a listener."""

@@ -1,4 +1,4 @@
-"""A watch, and the interface between replicas and the process that stores the watches.
+"""Watches, and the interface between replicas and the process that stores them.
 
 Does not import torch, Ray or HTTP.
 """
@@ -14,8 +14,7 @@ FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 
 
 class Terms(BaseModel):
-    """What a watch asks for: classes by name, decided by the threshold for a recall or a given
-    one."""
+    """The definition of a watch. Classes are names; the threshold is given or that of a recall."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,13 +34,14 @@ class Watch(Terms):
     created_at: float
     expires_at: float
 
-    def looks_at(self, feed: str) -> bool:
+    def selects(self, feed: str) -> bool:
         return not self.feeds or feed in self.feeds
 
 
 @dataclass(frozen=True)
 class WatchState:
-    """A watch as replicas need it. Hits of a watch without listeners go only to its owner."""
+    """A watch, and whether it has listeners. If not, only its owner receives hits, in its own
+    feeds."""
 
     watch: Watch
     is_listened: bool
@@ -49,26 +49,26 @@ class WatchState:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes since a version. `is_whole`: `states` is the complete list.
+    """The changes since a version, or all watches if `is_complete`.
 
     `epoch` changes when the process that stores the watches restarts. `now` is the time of the
-    clock by which watches expire.
+    clock by which watches expire. `removed` contains watch ids.
     """
 
     epoch: str
     version: int
     now: float
-    is_whole: bool
+    is_complete: bool
     states: tuple[WatchState, ...]
-    gone: tuple[str, ...]
+    removed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class HitBatch:
-    """Hits for a listener, each a line of JSON, preceded by `dropped` hits that it was too slow
-    for.
+    """Hits for a listener, each a line of JSON.
 
-    `ended`: the reason why no hits will follow; None if more may follow.
+    - `dropped`: number of earlier hits that were discarded because the listener was too slow.
+    - `ended`: the reason why no more hits will follow, or None.
     """
 
     lines: tuple[str, ...]
@@ -78,16 +78,15 @@ class HitBatch:
 
 # Each error has a single string argument, so that it can be pickled between processes.
 class WatchError(Exception):
-    """An operation on watches that failed."""
+    """An operation on watches failed."""
 
 
 class UnknownWatchError(WatchError):
-    """This client has no such watch."""
+    """The client does not have this watch."""
 
 
 class UnknownListenerError(WatchError):
-    """The listener's hits are no longer kept: it was inactive for too long, or there was a
-    restart."""
+    """The listener has expired, or the process that stores the watches has restarted."""
 
 
 class WatchLimitError(WatchError):
@@ -106,13 +105,15 @@ class Watches(Protocol):
     """Stores the watches of all replicas. Every method may raise WatchesDownError."""
 
     async def create(self, client: str, terms: Terms) -> Watch:
-        """Raises WatchLimitError."""
+        """Create a watch. Raises WatchLimitError."""
         ...
 
-    async def owned(self, client: str) -> list[Watch]: ...
+    async def owned(self, client: str) -> list[Watch]:
+        """Return the client's watches, oldest first."""
+        ...
 
     async def get(self, client: str, watch_id: str) -> Watch:
-        """Raises UnknownWatchError, also for another client's watch."""
+        """Return a watch. Raises UnknownWatchError, also for a watch of another client."""
         ...
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
@@ -120,15 +121,16 @@ class Watches(Protocol):
         ...
 
     async def remove(self, client: str, watch_id: str) -> None:
-        """Raises UnknownWatchError."""
+        """Delete a watch. Raises UnknownWatchError."""
         ...
 
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
-        """The changes: immediately if there are any, otherwise after at most `wait_seconds`."""
+        """Return the changes since a version. If there are none, wait for at most
+        `wait_seconds`."""
         ...
 
     async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        """Deliver hits (watch id, line of JSON) to listeners, and the number of hits lost per
+        """Deliver hits (watch id, line of JSON) to listeners. `lost`: number of lost hits per
         watch."""
         ...
 
@@ -137,7 +139,8 @@ class Watches(Protocol):
         ...
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
-        """Hits for a listener, waiting like `changed_since`. Raises UnknownListenerError."""
+        """Return the hits for a listener. If there are none, wait for at most `wait_seconds`.
+        Raises UnknownListenerError."""
         ...
 
     async def leave(self, listener: str) -> None:

@@ -25,7 +25,7 @@ from tests.k8s.monitoring_files import (
 )
 from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.started import Server, as_json, bundle, end, images, of_each, start
-from tests.serving.watching import frames, send, watch
+from tests.serving.watching import create_watch, frames, send_frames
 from tests.system.processes import ROOT
 from tests.system.runs import launched
 
@@ -162,14 +162,14 @@ def watched(
         opened.enter_context(training(glyphs, folder, port))
         config = scrapes(port, agent_of(server), rules)
         prom = opened.enter_context(prometheus(folder, config))
-        watch(client, ttl_seconds=600)
+        create_watch(client, ttl_seconds=600)
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while empty := empty_panels(prom):
             assert time.monotonic() < deadline, empty
             body = as_json(images[:2], classes=["husky"])
             assert client.post("/v1/query", json=body).status_code == 200
             assert client.get("/v1/nothing").status_code == 404
-            send(client, frames([frame]))
+            send_frames(client, frames([frame]))
             time.sleep(0.5)
         yield prom, client.get("/metrics").text
 

@@ -1,7 +1,6 @@
-"""A real server for a real browser: the application on a free port, and a page that is watched.
+"""Chromium for the tests of the page.
 
-What a page must never do is looked for at the end of every visit: errors in its console, requests
-that leave its origin.
+Every visit fails if the page logs an error to the console or sends a request to another origin.
 """
 
 import shutil
@@ -12,9 +11,8 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-# What Chromium itself says of a request that was refused, or that a test has cut off; the page
-# shows what came of it.
-_REFUSED = (
+# Chromium itself logs these if a request is rejected, or if a test interrupts it.
+_EXPECTED_ERRORS = (
     "Failed to load resource: the server responded with a status of 4",
     "Failed to load resource: net::ERR_INTERNET_DISCONNECTED",
 )
@@ -22,12 +20,12 @@ _REFUSED = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The machine's own Chromium, without a window; skips where there is none."""
+    """Start the installed Chromium without a window. Skips the test if it is not installed."""
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    # An image that moves stands in for a camera.
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    # A moving test pattern replaces the camera.
     camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=camera)
@@ -41,31 +39,32 @@ def chromium() -> Iterator[Browser]:
 def visit(
     browser: Browser, url: str, *, is_started: bool = True, **options: object
 ) -> Iterator[Page]:
-    """The page at `url` in a profile of its own, ready unless it asks for a token first."""
+    """Open the page at `url` in a new profile and wait until it has loaded. Pass `is_started=False`
+    if the page will prompt for a token first."""
     context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
     context.set_default_timeout(10_000)
     page = context.new_page()
     errors: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    requested: list[str] = []
+    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     try:
         page.goto(url)
         if is_started:
-            page.locator("#rooms:not([hidden])").wait_for()
+            page.locator("#panels:not([hidden])").wait_for()
         yield page
-        assert [error for error in errors if not error.startswith(_REFUSED)] == []
+        assert [error for error in errors if not error.startswith(_EXPECTED_ERRORS)] == []
         own = (url, url.replace("http", "ws", 1), f"blob:{url}")
-        assert [address for address in asked if not address.startswith(own)] == []
+        assert [address for address in requested if not address.startswith(own)] == []
     finally:
         context.close()
 
 
 def until(page: Page, expression: str) -> None:
-    """Wait until a JavaScript expression is true. `Page.wait_for_function` would evaluate it inside
-    the page, whose policy forbids that."""
+    """Wait until a JavaScript expression is true. `Page.wait_for_function` evaluates it inside the
+    page, which the Content-Security-Policy of the page forbids."""
     deadline = time.monotonic() + 10
     while not page.evaluate(expression):
-        assert time.monotonic() < deadline, f"never true: {expression}"
+        assert time.monotonic() < deadline, f"still false after 10 s: {expression}"
         time.sleep(0.02)

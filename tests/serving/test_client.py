@@ -1,4 +1,4 @@
-"""The Python client: what it asks again, what it takes as final, and how it splits a question."""
+"""The Python client: retries, final errors, splitting of queries, and validation of arguments."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import query
-from serving.client import Client, RefusedError
+from serving.client import Client, RejectedError
 from serving.client.messages import Served
 from serving.client.ndjson import STREAM_EVENTS
 from serving.client.transport import Transport
@@ -29,47 +29,47 @@ _MODEL = {
     "limits": {"max_inputs": 2, "max_text_chars": 10, "max_body_bytes": 4000},
 }
 _VERDICT = {"class": "a", "class_id": 0, "threshold": None, "threshold_source": None, "match": None}
-Answer = tuple[int, dict[str, str], bytes]
+Response = tuple[int, dict[str, str], bytes]
 
 
-def verdicts_of(body: bytes) -> Answer:
+def verdicts_of(body: bytes) -> Response:
     texts = json.loads(body)["texts"]
     results = [
-        {"input": place, "verdicts": [{**_VERDICT, "score": float(len(text))}]}
-        for place, text in enumerate(texts)
+        {"input": index, "verdicts": [{**_VERDICT, "score": float(len(text))}]}
+        for index, text in enumerate(texts)
     ]
     return 200, {}, json.dumps({"aligned": True, "notice": None, "results": results}).encode()
 
 
-def refusal(status: int, code: str, **headers: str) -> Answer:
+def error_response(status: int, code: str, **headers: str) -> Response:
     return status, headers, json.dumps({"error": {"code": code, "message": "no"}}).encode()
 
 
 @contextmanager
 def serving(
-    first: list[Answer | None],
+    first_responses: list[Response | None],
     gets: list[str] | None = None,
     limits: dict[str, int] | None = None,
     port: int = 0,
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that gives these answers before it answers in earnest; None: it hangs up."""
+    """Start a server that sends `first_responses` before real ones. None closes the connection."""
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if gets is not None:
                 gets.append(self.path)
-            said = _MODEL if limits is None else {**_MODEL, "limits": limits}
-            self._say((200, {}, json.dumps(said).encode()))
+            model = _MODEL if limits is None else {**_MODEL, "limits": limits}
+            self._send((200, {}, json.dumps(model).encode()))
 
         def do_POST(self) -> None:
             bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = first.pop(0) if first else verdicts_of(bodies[-1])
-            if answer is not None:
-                self._say(answer)
+            response = first_responses.pop(0) if first_responses else verdicts_of(bodies[-1])
+            if response is not None:
+                self._send(response)
 
-        def _say(self, answer: Answer) -> None:
-            status, headers, body = answer
+        def _send(self, response: Response) -> None:
+            status, headers, body = response
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name.replace("_", "-"), value)
@@ -90,16 +90,16 @@ def serving(
         server.server_close()
 
 
-def test_busy_servers_and_replicas_that_died_are_asked_again_and_answer_once() -> None:
+def test_requests_are_retried_if_the_server_is_busy_or_a_replica_died() -> None:
     first = [
-        refusal(429, "too_busy", Retry_After="0"),
-        refusal(503, "timeout"),
-        (500, {}, b"Internal Server Error"),  # a proxy's words about a replica that died
+        error_response(429, "too_busy", Retry_After="0"),
+        error_response(503, "timeout"),
+        (500, {}, b"Internal Server Error"),  # a proxy's response if a replica died
         None,
     ]
     with serving(first) as (url, bodies), Client(url) as client:
-        found = client.query(["a"], ["one"])
-    assert [result.verdicts[0].score for result in found.results] == [3.0]
+        answer = client.query(["a"], ["one"])
+    assert [result.verdicts[0].score for result in answer.results] == [3.0]
     assert len(bodies) == 5
 
 
@@ -107,132 +107,133 @@ def test_busy_servers_and_replicas_that_died_are_asked_again_and_answer_once() -
     ("status", "code"),
     [(500, "internal"), (401, "no_token"), (404, "unknown_class"), (422, "invalid_query")],
 )
-def test_what_the_server_means_is_final(status: int, code: str) -> None:
+def test_errors_of_the_server_are_not_retried(status: int, code: str) -> None:
     with (
-        serving([refusal(status, code)]) as (url, bodies),
+        serving([error_response(status, code)]) as (url, bodies),
         Client(url) as client,
-        pytest.raises(RefusedError) as refused,
+        pytest.raises(RejectedError) as rejected,
     ):
         client.query(["a"], ["one"])
-    assert (refused.value.status, refused.value.code) == (status, code)
+    assert (rejected.value.status, rejected.value.code) == (status, code)
     assert len(bodies) == 1
 
 
-def test_patience_has_an_end() -> None:
-    busy = refusal(429, "too_busy", Retry_After="1")
+def test_retries_end_after_retry_seconds() -> None:
+    busy = error_response(429, "too_busy", Retry_After="1")
     with (
         serving([busy] * 100) as (url, bodies),
-        Client(url, patience=0.5) as client,
+        Client(url, retry_seconds=0.5) as client,
         pytest.raises(OSError, match=r"was busy for \d+\.\d s: no$"),
     ):
         client.query(["a"], ["one"])
     assert len(bodies) == 1
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_unreachable_and_invalid_urls_fail_immediately() -> None:
     with serving([]) as (url, _):
         pass
     with Client(url) as client, pytest.raises(OSError, match="is `kway serve` running there"):
         client.served()
-    with pytest.raises(ValueError, match="is no URL"):
+    with pytest.raises(ValueError, match="is not a URL"):
         Client("http://a:b")
     for bad in ("ftp://a", "http://", ""):
-        with pytest.raises(ValueError, match="is no URL of a server"):
+        with pytest.raises(ValueError, match="is not the URL of a server"):
             Client(bad)
     for bad in (f"http://{'a' * 70}.com", "http://a..b"):
         with pytest.raises(ValueError, match="label"):
             Client(bad)
 
 
-def test_a_question_is_split_by_the_servers_limits_and_joined_in_order() -> None:
+def test_a_query_is_split_by_the_servers_input_limit() -> None:
     texts = ["x" * length for length in (1, 2, 3, 4, 5)]
     with serving([]) as (url, bodies), Client(url) as client:
-        found = client.query(["a", 7], texts)
-    assert [result.verdicts[0].score for result in found.results] == [1, 2, 3, 4, 5]
-    assert [result.input for result in found.results] == [0, 1, 2, 3, 4]
+        answer = client.query(["a", 7], texts)
+    assert [result.verdicts[0].score for result in answer.results] == [1, 2, 3, 4, 5]
+    assert [result.input for result in answer.results] == [0, 1, 2, 3, 4]
     assert [len(json.loads(body)["texts"]) for body in bodies] == [2, 2, 1]
     assert json.loads(bodies[0])["classes"] == ["a", 7]
 
 
-def test_a_question_is_split_by_bytes_too() -> None:
+def test_a_query_is_split_by_the_servers_byte_limit() -> None:
     limits = {"max_inputs": 100, "max_text_chars": 5000, "max_body_bytes": 5000}
     with serving([], limits=limits) as (url, bodies), Client(url) as client:
-        found = client.query(["a"], (letter * 1400 for letter in "abc猫e"))
-    # The cat is six bytes a letter in JSON; alone it is sent all the same, and the server decides.
+        answer = client.query(["a"], (letter * 1400 for letter in "abc猫e"))
+    # "猫" has six bytes in JSON, so that text exceeds the limit. It is sent in its own request; the
+    # server decides.
     assert [len(json.loads(body)["texts"]) for body in bodies] == [2, 1, 1, 1]
-    assert [result.input for result in found.results] == [0, 1, 2, 3, 4]
+    assert [result.input for result in answer.results] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("field", ["texts", "images"])
-def test_a_refusal_names_the_place_in_all_inputs(field: str) -> None:
-    said = {"error": {"code": "bad", "message": f"{field}[1]: of texts[0] or images[0]"}}
-    refused = (422, {}, json.dumps(said).encode())
+def test_errors_name_the_index_in_all_inputs(field: str) -> None:
+    body = {"error": {"code": "bad", "message": f"{field}[1]: of texts[0] or images[0]"}}
+    bad_response = (422, {}, json.dumps(body).encode())
     ok = verdicts_of(b'{"texts": ["a", "b"]}')
     with (
-        serving([ok, ok, refused]) as (url, _),
+        serving([ok, ok, bad_response]) as (url, _),
         Client(url) as client,
-        pytest.raises(RefusedError) as found,
+        pytest.raises(RejectedError) as rejected,
     ):
         client.query(["a"], ["one"] * 6)
-    assert found.value.reason == f"{field}[5]: of texts[0] or images[0]"
-    assert (found.value.status, found.value.code) == (422, "bad")
+    assert rejected.value.reason == f"{field}[5]: of texts[0] or images[0]"
+    assert (rejected.value.status, rejected.value.code) == (422, "bad")
 
 
-def test_a_server_that_restarts_is_waited_for() -> None:
+def test_the_client_waits_for_a_server_that_restarts() -> None:
     with serving([]) as (url, _):
-        client = Client(url, patience=20)
+        client = Client(url, retry_seconds=20)
         client.served()
-    again = threading.Event()
+    reconnected = threading.Event()
 
     def restart() -> None:
         time.sleep(0.5)
         with serving([], port=int(url.rsplit(":", 1)[1])):
-            assert again.wait(20)
+            assert reconnected.wait(20)
 
     thread = threading.Thread(target=restart)
     thread.start()
     with client:
         assert client.served().reads == "texts"
-        again.set()
+        reconnected.set()
     thread.join()
-    with Client(url, patience=20) as late, pytest.raises(OSError, match="no answer from"):
-        late.served()  # which has never seen it
+    with Client(url, retry_seconds=20) as new, pytest.raises(OSError, match="no response from"):
+        new.served()  # not retried: it has never received a response
 
 
 @pytest.mark.parametrize(
-    ("classes", "inputs", "words"),
+    ("classes", "inputs", "message"),
     [
-        ("husky", ["one"], "classes is one str: give a list"),
-        ([1.0], ["one"], "a class is a name or a number, and not 1.0"),
-        ([True], ["one"], "and not True"),
-        ([None], ["one"], "and not None"),
-        (["a"], "one", "inputs is one str: give a list"),
-        (["a"], b"one", "inputs is one bytes: give a list"),
-        (["a"], [None], "not of type NoneType"),
-        (["a"], [bytearray(b"a")], "not of type bytearray"),
-        (["a"], [("one", "id")], "not of type tuple"),
+        ("husky", ["one"], "classes is a single str: pass a list"),
+        ([1.0], ["one"], "must be a name or an id, got 1.0"),
+        ([True], ["one"], "got True"),
+        ([None], ["one"], "got None"),
+        (["a"], "one", "inputs is a single str: pass a list"),
+        (["a"], b"one", "inputs is a single bytes: pass a list"),
+        (["a"], [None], "got NoneType"),
+        (["a"], [bytearray(b"a")], "got bytearray"),
+        (["a"], [("one", "id")], "got tuple"),
     ],
 )
-def test_what_is_no_class_or_input_is_said_before_anything_is_sent(
-    classes: Any, inputs: Any, words: str
+def test_invalid_classes_and_inputs_raise_before_anything_is_sent(
+    classes: Any, inputs: Any, message: str
 ) -> None:
     with (
         serving([]) as (url, bodies),
         Client(url) as client,
-        pytest.raises(TypeError, match=words),
+        pytest.raises(TypeError, match=message),
     ):
         client.query(classes, inputs)
     assert bodies == []
 
 
-def test_numbers_of_numpy_are_classes() -> None:
+def test_classes_may_be_numpy_arrays() -> None:
     with serving([]) as (url, bodies), Client(url) as client:
         client.query(np.array([3, 5]), ["one"])
         client.query(np.array(["a"]), ["one"])
     assert [json.loads(body)["classes"] for body in bodies] == [[3, 5], ["a"]]
 
 
-def test_a_closed_client_asks_no_more() -> None:
+def test_a_closed_client_sends_no_requests() -> None:
     with serving([]) as (url, _):
         client = Client(url)
         client.served()
@@ -241,10 +242,10 @@ def test_a_closed_client_asks_no_more() -> None:
             client.served()
 
 
-def test_a_token_comes_from_a_file_as_it_is_and_is_never_shown() -> None:
+def test_a_token_is_stripped_and_never_in_an_error() -> None:
     with answering(b"") as (url, heads):
         with (
-            Client(url, token=" secret\n", patience=0) as client,
+            Client(url, token=" secret\n", retry_seconds=0) as client,
             pytest.raises(OSError, match="no"),
         ):
             client.served()
@@ -256,32 +257,32 @@ def test_a_token_comes_from_a_file_as_it_is_and_is_never_shown() -> None:
             " ",
             "secret\0",
         ):
-            with pytest.raises(ValueError, match="token is no single word") as found:
+            with pytest.raises(ValueError, match="token must be a single word") as found:
                 Client(url, token=bad)
             assert "secr" not in str(found.value)
     assert b"Authorization: Bearer secret\r\n" in heads[0]
 
 
-def test_what_is_no_http_is_neither_sent_again_nor_quoted() -> None:
-    wrong: dict[str, Any] = {"headers": {"X": "secret\n"}}
+def test_an_invalid_http_request_is_neither_retried_nor_quoted() -> None:
+    invalid: dict[str, Any] = {"headers": {"X": "secret\n"}}
     with answering(b"") as (url, heads):
-        asking = Transport(url, None, 5.0, 60.0)
-        for ask in (
-            lambda: asking.request(Served, "GET", "/", **wrong),
-            lambda: asking.request_once("POST", "/", **wrong),
-            lambda: next(asking.stream_events(STREAM_EVENTS, "GET", "/", **wrong)),
+        transport = Transport(url, None, 5.0, 60.0)
+        for send in (
+            lambda: transport.request(Served, "GET", "/", **invalid),
+            lambda: transport.request_once("POST", "/", **invalid),
+            lambda: next(transport.stream_events(STREAM_EVENTS, "GET", "/", **invalid)),
             lambda: next(
-                asking.stream_events(STREAM_EVENTS, "POST", "/", content=iter([b""]), **wrong)
+                transport.stream_events(STREAM_EVENTS, "POST", "/", content=iter([b""]), **invalid)
             ),
         ):
-            with pytest.raises(ValueError, match="is no HTTP") as found:
-                ask()
+            with pytest.raises(ValueError, match="invalid HTTP request") as found:
+                send()
             assert "secret" not in str(found.value)
-        asking.close()
+        transport.close()
     assert not any(heads)
 
 
-def test_the_command_says_how_a_token_is_given() -> None:
+def test_kway_query_reports_that_the_server_requires_a_token() -> None:
     answer = b'{"error":{"code":"no_token","message":"no"}}'
     head = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n" % len(answer)
     with (
@@ -291,42 +292,42 @@ def test_the_command_says_how_a_token_is_given() -> None:
         query.query(url, ["a"], text=["one"])
 
 
-def test_the_command_asks_once_what_is_served() -> None:
+def test_kway_query_requests_the_model_once() -> None:
     gets: list[str] = []
     app = typer.Typer()
     app.command()(query.query)
     with serving([], gets) as (url, bodies):
-        ran = CliRunner().invoke(app, [url, "--class", "a", "--text", "one"])
-    assert ran.exit_code == 0, ran.output
+        result = CliRunner().invoke(app, [url, "--class", "a", "--text", "one"])
+    assert result.exit_code == 0, result.output
     assert (gets, len(bodies)) == (["/v1/model"], 1)
-    assert "3.000" in ran.output
-    assert "threshold" not in ran.output  # nothing decides
+    assert "3.000" in result.output
+    assert "threshold" not in result.output  # the query has none
 
 
-def test_a_token_file_for_a_bundle_is_an_error(tmp_path: Path) -> None:
+def test_a_token_file_for_a_bundle_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--token-file is for a server"):
         query.query(str(tmp_path), ["a"], text=["one"], token_file=tmp_path / "tokens")
 
 
 @pytest.mark.parametrize(
-    ("inputs", "words"),
+    ("inputs", "message"),
     [
-        ([], "nothing to ask"),
-        ([b"image"], "reads texts: give texts"),
+        ([], "there are no inputs"),
+        ([b"image"], "reads texts: pass texts"),
         (["x" * 11], "has 11 characters"),
     ],
 )
-def test_what_cannot_be_asked_is_not_sent(inputs: list, words: str) -> None:
+def test_invalid_inputs_are_not_sent(inputs: list, message: str) -> None:
     with (
         serving([]) as (url, bodies),
         Client(url) as client,
-        pytest.raises(ValueError, match=words),
+        pytest.raises(ValueError, match=message),
     ):
         client.query(["a"], inputs)
     assert bodies == []
 
 
-def test_the_client_needs_none_of_what_a_server_needs() -> None:
+def test_the_client_does_not_import_server_packages() -> None:
     heavy = {"torch", "ray", "fastapi", "starlette"}
     code = f"import sys, serving.client; sys.exit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

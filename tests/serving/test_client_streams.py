@@ -1,4 +1,4 @@
-"""The client's streams, against the real application on a real port."""
+"""Streams of the client, with the real application on a free port."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from serving.client import Client, Done, Hit, Item, LineError, RefusedError
+from serving.client import Client, Done, Hit, Item, LineError, RejectedError
 from tests.serving import in_process
 from tests.serving.bad_images import encoded
 from tests.serving.in_process import application
@@ -37,7 +37,7 @@ def url(bundle: Path) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    with Client(url, patience=20) as client:
+    with Client(url, retry_seconds=20) as client:
         yield client
 
 
@@ -52,7 +52,7 @@ def read(answers) -> tuple[list[Hit], Done]:
     return hits, done
 
 
-def test_answers_are_those_of_a_query_in_order(client: Client) -> None:
+def test_a_stream_yields_the_scores_of_a_query_in_order(client: Client) -> None:
     hits, done = read(client.stream(["husky", 4], TEXTS))
     assert [hit.id for hit in hits] == [0, 1, 2, 3, 4]
     assert [hit.verdicts[0].score for hit in hits] == pytest.approx(scores(client, TEXTS))
@@ -60,36 +60,36 @@ def test_answers_are_those_of_a_query_in_order(client: Client) -> None:
     assert done.done.model_dump() == {"inputs": 5, "hits": None, "errors": 0}
 
 
-def test_a_number_that_is_also_a_name_is_a_number_or_refused(client: Client) -> None:
-    asked = client.query([3], TEXTS[:1]).results[0].verdicts[0]
-    assert (asked.class_id, asked.class_name) == (3, "tabby cat")
-    # A URL knows no numbers, and another class is named "#3".
-    with pytest.raises(RefusedError, match="is the name of class 5 and the number"):
+def test_a_class_id_that_is_also_a_name_is_rejected_in_streams(client: Client) -> None:
+    verdict = client.query([3], TEXTS[:1]).results[0].verdicts[0]
+    assert (verdict.class_id, verdict.class_name) == (3, "tabby cat")
+    # URL parameters are strings, and another class is named "#3".
+    with pytest.raises(RejectedError, match="is the name of class 5 and the number"):
         next(client.stream([3], TEXTS))
 
 
 @pytest.mark.parametrize("one", [None, bytearray(b"a"), ("a cat", "id")])
-def test_what_is_no_input_is_said_where_answers_are_read(client: Client, one: Any) -> None:
+def test_invalid_inputs_raise_while_results_are_read(client: Client, one: Any) -> None:
     answers = client.stream(["husky"], ["a cat", one])
-    with pytest.raises(TypeError, match="an input is a Path, bytes or a str"):
+    with pytest.raises(TypeError, match="an input must be a Path, bytes or str"):
         list(answers)
-    with pytest.raises(TypeError, match="frames is one str"):
+    with pytest.raises(TypeError, match="frames is a single str"):
         client.feed("door", "a cat")
-    with pytest.raises(TypeError, match="inputs is one bytes"):
+    with pytest.raises(TypeError, match="inputs is a single bytes"):
         client.stream(["husky"], b"a cat")
-    with pytest.raises(TypeError, match="classes is one str"):
+    with pytest.raises(TypeError, match="classes is a single str"):
         client.stream("husky", ["a cat"])
 
 
-def test_only_matches_are_given_unless_all_are_asked_for(client: Client) -> None:
-    bar = sorted(scores(client, TEXTS))[2]
-    hits, done = read(client.stream(["husky"], TEXTS, threshold=bar - 1e-6))
+def test_a_stream_yields_only_matches_unless_all_is_set(client: Client) -> None:
+    threshold = sorted(scores(client, TEXTS))[2]
+    hits, done = read(client.stream(["husky"], TEXTS, threshold=threshold - 1e-6))
     assert len(hits) == done.done.hits == 3
     assert done.done.inputs == 5
     assert len(read(client.stream(["husky"], TEXTS, threshold=1e6, all=True))[0]) == 5
 
 
-def test_an_answer_comes_before_the_next_input_is_there(client: Client) -> None:
+def test_results_arrive_before_the_next_input_is_available(client: Client) -> None:
     answered = threading.Event()
 
     def inputs() -> Iterator[str]:
@@ -104,7 +104,7 @@ def test_an_answer_comes_before_the_next_input_is_there(client: Client) -> None:
     assert isinstance(next(answers), Done)
 
 
-def test_ids_come_back_and_what_is_wrong_with_a_line_is_a_value(client: Client) -> None:
+def test_results_have_the_ids_of_their_inputs_and_errors_are_values(client: Client) -> None:
     sent = [Item("a cat", id="猫\u2028\n"), b"an image", Item("x" * BODY, id="long"), "a dog"]
     first, image, long, last, done = client.stream(["husky"], sent)
     assert (first.id, last.id) == ("猫\u2028\n", 3)
@@ -114,19 +114,19 @@ def test_ids_come_back_and_what_is_wrong_with_a_line_is_a_value(client: Client) 
     assert done.done.errors == 2
 
 
-def test_figures_go_as_files_or_bytes(tmp_path: Path) -> None:
+def test_images_may_be_paths_or_bytes(tmp_path: Path) -> None:
     image = encoded(Image.effect_noise((20, 30), 50), "PNG")
     (tmp_path / "1.png").write_bytes(image)
     api = application(write(tmp_path / "pets"))
     with in_process.listening(api) as url, Client(url) as client:
         hits, _ = read(client.stream(["husky"], [tmp_path / "1.png", image]))
-        asked = client.query(["husky"], [image]).results[0].verdicts[0].score
-        assert [hit.verdicts[0].score for hit in hits] == pytest.approx([asked] * 2)
+        score = client.query(["husky"], [image]).results[0].verdicts[0].score
+        assert [hit.verdicts[0].score for hit in hits] == pytest.approx([score] * 2)
         with pytest.raises(FileNotFoundError):
             list(client.stream(["husky"], [tmp_path / "none.png"]))
 
 
-def test_what_the_inputs_raise_is_raised_where_answers_are_read(client: Client) -> None:
+def test_exceptions_of_the_inputs_are_raised_while_results_are_read(client: Client) -> None:
     def inputs() -> Iterator[str]:
         yield "a cat"
         raise RuntimeError("no more")
@@ -134,7 +134,7 @@ def test_what_the_inputs_raise_is_raised_where_answers_are_read(client: Client) 
     answers = client.stream(["husky"], inputs())
     with pytest.raises(RuntimeError, match="no more"):
         list(answers)
-    assert len(read(client.stream(["husky"], TEXTS))[0]) == 5  # the one place is free again
+    assert len(read(client.stream(["husky"], TEXTS))[0]) == 5  # the only stream slot is free again
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_the_inputs_raise_is_raised_where_answers_are_read(client: Client) 
         (["husky"], "b" * 32, 401, "wrong_token"),
     ],
 )
-def test_a_refused_stream_takes_none_of_its_inputs(
+def test_a_rejected_stream_consumes_no_inputs(
     bundle: Path, tmp_path: Path, classes: list[str], token: str | None, status: int, code: str
 ) -> None:
     tokens = tmp_path / "tokens"
@@ -157,61 +157,61 @@ def test_a_refused_stream_takes_none_of_its_inputs(
     with (
         in_process.listening(api) as url,
         Client(url, token=token) as client,
-        pytest.raises(RefusedError) as refused,
+        pytest.raises(RejectedError) as rejected,
     ):
         list(client.stream(classes, inputs))
-    assert (refused.value.status, refused.value.code) == (status, code)
+    assert (rejected.value.status, rejected.value.code) == (status, code)
     assert list(inputs) == TEXTS
 
 
-def test_a_full_server_is_asked_again_until_the_patience_ends(url: str, client: Client) -> None:
+def test_streams_are_retried_while_the_server_is_full(url: str, client: Client) -> None:
     first = client.stream(["husky"], endless_texts())
     next(first)
     waiting = iter(TEXTS)
     with (
-        Client(url, patience=0) as hasty,
+        Client(url, retry_seconds=0) as no_retries,
         pytest.raises(OSError, match="limit of 1 streams is reached"),
     ):
-        next(hasty.stream(["husky"], waiting))
-    answered: list = []
-    second = threading.Thread(target=lambda: answered.extend(client.stream(["husky"], waiting)))
+        next(no_retries.stream(["husky"], waiting))
+    results: list = []
+    second = threading.Thread(target=lambda: results.extend(client.stream(["husky"], waiting)))
     second.start()
     time.sleep(0.5)
-    assert not answered
+    assert not results
     first.close()
     second.join()
-    assert len(answered) == len(TEXTS) + 1
+    assert len(results) == len(TEXTS) + 1
 
 
-def test_a_generator_closed_early_frees_the_stream_and_its_thread(client: Client) -> None:
-    gave_way = threading.Event()
+def test_closing_the_generator_frees_the_stream_and_its_thread(client: Client) -> None:
+    released = threading.Event()
 
     def stuck() -> Iterator[str]:
         yield "a cat"
-        gave_way.wait(20)
+        released.wait(20)
 
     before = threading.active_count()
     for inputs in (endless_texts(), stuck()):
         answers = client.stream(["husky"], inputs)
         next(answers)
         answers.close()
-        time.sleep(0.2)  # or it is refused at first, and waits for five seconds
+        time.sleep(0.2)  # otherwise the next stream is rejected first and waits for 5 s
         assert len(read(client.stream(["husky"], TEXTS))[0]) == 5
-    gave_way.set()
+    released.set()
     until = time.monotonic() + 20
     while threading.active_count() > before:
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
-def test_a_connection_cut_in_the_middle_is_said(url: str) -> None:
-    with relayed(url) as relay, Client(relay.url, patience=0) as client:
+def test_a_lost_connection_raises_connection_error(url: str) -> None:
+    with relayed(url) as relay, Client(relay.url, retry_seconds=0) as client:
         answers = client.stream(["husky"], endless_texts())
         assert isinstance(next(answers), Hit)
         relay.cut()
-        with pytest.raises(ConnectionError, match="was lost"):
+        with pytest.raises(ConnectionError, match="lost the connection"):
             list(answers)
-        assert relay.connections == 1  # what has begun is not sent again
+        assert relay.connections == 1  # a stream that has begun is not retried
 
 
 def endless_texts() -> Iterator[str]:
@@ -223,7 +223,7 @@ def endless_texts() -> Iterator[str]:
     "head",
     [b"Content-Type: application/x-ndjson\r\nConnection: close\r\n", b"Content-Length: 9\r\n"],
 )
-def test_an_answer_without_its_last_line_is_never_taken_for_a_whole_one(head: bytes) -> None:
+def test_a_stream_without_its_last_line_raises_connection_error(head: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -237,34 +237,32 @@ def test_an_answer_without_its_last_line_is_never_taken_for_a_whole_one(head: by
         thread = threading.Thread(target=answer)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with Client(url) as client, pytest.raises(ConnectionError, match="was lost"):
+        with Client(url) as client, pytest.raises(ConnectionError, match="lost the connection"):
             list(client.stream(["husky"], TEXTS))
         thread.join()
 
 
-def test_a_server_that_ends_a_stream_says_why(
+def test_a_stream_ended_by_the_server_raises_its_reason(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.client.transport._SILENCE_SECONDS", 20.0)
     api = application(bundle, stream_idle_seconds=0.3)
-    gave_way = threading.Event()
+    released = threading.Event()
 
     def inputs() -> Iterator[str]:
         yield "a cat"
-        gave_way.wait(20)
+        released.wait(20)
 
     with in_process.listening(api) as url, Client(url) as client:
         answers = client.stream(["husky"], inputs())
         assert isinstance(next(answers), Hit)
-        with pytest.raises(RefusedError, match="no line") as refused:
+        with pytest.raises(RejectedError) as rejected:
             next(answers)
-    gave_way.set()
-    assert (refused.value.status, refused.value.code) == (200, "idle")
+    released.set()
+    assert (rejected.value.status, rejected.value.code) == (200, "idle")
 
 
-def test_inputs_that_come_seldom_keep_their_stream(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_inputs_keep_the_stream_open(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.client.transport._SILENCE_SECONDS", 0.1)
     api = application(bundle, stream_idle_seconds=0.5)
 
@@ -278,25 +276,25 @@ def test_inputs_that_come_seldom_keep_their_stream(
     assert [hit.id for hit in hits] == [0, 1]
 
 
-def test_five_thousand_lines_are_held_a_few_at_a_time(url: str) -> None:
-    image = bytes(1000)  # 6.7 MB in all, each refused, for that is quick
-    taken = 0
+def test_a_long_stream_uses_little_memory(url: str) -> None:
+    image = bytes(1000)  # 6.7 MB in total; each is rejected, which is fast
+    num_read = 0
 
     def inputs() -> Iterator[bytes]:
-        nonlocal taken
+        nonlocal num_read
         for _ in range(5_000):
-            taken += 1
+            num_read += 1
             yield image
 
-    with Client(url, patience=20) as client:
+    with Client(url, retry_seconds=20) as client:
         tracemalloc.start()
         answers = client.stream(["husky"], inputs())
         ids = [next(answers).id]
         time.sleep(0.5)
-        waiting = taken  # nobody reads, and so nothing is taken
+        num_ahead = num_read  # nothing more is consumed while no results are read
         ids += [one.id for one in answers if isinstance(one, LineError)]
-        _, most = tracemalloc.get_traced_memory()
+        _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert waiting < 100
+    assert num_ahead < 100
     assert ids == list(range(5_000))
-    assert most < 4 * 2**20
+    assert peak < 4 * 2**20

@@ -1,4 +1,4 @@
-"""The client at a server that speaks TLS, whose certificate the environment names."""
+"""The client with a TLS server whose certificate is set in the environment."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ TEXTS = ["a cat", "a dog", "hund"]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The URL, and the file of the certificate."""
+    """The URL and the certificate file."""
     folder = tmp_path_factory.mktemp("tls")
     public, private = certificate(folder)
     api = application(write_of_texts(folder / "texts"))
@@ -24,21 +24,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         yield url.replace("http://", "https://"), public
 
 
-def test_questions_and_streams_go_over_tls(
+def test_queries_and_streams_work_over_tls(
     served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, public = served
     monkeypatch.setenv("SSL_CERT_FILE", str(public))
     with Client(url) as client:
-        asked = client.query(["husky"], TEXTS)
+        answer = client.query(["husky"], TEXTS)
         *hits, done = client.stream(["husky"], TEXTS)
     assert isinstance(done, Done)
     streamed = [hit.verdicts[0].score for hit in hits if isinstance(hit, Hit)]
-    scores = [result.verdicts[0].score for result in asked.results]
+    scores = [result.verdicts[0].score for result in answer.results]
     assert streamed == pytest.approx(scores)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_said_at_once(served: tuple[str, Path]) -> None:
+def test_an_untrusted_certificate_fails_immediately(served: tuple[str, Path]) -> None:
     url, _ = served
     with Client(url) as client:
         with pytest.raises(OSError, match="certificate verify failed"):

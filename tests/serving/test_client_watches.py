@@ -1,4 +1,4 @@
-"""The client's standing queries, against the real application on a real port."""
+"""Watches and feeds of the client, with the real application on a free port."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from serving.client import (
     FrameError,
     Item,
     Listening,
-    RefusedError,
+    RejectedError,
     WatchHit,
     watches,
 )
@@ -51,7 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def alice(url: str) -> Iterator[Client]:
-    with Client(url, token=ALICE, patience=20) as client:
+    with Client(url, token=ALICE, retry_seconds=20) as client:
         yield client
         for watch in client.watches():
             client.delete_watch(watch.id)
@@ -59,22 +59,15 @@ def alice(url: str) -> Iterator[Client]:
 
 @pytest.fixture
 def bob(url: str) -> Iterator[Client]:
-    with Client(url, token=BOB, patience=20) as client:
+    with Client(url, token=BOB, retry_seconds=20) as client:
         yield client
 
 
-def made(client: Client, **fields: object):
+def create(client: Client, **fields: object):
     return client.create_watch(["husky"], **{"ttl_seconds": 60, "threshold": -1e6, **fields})
 
 
-def eventually(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def test_a_watch_is_made_listed_renewed_and_deleted(alice: Client, bob: Client) -> None:
+def test_watches_are_created_listed_renewed_and_deleted(alice: Client, bob: Client) -> None:
     watch = alice.create_watch(
         ["husky", 3], ttl_seconds=60, recall=0.9, feeds=["door"], label="dogs\u2028"
     )
@@ -90,46 +83,50 @@ def test_a_watch_is_made_listed_renewed_and_deleted(alice: Client, bob: Client) 
 
 
 @pytest.mark.parametrize(
-    ("ask", "status", "code"),
+    ("call", "status", "code"),
     [
         (lambda client: client.create_watch(["husky"], ttl_seconds=60), 422, "invalid_watch"),
-        (lambda client: made(client, ttl_seconds=0.1), 422, "invalid_watch"),
-        (lambda client: [made(client) for _ in range(3)], 429, "too_many_watches"),
+        (lambda client: create(client, ttl_seconds=0.1), 422, "invalid_watch"),
+        (lambda client: [create(client) for _ in range(3)], 429, "too_many_watches"),
         (lambda client: client.renew_watch("none/../x"), 404, "no_such_path"),
         (lambda client: client.delete_watch("none"), 404, "unknown_watch"),
         (lambda client: next(client.listen("none")), 404, "unknown_watch"),
         (lambda client: next(client.feed("a b", TEXTS)), 422, "invalid_parameter"),
     ],
 )
-def test_what_cannot_be_is_refused(alice: Client, ask: Callable, status: int, code: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        ask(alice)
-    assert (refused.value.status, refused.value.code) == (status, code)
+def test_invalid_requests_are_rejected(
+    alice: Client, call: Callable, status: int, code: str
+) -> None:
+    with pytest.raises(RejectedError) as rejected:
+        call(alice)
+    assert (rejected.value.status, rejected.value.code) == (status, code)
 
 
-def test_what_changes_something_is_sent_once() -> None:
+def test_requests_that_change_watches_are_sent_once() -> None:
     for method in ("create_watch", "renew_watch", "delete_watch"):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            asked: list[bytes] = []
+            received: list[bytes] = []
 
-            def hang_up(listener: socket.socket = listener, asked: list = asked) -> None:
-                while len(asked) < 2:
+            def close_connections(
+                listener: socket.socket = listener, received: list = received
+            ) -> None:
+                while len(received) < 2:
                     connection, _ = listener.accept()
-                    asked.append(connection.recv(65536))
+                    received.append(connection.recv(65536))
                     connection.close()
 
-            thread = threading.Thread(target=hang_up)
+            thread = threading.Thread(target=close_connections)
             thread.start()
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with Client(url, timeout=5, patience=5) as client:
-                ask = {
-                    "create_watch": lambda: made(client),
+            with Client(url, timeout=5, retry_seconds=5) as client:
+                call = {
+                    "create_watch": lambda: create(client),
                     "renew_watch": lambda: client.renew_watch("x"),
                     "delete_watch": lambda: client.delete_watch("x"),
                 }[method]
-                with pytest.raises(OSError, match="may have been done"):
-                    ask()
-            assert len(asked) == 1
+                with pytest.raises(OSError, match="may have been made"):
+                    call()
+            assert len(received) == 1
             socket.create_connection(listener.getsockname()).close()
             thread.join()
 
@@ -140,38 +137,38 @@ BUSY = (
 )
 
 
-def test_a_feed_and_a_listener_that_found_no_place_come_again() -> None:
+def test_feeds_and_listeners_are_retried_if_the_server_is_busy() -> None:
     done = {"frames": 0, "hits": 0, "errors": 0, "dropped": 0}
     feed = LINES + json.dumps({"done": done}).encode() + b"\n"
     with answering(BUSY, BUSY, feed) as (url, heads), Client(url) as client:
         assert [one.done.model_dump() for one in client.feed("door", TEXTS)] == [done]
         assert len(heads) == 3
-    heard = LINES + b'{"listening": "3f"}\n{"end": "deleted"}\n'
-    with answering(BUSY, BUSY, heard) as (url, heads), Client(url) as client:
+    lines = LINES + b'{"listening": "3f"}\n{"end": "deleted"}\n'
+    with answering(BUSY, BUSY, lines) as (url, heads), Client(url) as client:
         assert list(client.listen("3f")) == [Listening(listening="3f"), Ended(end="deleted")]
         assert len(heads) == 3
 
 
-def test_a_feed_brings_the_hits_of_ones_own_watches(alice: Client, bob: Client) -> None:
-    watch = made(alice, label="line\u2028end")
-    sent = [Item("a cat", id="first", time="noon"), "a dog", b"no text", "hund"]
-    *said, done = alice.feed("door", sent)
-    hits = [one for one in said if isinstance(one, WatchHit)]
+def test_a_feed_yields_the_hits_of_your_own_watches(alice: Client, bob: Client) -> None:
+    watch = create(alice, label="line\u2028end")
+    sent = [Item("a cat", id="first", time="noon"), "a dog", b"not a text", "hund"]
+    *events, done = alice.feed("door", sent)
+    hits = [one for one in events if isinstance(one, WatchHit)]
     assert [(one.watch, one.frame, one.time) for one in hits] == [
         (watch.id, "first", "noon"),
         (watch.id, 1, None),
         (watch.id, 3, None),
     ]
     assert {one.label for one in hits} == {"line\u2028end"}
-    assert isinstance(said[2], FrameError)
-    assert (said[2].frame, said[2].error.code) == (2, "not_a_picture_model")
+    assert isinstance(events[2], FrameError)
+    assert (events[2].frame, events[2].error.code) == (2, "not_a_picture_model")
     assert isinstance(done, FeedDone)
     assert done.done.model_dump() == {"frames": 4, "hits": 3, "errors": 1, "dropped": 0}
     assert [type(one) for one in bob.feed("door", TEXTS[:1])] == [FeedDone]
 
 
-def test_a_feed_acknowledges_frames_before_the_next_is_there(alice: Client) -> None:
-    made(alice)
+def test_a_feed_acknowledges_a_frame_before_the_next_is_available(alice: Client) -> None:
+    create(alice)
     answered = threading.Event()
 
     def frames() -> Iterator[str]:
@@ -185,8 +182,8 @@ def test_a_feed_acknowledges_frames_before_the_next_is_there(alice: Client) -> N
     assert isinstance(next(feed), FeedDone)
 
 
-def test_a_feed_closed_early_gives_its_place_back(alice: Client) -> None:
-    made(alice)
+def test_closing_a_feed_frees_its_slot(alice: Client) -> None:
+    create(alice)
     feed = alice.feed("door", (text for _ in range(10**9) for text in TEXTS))
     next(feed)
     feed.close()
@@ -194,41 +191,41 @@ def test_a_feed_closed_early_gives_its_place_back(alice: Client) -> None:
     assert isinstance(list(alice.feed("door", TEXTS))[-1], FeedDone)
 
 
-def test_a_listener_hears_hits_of_others_feeds_until_the_watch_ends(
+def test_a_listener_receives_hits_of_other_clients_until_the_watch_ends(
     alice: Client, bob: Client
 ) -> None:
-    watch = made(alice)
-    heard = alice.listen(watch.id)
-    assert next(heard) == Listening(listening=watch.id)
+    watch = create(alice)
+    events = alice.listen(watch.id)
+    assert next(events) == Listening(listening=watch.id)
     assert isinstance(list(bob.feed("door", TEXTS))[-1], FeedDone)
-    assert {one.frame for one in islice(heard, 4)} == {0, 1, 2, 3}
+    assert {one.frame for one in islice(events, 4)} == {0, 1, 2, 3}
     alice.delete_watch(watch.id)
-    assert list(heard) == [Ended(end="deleted")]
+    assert list(events) == [Ended(end="deleted")]
 
 
-def test_a_listener_that_lost_its_connection_says_that_it_listens_anew(
+def test_a_listener_reconnects_after_a_lost_connection(
     url: str, alice: Client, bob: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watches, "_RELISTEN_SECONDS", 0.1)
-    watch = made(alice)
-    with relayed(url) as relay, Client(relay.url, token=ALICE, patience=30) as client:
-        heard = client.listen(watch.id)
-        assert isinstance(next(heard), Listening)
+    monkeypatch.setattr(watches, "_RECONNECT_SECONDS", 0.1)
+    watch = create(alice)
+    with relayed(url) as relay, Client(relay.url, token=ALICE, retry_seconds=30) as client:
+        events = client.listen(watch.id)
+        assert isinstance(next(events), Listening)
         relay.cut()
-        assert next(heard) == Listening(listening=watch.id)
+        assert next(events) == Listening(listening=watch.id)
         assert relay.connections >= 2
         list(bob.feed("door", TEXTS[:1]))
-        assert isinstance(next(heard), WatchHit)
+        assert isinstance(next(events), WatchHit)
         relay.cut()
         alice.delete_watch(watch.id)
-        with pytest.raises(RefusedError, match="watch"):  # it ended meanwhile
-            list(heard)
+        with pytest.raises(RejectedError, match="watch"):  # it was deleted in the meantime
+            list(events)
 
 
-def test_a_listener_closed_early_gives_its_place_back(alice: Client) -> None:
-    watch = made(alice)
+def test_closing_a_listener_frees_its_slot(alice: Client) -> None:
+    watch = create(alice)
     for _ in range(2):
-        heard = alice.listen(watch.id)
-        assert isinstance(next(heard), Listening)
-        heard.close()
+        events = alice.listen(watch.id)
+        assert isinstance(next(events), Listening)
+        events.close()
         time.sleep(0.2)

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.serving.at_the_page import image
 from tests.serving.in_process import application, ask, refusal
+from tests.serving.page_driver import image
 from tests.tiny_bundle import write
 
 MAX_BODY = 100_000

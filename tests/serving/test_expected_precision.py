@@ -8,8 +8,8 @@ import pytest
 from launch.commands.index import index
 from serving.client import Client
 from serving.schemas import Answer
-from tests.serving.at_the_page import image
 from tests.serving.in_process import application, ask, listening
+from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write, write_of_format_2
 

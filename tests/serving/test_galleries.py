@@ -1,6 +1,6 @@
-"""Galleries: made by the command, searched over HTTP; equal to the bundle's own answers.
+"""Galleries: built by `kway index` and searched over HTTP, with the same scores as queries.
 
-The routes and the service are real and run in this process; no server and no Ray is started.
+The real routes and service run in this process, without a server and without Ray.
 """
 
 import json
@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from launch.commands import index
+from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import IndexOptions, IndexResult, index_collection
 from serving.galleries.collection import open_collection
@@ -35,7 +35,13 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import LossSpec
 
 NUM = 23
-ODD = ("new\nline.png", "tab\t'quote\".png", "猫 🐶.png", "[markup].png", os.fsdecode(b"\xff.png"))
+UNUSUAL_NAMES = (
+    "new\nline.png",
+    "tab\t'quote\".png",
+    "猫 🐶.png",
+    "[markup].png",
+    os.fsdecode(b"\xff.png"),
+)
 
 
 def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") -> bytes:
@@ -44,13 +50,13 @@ def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") ->
 
 
 def fill(folder: Path, num: int = NUM) -> Path:
-    """Images at three depths, of odd names, and twice the same image, which makes ties."""
-    for place in range(num):
-        inside = folder / ("", "cats", "cats/deep")[place % 3]
-        inside.mkdir(parents=True, exist_ok=True)
-        (inside / f"{place}.png").write_bytes(image(place % (num - 5)))
-    for place, name in enumerate(ODD):
-        (folder / name).write_bytes(image(100 + place))
+    """Write images at three depths, with unusual names, and with duplicates, which cause ties."""
+    for index in range(num):
+        subfolder = folder / ("", "cats", "cats/deep")[index % 3]
+        subfolder.mkdir(parents=True, exist_ok=True)
+        (subfolder / f"{index}.png").write_bytes(image(index % (num - 5)))
+    for index, name in enumerate(UNUSUAL_NAMES):
+        (folder / name).write_bytes(image(100 + index))
     return folder
 
 
@@ -72,17 +78,17 @@ def gallery(bundle: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def command(*arguments: object) -> str:
-    """What `kway index` prints, its last line being the summary."""
+    """Run `kway index` and return its output. The last line is the summary."""
     app = typer.Typer()
-    app.command()(index.index)
-    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if ran.exception is not None:
-        raise ran.exception
-    return ran.stderr + ran.stdout
+    app.command()(index_command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.stderr + result.stdout
 
 
 def summary(output: str) -> list[int]:
-    """Items, computed, kept, dropped: of the last line."""
+    """Return [items, computed, reused, dropped] from the last line."""
     words = output.splitlines()[-1].rpartition(": ")[2].split(", ")
     return [int(word.split()[0].replace(",", "")) for word in words[:4]]
 
@@ -99,50 +105,50 @@ def unreadable(path: Path) -> dict[str, str]:
 Ask = Callable[..., httpx.Response]
 
 
-def served(bundle: Path, **galleries: Path) -> Ask:
-    """Sends one request to the routes of a server of `bundle`."""
+def requester(bundle: Path, **galleries: Path) -> Ask:
+    """Return a function that sends a request to an application that serves `bundle`."""
     return partial(in_process.ask, application(bundle, galleries=galleries))
 
 
 @pytest.fixture(scope="module")
 def ask(bundle: Path, gallery: Path) -> Ask:
-    return served(bundle, pets=gallery)
+    return requester(bundle, pets=gallery)
 
 
 def search(ask: Ask, **body: object) -> dict:
-    answer = ask("POST", "/v1/galleries/pets/search", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = ask("POST", "/v1/galleries/pets/search", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-# ---------------------------------------------------------------------------- making
+# ---------------------------------------------------------------------------- indexing
 
 
-def test_every_readable_image_is_in_the_gallery_in_one_order(gallery: Path, folder: Path) -> None:
-    wanted = [path.relative_to(folder) for path in folder.rglob("*.png")]
-    assert names(gallery) == [str(path) for path in sorted(wanted, key=lambda path: path.parts)]
-    assert len(names(gallery)) == NUM + len(ODD)
+def test_a_gallery_contains_every_readable_image_in_path_order(gallery: Path, folder: Path) -> None:
+    paths = [path.relative_to(folder) for path in folder.rglob("*.png")]
+    assert names(gallery) == [str(path) for path in sorted(paths, key=lambda path: path.parts)]
+    assert len(names(gallery)) == NUM + len(UNUSUAL_NAMES)
     assert not gallery.with_name("pets.partial").exists()
 
 
-def test_features_are_those_of_each_image_alone(gallery: Path, folder: Path, bundle: Path) -> None:
+def test_features_are_independent_of_the_batch(gallery: Path, folder: Path, bundle: Path) -> None:
     model = Model.open(bundle)
-    found = load_file(gallery / "features.safetensors")["matrix"]
-    assert found.shape == (NUM + len(ODD), DIM)
-    for name, row in zip(names(gallery), found, strict=True):
-        alone = model.features([model.prepare((folder / name).read_bytes())])[0]
-        torch.testing.assert_close(torch.from_numpy(row), alone)
+    features = load_file(gallery / "features.safetensors")["matrix"]
+    assert features.shape == (NUM + len(UNUSUAL_NAMES), DIM)
+    for name, row in zip(names(gallery), features, strict=True):
+        expected = model.features([model.prepare((folder / name).read_bytes())])[0]
+        torch.testing.assert_close(torch.from_numpy(row), expected)
 
 
-def test_only_what_is_new_or_changed_is_computed(bundle: Path, tmp_path: Path) -> None:
+def test_only_new_and_changed_items_are_computed(bundle: Path, tmp_path: Path) -> None:
     folder, path = fill(tmp_path / "in", 9), tmp_path / "out"
     assert summary(command(bundle, folder, "-o", path)) == [14, 14, 0, 0]
-    before = (path / "gallery.json").stat().st_ino
+    inode = (path / "gallery.json").stat().st_ino
     assert summary(command(bundle, folder, "-o", path)) == [14, 0, 14, 0]
-    assert (path / "gallery.json").stat().st_ino == before  # nothing was written again
+    assert (path / "gallery.json").stat().st_ino == inode  # the gallery was not written again
 
-    (folder / "cats" / "1.png").write_bytes(image(200, 21))  # of another size
-    os.utime(folder / "3.png", ns=(0, 0))  # of another time
+    (folder / "cats" / "1.png").write_bytes(image(200, 21))  # different size
+    os.utime(folder / "3.png", ns=(0, 0))  # different modification time
     (folder / "0.png").unlink()
     (folder / "cats" / "deep" / "new.jpg").write_bytes(image(201, ending=".jpg"))
     (folder / "a.webp").write_bytes(image(202, ending=".webp"))
@@ -179,7 +185,7 @@ index_collection(
 """
 
 
-def test_a_killed_run_is_gone_on_with(
+def test_a_killed_run_can_be_resumed(
     bundle: Path, folder: Path, gallery: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
@@ -193,15 +199,14 @@ def test_a_killed_run_is_gone_on_with(
         try:
             assert running.stdout is not None
             assert running.stdout.readline() == b"8\n"
-            busy = "is being written by another kway index: wait for it"
-            with pytest.raises(ValueError, match=busy):
+            with pytest.raises(ValueError, match="is being written by another kway index"):
                 command(bundle, folder, "-o", path)
         finally:
             running.kill()
     assert not path.exists()
 
-    (folder / "first.png").write_bytes(image(7))  # stands before all that was computed
-    total = NUM + len(ODD)
+    (folder / "first.png").write_bytes(image(7))  # sorted before all items that were computed
+    total = NUM + len(UNUSUAL_NAMES)
     try:
         assert summary(command(bundle, folder, "-o", path)) == [total + 1, total - 7, 8, 0]
     finally:
@@ -211,7 +216,7 @@ def test_a_killed_run_is_gone_on_with(
     assert (path / "items.jsonl").read_bytes() == (gallery / "items.jsonl").read_bytes()
 
 
-def test_an_interrupted_run_loses_nothing_and_leaves_no_half_gallery(
+def test_an_interrupted_run_keeps_all_results_and_publishes_nothing(
     bundle: Path, folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
@@ -222,15 +227,15 @@ def test_an_interrupted_run_loses_nothing_and_leaves_no_half_gallery(
 
     def run(report: Callable[[int, int], None]) -> IndexResult:
         opened = open_collection(folder, "images")
-        how = IndexOptions(batch_size=4)
-        return index_collection(Model.open(bundle), opened, path, how, computing=report)
+        options = IndexOptions(batch_size=4)
+        return index_collection(Model.open(bundle), opened, path, options, computing=report)
 
     with pytest.raises(KeyboardInterrupt):
         run(interrupt)
     assert not path.exists()
-    done: list[tuple[int, int]] = []
-    assert run(lambda *so_far: done.append(so_far)).kept == 12
-    assert done[-1] == (NUM + len(ODD) - 12,) * 2
+    progress: list[tuple[int, int]] = []
+    assert run(lambda *counts: progress.append(counts)).reused == 12
+    assert progress[-1] == (NUM + len(UNUSUAL_NAMES) - 12,) * 2
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(bundle: Path, tmp_path: Path) -> None:
@@ -243,11 +248,11 @@ def test_a_kill_between_the_two_renames_loses_nothing(bundle: Path, tmp_path: Pa
     assert not work.exists()
 
 
-def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path) -> None:
+def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -> None:
     folder, path = fill(tmp_path / "in", 6), tmp_path / "out"
     (tmp_path / "secret.png").write_bytes(image(1))
     (folder / "cut.png").write_bytes(image(0)[:60])
-    (folder / "text.jpg").write_bytes(b"no image")
+    (folder / "text.jpg").write_bytes(b"not an image")
     (folder / "notes.txt").write_bytes(b"")
     (folder / ".hidden").mkdir()
     (folder / ".hidden" / "1.png").write_bytes(image(1))
@@ -261,8 +266,8 @@ def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path)
     assert "in.png" in names(path)
     reasons = unreadable(path)
     assert set(reasons) == {"cut.png", "text.jpg", "pipe.png", "out.png", "nowhere.png"}
-    assert reasons["out.png"] == "a link out of the folder"
-    assert reasons["pipe.png"] == "no regular file"
+    assert reasons["out.png"] == "link to a file outside the folder"
+    assert reasons["pipe.png"] == "not a regular file"
     assert "skipped: text.jpg: " in output
     assert "warning: skipped 5 unreadable images, listed in" in output
     assert "note: ignored 3 other files" in output
@@ -275,31 +280,32 @@ def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path)
 
 
 class _Overflowing(Model):
-    """Gives the first input of each batch features that are no numbers."""
+    """Returns infinite features for the first input of each batch."""
 
     def features(self, prepared: Sequence[Any]) -> Tensor:
         return super().features(prepared).index_fill(0, torch.tensor(0), float("inf"))
 
 
-def test_features_that_are_not_finite_do_not_enter_a_gallery(bundle: Path, tmp_path: Path) -> None:
+def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) -> None:
     images = open_collection(fill(tmp_path / "in", 6), "images")
-    how = IndexOptions(batch_size=4)
-    done = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", how)
-    assert (done.computed, done.info.num_items, done.info.unreadable) == (8, 8, 3)
-    assert set(unreadable(tmp_path / "out").values()) == {"the model gives it no finite features"}
+    options = IndexOptions(batch_size=4)
+    result = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", options)
+    assert (result.computed, result.info.num_items, result.info.unreadable) == (8, 8, 3)
+    (reason,) = set(unreadable(tmp_path / "out").values())
+    assert "not finite" in reason
     assert np.isfinite(load_file(tmp_path / "out" / "features.safetensors")["matrix"]).all()
 
 
-def test_nothing_to_index_is_an_error(bundle: Path, tmp_path: Path) -> None:
+def test_invalid_collections_and_output_paths_are_rejected(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no images: there is nothing to index"):
+    with pytest.raises(ValueError, match="empty contains no images"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     (tmp_path / "empty" / "a.png").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"a\.png cannot be read \(not an image"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="is no folder: the model reads images"):
+    with pytest.raises(FileNotFoundError, match="is not a folder: the model reads images"):
         command(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
-    with pytest.raises(ValueError, match="is no gallery: name another place"):
+    with pytest.raises(ValueError, match="is not a gallery: pass another path"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "empty")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
@@ -310,9 +316,9 @@ def test_a_gallery_of_another_folder_is_not_overwritten(
     moved = fill(tmp_path / "moved", 6)
     path = tmp_path / "out"
     command(bundle, moved, "-o", path)
-    with pytest.raises(ValueError, match=r"out was made of .*moved, not of .*--force"):
+    with pytest.raises(ValueError, match=r"out was created from .*moved, not from .*--force"):
         command(bundle, folder, "-o", path)
-    with pytest.raises(ValueError, match="was made with thumbnails"):
+    with pytest.raises(ValueError, match="was created with --thumbnails"):
         command(bundle, moved, "-o", path, "--no-thumbnails")
     moved.rename(tmp_path / "again")
     assert summary(command(bundle, tmp_path / "again", "-o", path, "--force"))[1:] == [0, 11, 0]
@@ -334,13 +340,13 @@ def another_backbone(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return write(path)
 
 
-def test_features_of_another_backbone_are_refused(
+def test_features_of_another_backbone_are_rejected(
     bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = another_backbone(tmp_path / "other", monkeypatch)
-    with pytest.raises(ValueError, match="pets holds features of another backbone"):
+    with pytest.raises(ValueError, match="pets contains features of another backbone"):
         Gallery(gallery, Bundle.open(other))
-    with pytest.raises(ValueError, match="pets holds features of another backbone"):
+    with pytest.raises(ValueError, match="pets contains features of another backbone"):
         command(other, folder, "-o", gallery)
     changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
     with pytest.raises(ValueError, match="or of other preprocessing"):
@@ -351,7 +357,7 @@ def _image(bundle: Path) -> dict:
     return json.loads((bundle / "bundle.json").read_text())["model"]["image"]
 
 
-def test_another_head_on_the_same_backbone_is_welcome(gallery: Path, tmp_path: Path) -> None:
+def test_another_head_of_the_same_backbone_is_accepted(gallery: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", blocks=[torch.zeros(len(NAMES), DIM + 1)])
     Gallery(gallery, Bundle.open(head)).verify()
 
@@ -365,19 +371,19 @@ def test_another_head_on_the_same_backbone_is_welcome(gallery: Path, tmp_path: P
         ("features.safetensors", lambda data: data[:-1] + b"!", "features.safetensors does not m"),
         ("gallery.json", lambda data: data[:-40], "gallery.json is damaged"),
         ("gallery.json", lambda data: data.replace(b'"dim": 16', b'"dim": 17'), "other backbone"),
-        ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "not hold F32"),
+        ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "is not F32"),
         ("gallery.json", lambda data: data.replace(b'"dim"', b'"dims"'), "gallery.json: dim: Fie"),
-        ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 2'), "gallery of format 2"),
+        ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 2'), "gallery format 2"),
         (
             "gallery.json",
             lambda data: data.replace(b'"items.jsonl"', b'"../x"'),
-            "files has to nam",
+            "files must list",
         ),
-        ("offsets.safetensors", lambda data: None, "lacks offsets.safetensors"),
-        ("gallery.json", lambda data: None, "is no gallery: it has no gallery.json"),
+        ("offsets.safetensors", lambda data: None, "offsets.safetensors is missing"),
+        ("gallery.json", lambda data: None, "is not a gallery: gallery.json is missing"),
     ],
 )
-def test_a_damaged_gallery_is_refused_by_name(
+def test_errors_for_a_damaged_gallery_name_the_file(
     gallery: Path,
     bundle: Path,
     tmp_path: Path,
@@ -402,48 +408,48 @@ def test_a_damaged_gallery_is_refused_by_name(
 # ---------------------------------------------------------------------------- searching
 
 
-def test_scores_and_matches_are_those_of_a_query_for_every_item(
+def test_a_search_returns_the_scores_and_matches_of_queries(
     ask: Ask, gallery: Path, folder: Path
 ) -> None:
-    asked = {"classes": list(WAYS_TO_ASK), "recall": 0.9}
+    fields = {"classes": list(WAYS_TO_ASK), "recall": 0.9}
     everything = search(ask, classes=list(WAYS_TO_ASK), limit=1000)
-    matching = search(ask, **asked, limit=1000)
-    assert everything["num_items"] == NUM + len(ODD)
-    for place, file in enumerate(names(gallery)):
-        sent = {"data": asked, "files": [("images", ("a", (folder / file).read_bytes()))]}
-        verdicts = ask("POST", "/v1/query", **sent).json()["results"][0]["verdicts"]
+    matching = search(ask, **fields, limit=1000)
+    assert everything["num_items"] == NUM + len(UNUSUAL_NAMES)
+    for index, file in enumerate(names(gallery)):
+        request = {"data": fields, "files": [("images", ("a", (folder / file).read_bytes()))]}
+        verdicts = ask("POST", "/v1/query", **request).json()["results"][0]["verdicts"]
         for verdict, every, some in zip(
             verdicts, everything["results"], matching["results"], strict=True
         ):
-            (hit,) = [hit for hit in every["hits"] if hit["item"] == place]
+            (hit,) = [hit for hit in every["hits"] if hit["item"] == index]
             assert hit["score"] == pytest.approx(verdict["score"], rel=1e-5, abs=1e-5)
             assert hit["match"] is None
-            found = [hit for hit in some["hits"] if hit["item"] == place]
+            found = [hit for hit in some["hits"] if hit["item"] == index]
             assert [hit["match"] for hit in found] == [True] * verdict["match"]
             for hit in found:
-                same = ("class", "class_id", "threshold", "threshold_source")
-                assert [hit[key] for key in same] == [verdict[key] for key in same]
+                keys = ("class", "class_id", "threshold", "threshold_source")
+                assert [hit[key] for key in keys] == [verdict[key] for key in keys]
     assert 0 < sum(result["matches"] for result in matching["results"]) < 7 * NUM
 
 
-def test_pages_join_to_the_whole_and_equal_scores_stand_in_the_order_of_items(ask: Ask) -> None:
-    (whole,) = search(ask, classes=["husky"], limit=1000)["results"]
-    order = [(-hit["score"], hit["item"]) for hit in whole["hits"]]
+def test_pages_are_consistent_and_ties_are_in_item_order(ask: Ask) -> None:
+    (complete,) = search(ask, classes=["husky"], limit=1000)["results"]
+    order = [(-hit["score"], hit["item"]) for hit in complete["hits"]]
     assert order == sorted(order)
-    assert len({score for score, _ in order}) == len(order) - 5  # the images that stand twice
+    assert len({score for score, _ in order}) == len(order) - 5  # the duplicates
     pages = [
         search(ask, classes=["husky"], limit=4, offset=offset)["results"][0]
         for offset in range(0, len(order) + 4, 4)
     ]
-    assert [hit for page in pages for hit in page["hits"]] == whole["hits"]
+    assert [hit for page in pages for hit in page["hits"]] == complete["hits"]
     assert {page["total"] for page in pages} == {len(order)}
     assert pages[-1]["hits"] == []
 
-    bar = whole["hits"][9]["score"]
-    (some,) = search(ask, classes=["husky"], threshold=bar, limit=7, offset=5)["results"]
-    reach = sum(hit["score"] >= bar for hit in whole["hits"])
-    assert (some["matches"], some["total"]) == (reach, reach)
-    assert [hit["item"] for hit in some["hits"]] == [item for _, item in order[5:reach]]
+    threshold = complete["hits"][9]["score"]
+    (some,) = search(ask, classes=["husky"], threshold=threshold, limit=7, offset=5)["results"]
+    num_matches = sum(hit["score"] >= threshold for hit in complete["hits"])
+    assert (some["matches"], some["total"]) == (num_matches, num_matches)
+    assert [hit["item"] for hit in some["hits"]] == [item for _, item in order[5:num_matches]]
     (none,) = search(ask, classes=[0], threshold=1e9)["results"]
     assert none == {
         "class": "husky",
@@ -461,34 +467,34 @@ def test_pages_join_to_the_whole_and_equal_scores_stand_in_the_order_of_items(as
     }
 
 
-def test_names_are_told_whatever_they_hold(ask: Ask, gallery: Path) -> None:
-    (found,) = search(ask, classes=[0], limit=1000)["results"]
-    told = {hit["item"]: hit["name"] for hit in found["hits"]}
-    assert [told[place] for place in range(len(told))] == [
+def test_names_that_are_not_utf8_are_escaped(ask: Ask, gallery: Path) -> None:
+    (result,) = search(ask, classes=[0], limit=1000)["results"]
+    by_item = {hit["item"]: hit["name"] for hit in result["hits"]}
+    assert [by_item[index] for index in range(len(by_item))] == [
         name.replace("\udcff", "\\xff") for name in names(gallery)
     ]
 
 
-def test_a_thumbnail_is_a_small_image_of_its_item(ask: Ask, bundle: Path, tmp_path: Path) -> None:
+def test_a_thumbnail_is_a_reduced_image_of_its_item(ask: Ask, bundle: Path, tmp_path: Path) -> None:
     pixels = np.zeros((400, 1000, 3), np.uint8)
-    pixels[:, :500] = (0, 0, 255)  # red, on the left
+    pixels[:, :500] = (0, 0, 255)  # red on the left
     for name in ("a.jpg", "b.png", "c.bmp"):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(cv2.imencode(name[1:], pixels)[1].tobytes())
     (tmp_path / "in" / "d.png").write_bytes(image(1))
     command(bundle, tmp_path / "in", "-o", tmp_path / "out")
     command(bundle, tmp_path / "in", "-o", tmp_path / "bare", "--no-thumbnails")
-    ask = served(bundle, big=tmp_path / "out", bare=tmp_path / "bare")
-    for place, size in enumerate([(64, 160), (64, 160), (64, 160), (20, 30)]):
-        answer = ask("GET", f"/v1/galleries/big/items/{place}/thumbnail")
-        assert answer.headers["content-type"] == "image/jpeg"
-        small = cv2.imdecode(np.frombuffer(answer.content, np.uint8), cv2.IMREAD_COLOR)
+    ask = requester(bundle, big=tmp_path / "out", bare=tmp_path / "bare")
+    for index, size in enumerate([(64, 160), (64, 160), (64, 160), (20, 30)]):
+        response = ask("GET", f"/v1/galleries/big/items/{index}/thumbnail")
+        assert response.headers["content-type"] == "image/jpeg"
+        small = cv2.imdecode(np.frombuffer(response.content, np.uint8), cv2.IMREAD_COLOR)
         assert small.shape[:2] == size
-        if place < 3:
+        if index < 3:
             assert abs(small[30, 20].astype(int) - (0, 0, 255)).max() < 20
             assert small[30, 140].max() < 20
-    refused = ask("GET", "/v1/galleries/bare/items/0/thumbnail")
-    assert refusal(refused) == (404, "no_thumbnail")
+    response = ask("GET", "/v1/galleries/bare/items/0/thumbnail")
+    assert refusal(response) == (404, "no_thumbnail")
 
 
 def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
@@ -525,42 +531,44 @@ def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
         ("cats/items/0/thumbnail", None, 404, "unknown_gallery"),
     ],
 )
-def test_bad_requests_are_refused_with_a_reason(
+def test_invalid_requests_are_rejected_with_an_error_code(
     ask: Ask, path: str, body: bytes | None, status: int, code: str
 ) -> None:
     method = "GET" if body is None else "POST"
-    answer = ask(method, f"/v1/galleries/{path}", content=body)
-    assert refusal(answer) == (status, code), answer.text
+    response = ask(method, f"/v1/galleries/{path}", content=body)
+    assert refusal(response) == (status, code), response.text
     if code == "unknown_gallery":
-        assert "pets" in answer.json()["error"]["message"]
+        assert "pets" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_read_only_features_score_as_the_bundle_does(tmp_path: Path, kind: str, bias: bool) -> None:
+def test_class_scores_of_read_only_features_equal_those_of_the_bundle(
+    tmp_path: Path, kind: str, bias: bool
+) -> None:
     loss = LossSpec(kind="x", aligned=False, score=kind, eps=0.5)
     opened = Bundle.open(write(tmp_path / "b", bias=bias, changes={"loss": loss.model_dump()}))
     features = torch.randn(1000, DIM)
     mapped = features.numpy()
     mapped.flags.writeable = False
     for class_id in range(len(NAMES)):
-        found = class_scores(mapped, opened.rows([class_id]), opened.spec.logits, loss)
+        actual = class_scores(mapped, opened.rows([class_id]), opened.spec.logits, loss)
         expected = opened.scores(features, [class_id])[:, 0]
-        torch.testing.assert_close(torch.from_numpy(found), expected)
+        torch.testing.assert_close(torch.from_numpy(actual), expected)
 
 
-def test_the_best_are_found_whatever_ties_there_are() -> None:
+def test_best_breaks_ties_by_index() -> None:
     for seed in range(30):
         scores = np.random.default_rng(seed).integers(0, 1 + seed, 200).astype(np.float32)
-        order = sorted(range(200), key=lambda place: (-scores[place], place))
+        order = sorted(range(200), key=lambda index: (-scores[index], index))
         for count in (1, 17, 199, 200, 500):
             assert best(scores, count).tolist() == order[:count]
         ranking = Ranking(scores)
         assert ranking.page(190, 50) == order[190:]
-        assert ranking.reaching(3.0) == (scores >= 3).sum()
+        assert ranking.count_reaching(3.0) == (scores >= 3).sum()
 
 
-def test_a_page_beyond_those_that_were_sorted_at_first_is_right() -> None:
+def test_pages_beyond_the_sorted_part_are_correct() -> None:
     scores = np.random.default_rng(0).normal(size=5000).astype(np.float32)
     order = np.argsort(-scores, kind="stable").tolist()
     ranking = Ranking(scores)
@@ -568,52 +576,52 @@ def test_a_page_beyond_those_that_were_sorted_at_first_is_right() -> None:
         assert ranking.page(offset, 30) == order[offset : offset + 30]
 
 
-def test_scores_of_recent_classes_are_kept_within_a_bound(bundle: Path, gallery: Path) -> None:
+def test_scores_of_recent_classes_are_cached_within_a_limit(bundle: Path, gallery: Path) -> None:
     from serving.answer import make_query
 
     opened = Bundle.open(bundle)
-    room = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
-    galleries = Galleries({"pets": gallery}, opened, cache_bytes=room)
-    for asked in ([0], [1], [2], [0], [3]):
-        galleries.search("pets", make_query(opened, asked), offset=0, limit=1)
-    assert list(galleries._rankings._held) == [("pets", 2), ("pets", 0), ("pets", 3)]
+    cache_bytes = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
+    galleries = Galleries({"pets": gallery}, opened, cache_bytes=cache_bytes)
+    for classes in ([0], [1], [2], [0], [3]):
+        galleries.search("pets", make_query(opened, classes), offset=0, limit=1)
+    assert list(galleries._rankings._rankings) == [("pets", 2), ("pets", 0), ("pets", 3)]
 
 
 # ---------------------------------------------------------------------------- texts
 
 
-def test_a_file_of_texts_is_indexed_and_grows(tmp_path: Path) -> None:
+def test_a_file_of_texts_can_be_indexed_and_extended(tmp_path: Path) -> None:
     bundle = write_of_texts(tmp_path / "texts")
     file, path = tmp_path / "lines.txt", tmp_path / "out"
     file.write_bytes("\ufeffa cat\r\nand a dog\n\n猫 🐶\n".encode() + b"\xff\n" + b"hund")
     output = command(bundle, file, "-o", path)
     assert summary(output) == [5, 5, 0, 0]
-    assert unreadable(path) == {"5": "not UTF-8 from its byte 0 on"}
+    assert unreadable(path) == {"5": "not valid UTF-8 at byte 0"}
     with file.open("ab") as more:
         more.write(b"\n" + b"a cat and a dog " * 100)
     assert summary(command(bundle, file, "-o", path)) == [6, 1, 5, 0]
 
-    ask = served(bundle, pets=path)
-    (found,) = search(ask, classes=["samoyed"])["results"]
-    hits = {hit["name"]: hit for hit in found["hits"]}
+    ask = requester(bundle, pets=path)
+    (result,) = search(ask, classes=["samoyed"])["results"]
+    hits = {hit["name"]: hit for hit in result["hits"]}
     texts = {"1": "a cat", "2": "and a dog", "3": "", "4": "猫 🐶", "6": "hund"}
     assert {name: hits[name]["text"] for name in texts} == texts
     assert hits["7"]["text"] == ("a cat and a dog " * 100)[:499] + "…"
     for name, text in texts.items():
-        asked = {"classes": ["samoyed"], "texts": [text]}
-        verdict = ask("POST", "/v1/query", json=asked).json()["results"][0]["verdicts"][0]
+        body = {"classes": ["samoyed"], "texts": [text]}
+        verdict = ask("POST", "/v1/query", json=body).json()["results"][0]["verdicts"][0]
         assert hits[name]["score"] == pytest.approx(verdict["score"], rel=1e-4, abs=1e-5)
-    refused = ask("GET", "/v1/galleries/pets/items/0/thumbnail")
-    assert refusal(refused) == (404, "no_thumbnail")
+    response = ask("GET", "/v1/galleries/pets/items/0/thumbnail")
+    assert refusal(response) == (404, "no_thumbnail")
 
-    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # what follows an inserted line moves
+    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # the lines after an inserted line change
     assert summary(command(bundle, file, "-o", path))[0] == 7
-    with pytest.raises(FileNotFoundError, match="is no file: the model reads texts"):
+    with pytest.raises(FileNotFoundError, match="is not a file: the model reads texts"):
         command(bundle, tmp_path, "-o", path)
 
 
 @pytest.mark.parametrize("name", ["../a", "", "a/b", "a b", ".", "a" * 65, "a\n"])
-def test_a_gallery_is_named_by_what_can_stand_in_a_url(name: str) -> None:
+def test_gallery_names_must_be_valid_in_urls(name: str) -> None:
     assert ServingConfig(galleries={"b-2.x_Y": Path("/a")}).galleries == {"b-2.x_Y": Path("/a")}
     with pytest.raises(ValueError, match="galleries"):
         ServingConfig(galleries={name: Path("/a")})

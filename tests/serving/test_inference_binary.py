@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.at_the_page import image
 from tests.serving.in_process import application, ask, listening
+from tests.serving.page_driver import image
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
 IMAGES = [image(seed) for seed in range(3)]

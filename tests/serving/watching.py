@@ -1,4 +1,4 @@
-"""What tests of watches share: a server in this process whose work is counted, and two clients."""
+"""Fixtures and helpers of the tests of watches: a server in this process and two clients."""
 
 import base64
 import json
@@ -31,44 +31,44 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 
 def socket_to(url: str, path: str, **headers: str) -> ClientConnection:
-    """A WebSocket; it waits for no message longer than a test may take."""
+    """Open a WebSocket."""
     return connect(url.replace("http", "ws") + path, additional_headers=headers, open_timeout=20)
 
 
-class Feeding:
-    """A feed over HTTP whose body is still open: frames go and lines come back, in turn."""
+class OpenFeed:
+    """A feed over HTTP whose request body is still open: send frames and read lines in turn."""
 
     def __init__(self, opened: socket.socket) -> None:
-        self._socket, self.answer = opened, HTTPResponse(opened)
+        self._socket, self.response = opened, HTTPResponse(opened)
 
     def send(self, lines: bytes) -> None:
         self._socket.sendall(f"{len(lines):x}\r\n".encode() + lines + b"\r\n")
 
     def finish(self) -> None:
-        """The body's end."""
+        """End the request body."""
         self._socket.sendall(b"0\r\n\r\n")
 
     def line(self) -> dict | None:
-        """The next line of the answer; None at its end."""
-        raw = self.answer.readline()
+        """Read the next line of the response; None at its end."""
+        raw = self.response.readline()
         return json.loads(raw) if raw else None
 
 
 @contextmanager
-def feeding(url: str, path: str, token: str = ALICE) -> Iterator[Feeding]:
-    """Open a feed; its answer has begun before any frame is sent."""
+def feeding(url: str, path: str, token: str = ALICE) -> Iterator[OpenFeed]:
+    """Open a feed and read the headers of the response, before any frame is sent."""
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as opened:
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
         kind = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
         opened.sendall((head + kind).encode())
-        feed = Feeding(opened)
-        feed.answer.begin()
+        feed = OpenFeed(opened)
+        feed.response.begin()
         yield feed
 
 
-class Tally:
-    """Counts for the service and for feeds."""
+class Counters:
+    """Counters of the service and of feeds."""
 
     def __init__(self) -> None:
         self.frames: list[str] = []
@@ -87,17 +87,18 @@ class Tally:
     def set_watches(self, count: int) -> None: ...
 
 
-class _Counted:
-    """A model whose forward passes, and products with class weights, are counted."""
+class _ModelCounters:
+    """Counts forward passes of a model and products with class weights. While `gate` is clear,
+    forward passes block."""
 
     def __init__(self, model: Model) -> None:
-        self.begun = self.forwards = self.products = 0
+        self.started = self.forwards = self.products = 0
         self.gate = threading.Event()
         self.gate.set()
         features, scores = model.features, model.bundle.scores
 
         def counted_features(prepared):
-            self.begun += 1
+            self.started += 1
             self.gate.wait(20)
             self.forwards += 1
             return features(prepared)
@@ -110,14 +111,14 @@ class _Counted:
 
 
 class Kway:
-    """A server in this process, and what is counted in it."""
+    """A server in this process, with counters."""
 
     def __init__(self, bundle: Path, tokens: Path | None, **limits: object) -> None:
         config = ServingConfig.model_validate(
             {"threads": torch.get_num_threads(), "token_file": tokens, **limits}
         )
         model = Model.open(bundle)
-        self.model, self.counts = _Counted(model), Tally()
+        self.model, self.counts = _ModelCounters(model), Counters()
         self.board = Board(config)
         self.api = build_api(
             Service(model, config, self.counts),
@@ -139,7 +140,7 @@ class Kway:
 
 @contextmanager
 def running(folder: Path, *, has_tokens: bool = True, **limits: object) -> Iterator[Kway]:
-    """A server of a small model, with tokens for Alice and Bob."""
+    """Start a server with a small model and, by default, with tokens for Alice and Bob."""
     tokens = None
     if has_tokens:
         tokens = folder / "tokens"
@@ -153,7 +154,7 @@ def running(folder: Path, *, has_tokens: bool = True, **limits: object) -> Itera
 
 @pytest.fixture
 def alice(kway: Kway) -> Iterator[httpx.Client]:
-    """A client; its watches, and Bob's, are gone afterwards."""
+    """Alice's client. Her and Bob's watches are deleted afterwards."""
     with kway.client() as client, kway.client(BOB) as bob:
         yield client
         for one in (client, bob):
@@ -164,8 +165,8 @@ def alice(kway: Kway) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def images() -> list[bytes]:
     random = np.random.default_rng(0)
-    made = [random.integers(0, 256, (20, 31), dtype=np.uint8) // (place + 1) for place in range(6)]
-    return [cv2.imencode(".png", image)[1].tobytes() for image in made]
+    pixels = [random.integers(0, 256, (20, 31), dtype=np.uint8) // (i + 1) for i in range(6)]
+    return [cv2.imencode(".png", image)[1].tobytes() for image in pixels]
 
 
 def encoded(image: bytes) -> str:
@@ -177,30 +178,32 @@ def frames(images: list[bytes], **fields: object) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def watch(client: httpx.Client, **fields: object) -> dict:
+def create_watch(client: httpx.Client, **fields: object) -> dict:
     body = {"classes": ["husky"], "threshold": -1e6, "ttl_seconds": 60, **fields}
-    answer = client.post("/v1/watches", json=body)
-    assert answer.status_code == 201, answer.text
-    return answer.json()
+    response = client.post("/v1/watches", json=body)
+    assert response.status_code == 201, response.text
+    return response.json()
 
 
-def send(client: httpx.Client, content: bytes, feed: str = "door", **asked: object) -> list[dict]:
-    answer = client.post(f"/v1/feeds/{feed}", content=content, headers=NDJSON, params=asked)
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line) for line in answer.text.splitlines()]
+def send_frames(
+    client: httpx.Client, content: bytes, feed: str = "door", **params: object
+) -> list[dict]:
+    response = client.post(f"/v1/feeds/{feed}", content=content, headers=NDJSON, params=params)
+    assert response.status_code == 200, response.text
+    return [json.loads(line) for line in response.text.splitlines()]
 
 
-def eventually(happened) -> None:
-    until = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < until
+def eventually(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 @contextmanager
 def listening(client: httpx.Client, watch_id: str) -> Iterator[Iterator[dict]]:
-    with client.stream("GET", f"/v1/watches/{watch_id}/hits") as answer:
-        assert answer.status_code == 200
-        lines = (json.loads(line) for line in answer.iter_lines())
+    with client.stream("GET", f"/v1/watches/{watch_id}/hits") as response:
+        assert response.status_code == 200
+        lines = (json.loads(line) for line in response.iter_lines())
         assert next(lines) == {"listening": watch_id}
         yield lines

@@ -1,4 +1,4 @@
-"""Standing queries through a real server: Ray, its actor, HAProxy and two replicas."""
+"""Watches and feeds on a real server with Ray, its actor, HAProxy and two replicas."""
 
 import asyncio
 import json
@@ -18,10 +18,18 @@ from websockets.sync.client import ClientConnection
 
 from tests.serving.live.servers import LISTENERS, REPLICAS
 from tests.serving.started import Server, SharedServer
-from tests.serving.watching import Feeding, feeding, frames, images, listening, socket_to, watch
+from tests.serving.watching import (
+    OpenFeed,
+    create_watch,
+    feeding,
+    frames,
+    images,
+    listening,
+    socket_to,
+)
 
 __all__ = ["images"]  # a fixture
-HEAD_SECONDS = 7.0
+HEADER_TIMEOUT_SECONDS = 7.0
 HANDSHAKE = {
     "Connection": "Upgrade",
     "Upgrade": "websocket",
@@ -37,7 +45,7 @@ def server(open_server: SharedServer) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
-    """A client; its watches are gone afterwards."""
+    """A client. Its watches are deleted afterwards."""
     with httpx.Client(base_url=server.url, timeout=30) as opened:
         yield opened
         for one in opened.get("/v1/watches").json()["watches"]:
@@ -49,28 +57,31 @@ def processes(server: Server, name: str) -> list[psutil.Process]:
     return [child for child in children if name in child.name()]
 
 
-def eventually(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < until
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def said(socket: ClientConnection) -> dict:
-    """The next line that says more than that the server lives."""
+def receive(socket: ClientConnection) -> dict:
+    """Return the next line that is not a heartbeat."""
     while (line := json.loads(socket.recv(timeout=30))) == {"waiting": True}:
         pass
     return line
 
 
-def assert_hit(line: dict, of: dict) -> None:
-    assert line.get("watch") == of["id"], line
+def assert_hit(line: dict, watch: dict) -> None:
+    assert line.get("watch") == watch["id"], line
 
 
-def is_heard(feed: ClientConnection, listener: ClientConnection, image: bytes, made: dict) -> bool:
-    """Whether a listener hears a frame's hit. It takes a moment until a replica knows of it."""
+def listener_receives(
+    feed: ClientConnection, listener: ClientConnection, image: bytes, made: dict
+) -> bool:
+    """Send a frame and return whether the listener receives its hit. Replicas learn about a new
+    listener with a delay."""
     feed.send(image)
-    assert_hit(said(feed), made)
+    assert_hit(receive(feed), made)
     try:
         line = json.loads(listener.recv(timeout=1))
     except TimeoutError:
@@ -78,17 +89,17 @@ def is_heard(feed: ClientConnection, listener: ClientConnection, image: bytes, m
     return line.get("watch") == made["id"]
 
 
-def test_hits_come_back_through_haproxy_while_the_body_is_still_sent(
+def test_hits_arrive_through_haproxy_before_the_request_body_ends(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(client)
+    made = create_watch(client)
     with feeding(server.url, "/v1/feeds/door?acknowledge=true") as feed:
-        for place, image in enumerate(images):
+        for index, image in enumerate(images):
             feed.send(frames([image]))
-            heard = feed.line()
-            assert heard is not None
-            assert (heard["watch"], heard["frame"]) == (made["id"], place)
-            assert feed.line() == {"answered": place, "hits": 1}
+            hit = feed.line()
+            assert hit is not None
+            assert (hit["watch"], hit["frame"]) == (made["id"], index)
+            assert feed.line() == {"answered": index, "hits": 1}
         feed.finish()
         done = {"frames": len(images), "hits": len(images), "errors": 0, "dropped": 0}
         assert feed.line() == {"done": done}
@@ -96,24 +107,24 @@ def test_hits_come_back_through_haproxy_while_the_body_is_still_sent(
 
 
 @pytest.mark.slow
-def test_a_feed_is_silent_for_longer_than_a_head_may_take_and_goes_on(
+def test_a_feed_may_be_silent_for_longer_than_the_header_timeout(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(client)
+    made = create_watch(client)
     with (
         feeding(server.url, "/v1/feeds/door") as feed,
         socket_to(server.url, "/v1/feeds/gate/frames") as socket,
     ):
-        time.sleep(HEAD_SECONDS + 1)
+        time.sleep(HEADER_TIMEOUT_SECONDS + 1)
         feed.send(frames(images[:1]))
         socket.send(images[0])
-        for heard in (feed.line(), said(socket)):
-            assert heard is not None
-            assert heard["watch"] == made["id"]
-        # And then for longer than a feed may be.
-        heard = feed.line()
-        assert heard is not None
-        assert heard["error"]["code"] == said(socket)["error"]["code"] == "idle"
+        for hit in (feed.line(), receive(socket)):
+            assert hit is not None
+            assert hit["watch"] == made["id"]
+        # Now exceed the idle timeout of feeds.
+        hit = feed.line()
+        assert hit is not None
+        assert hit["error"]["code"] == receive(socket)["error"]["code"] == "idle"
         assert feed.line() is None
         with pytest.raises(ConnectionClosed) as caught:
             socket.recv(timeout=20)
@@ -121,28 +132,28 @@ def test_a_feed_is_silent_for_longer_than_a_head_may_take_and_goes_on(
         assert caught.value.rcvd.code == 4408
 
 
-def test_listeners_over_both_ways_hear_hits_in_order_and_the_end(
+def test_http_and_websocket_listeners_receive_hits_in_order_and_the_end(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(client)
+    made = create_watch(client)
     with (
         listening(client, made["id"]) as lines,
         socket_to(server.url, f"/v1/watches/{made['id']}/live") as socket,
         socket_to(server.url, "/v1/feeds/door/frames") as feed,
         httpx.Client(base_url=server.url) as other,
     ):
-        assert said(socket) == {"listening": made["id"]}
+        assert receive(socket) == {"listening": made["id"]}
         for image in images:
             feed.send(image)
-            assert_hit(said(feed), made)
-        for heard in ([next(lines) for _ in images], [said(socket) for _ in images]):
-            assert [hit["frame"] for hit in heard] == list(range(len(images)))
+            assert_hit(receive(feed), made)
+        for hits in ([next(lines) for _ in images], [receive(socket) for _ in images]):
+            assert [hit["frame"] for hit in hits] == list(range(len(images)))
         other.delete(f"/v1/watches/{made['id']}")
-        assert next(lines) == said(socket) == {"end": "deleted"}
+        assert next(lines) == receive(socket) == {"end": "deleted"}
 
 
-async def joined(url: str) -> AsyncConnection:
-    """A WebSocket, asked for again wherever a replica had no place for it."""
+async def connect_with_retries(url: str) -> AsyncConnection:
+    """Open a WebSocket; retry while the replica is busy."""
     while True:
         try:
             return await connect_async(url)
@@ -156,207 +167,211 @@ def is_busy(status: int, headers: Mapping[str, str]) -> bool:
     return (status, headers.get("retry-after")) == (429, "1")
 
 
-def test_a_handshake_that_a_replica_has_no_place_for_is_answered_429(
+def test_a_busy_replica_answers_a_websocket_handshake_with_429(
     server: Server, client: httpx.Client
 ) -> None:
-    path = f"/v1/watches/{watch(client)['id']}/live"
+    path = f"/v1/watches/{create_watch(client)['id']}/live"
     address = server.url.removeprefix("http://")
 
-    def is_refused() -> bool:
+    def is_rejected() -> bool:
         with ExitStack() as opened:
-            sent = [opened.enter_context(closing(HTTPConnection(address))) for _ in range(40)]
-            # HAProxy then has so many connections to the replicas, and need not open them first.
-            for answer in asked_at_once(server, sent, "/v1/classes", {}):
-                answer.read()
-            answers = asked_at_once(server, sent, path, HANDSHAKE)
-            refused = [answer for answer in answers if answer.status != 101]
-            for answer in refused:
-                assert is_busy(answer.status, answer.headers)
-                assert json.loads(answer.read())["error"]["code"] == "too_busy"
-            return bool(refused)
+            connections = [
+                opened.enter_context(closing(HTTPConnection(address))) for _ in range(40)
+            ]
+            # Open connections from HAProxy to the replicas first, so that it can reuse them.
+            for response in request_at_once(server, connections, "/v1/classes", {}):
+                response.read()
+            responses = request_at_once(server, connections, path, HANDSHAKE)
+            rejected = [response for response in responses if response.status != 101]
+            for response in rejected:
+                assert is_busy(response.status, response.headers)
+                assert json.loads(response.read())["error"]["code"] == "too_busy"
+            return bool(rejected)
 
-    eventually(is_refused)
+    eventually(is_rejected)
 
 
-def asked_at_once(
+def request_at_once(
     server: Server, connections: list[HTTPConnection], path: str, headers: dict[str, str]
 ) -> list[HTTPResponse]:
-    """A replica sees all that it is asked in one moment, when no more than `max_requests` may
-    wait until it looks at them."""
-    with all_stopped(processes(server, "ServeReplica")):
+    """Send a request over each connection so that the replicas receive all of them at once. They
+    reject those beyond `max_requests`."""
+    with suspended(processes(server, "ServeReplica")):
         for connection in connections:
             connection.request("GET", path, headers=headers)
-        time.sleep(0.4)  # until they are there
+        time.sleep(0.4)  # until the requests have arrived
     return [connection.getresponse() for connection in connections]
 
 
 @contextmanager
-def all_stopped(stopped: list[psutil.Process]) -> Iterator[None]:
-    for one in stopped:
+def suspended(processes: list[psutil.Process]) -> Iterator[None]:
+    for one in processes:
         one.suspend()
     try:
         yield
     finally:
-        for one in stopped:
+        for one in processes:
             one.resume()
 
 
-def test_a_server_on_loopback_without_tokens_gives_another_name_no_answer(server: Server) -> None:
-    answer = httpx.get(f"{server.url}/v1/classes", headers={"host": "evil.example"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "other_host")
+def test_a_loopback_server_without_tokens_rejects_other_host_names(server: Server) -> None:
+    response = httpx.get(f"{server.url}/v1/classes", headers={"host": "evil.example"})
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "other_host")
     port = server.url.rpartition(":")[2]
-    answer = httpx.get(f"{server.url}/v1/classes", headers={"host": f"localhost:{port}"})
-    assert answer.status_code == 200
+    response = httpx.get(f"{server.url}/v1/classes", headers={"host": f"localhost:{port}"})
+    assert response.status_code == 200
 
 
-def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_other_requests(
+def test_listeners_on_all_replicas_receive_hits_and_do_not_block_requests(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(client)
+    made = create_watch(client)
     live = f"{server.url.replace('http', 'ws')}/v1/watches/{made['id']}/live"
 
     async def run() -> list[dict]:
-        wanted = REPLICAS * LISTENERS + 10
+        num_sockets = REPLICAS * LISTENERS + 10
         async with asyncio.timeout(60):
-            sockets = await asyncio.gather(*(joined(live) for _ in range(wanted)))
+            sockets = await asyncio.gather(
+                *(connect_with_retries(live) for _ in range(num_sockets))
+            )
             first = [json.loads(await socket.recv()) for socket in sockets]
-            await asyncio.to_thread(ask)
-            heard = [
+            await asyncio.to_thread(send_requests)
+            received = [
                 json.loads(await socket.recv())["frame"]
                 for socket, line in zip(sockets, first, strict=True)
                 if "listening" in line
             ]
-            assert set(heard) == {0}
+            assert set(received) == {0}
             await asyncio.gather(*(socket.close() for socket in sockets))
         return first
 
-    def ask() -> None:
+    def send_requests() -> None:
         for _ in range(4):
             assert client.get("/v1/classes").status_code == 200
         with socket_to(server.url, "/v1/feeds/door/frames") as feed:
             feed.send(images[0])
-            assert_hit(said(feed), made)
+            assert_hit(receive(feed), made)
 
-    def is_of_both() -> bool:
+    def both_replicas_accept() -> bool:
         first = asyncio.run(run())
-        refused = [line["error"]["code"] for line in first if "error" in line]
-        assert set(refused) == {"too_many_listeners"}
-        return len(first) - len(refused) > LISTENERS  # more than one replica takes
+        rejected = [line["error"]["code"] for line in first if "error" in line]
+        assert set(rejected) == {"too_many_listeners"}
+        return len(first) - len(rejected) > LISTENERS  # more than one replica accepts
 
-    eventually(is_of_both)  # HAProxy may not know of the second replica yet
+    eventually(both_replicas_accept)  # HAProxy may not know the second replica yet
 
 
-def test_the_actor_is_killed_and_watches_live_on_while_a_feed_goes_on(
+def test_watches_and_feeds_survive_the_death_of_the_actor(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(client)
+    made = create_watch(client)
     (actor,) = processes(server, "WatchActor")
     with (
         socket_to(server.url, "/v1/feeds/door/frames") as feed,
         socket_to(server.url, f"/v1/watches/{made['id']}/live") as listener,
     ):
-        assert said(listener) == {"listening": made["id"]}
-        eventually(lambda: is_heard(feed, listener, images[0], made))
+        assert receive(listener) == {"listening": made["id"]}
+        eventually(lambda: listener_receives(feed, listener, images[0], made))
         actor.kill()
         feed.send(images[1])
-        assert_hit(said(feed), made)
-        while "error" not in (line := said(listener)):
+        assert_hit(receive(feed), made)
+        while "error" not in (line := receive(listener)):
             assert_hit(line, made)
         assert line["error"]["code"] in ("listener_lost", "watches_down")
 
-        def found() -> bool:
-            answer = client.get("/v1/watches")
-            assert answer.status_code in (200, 503), answer.text
-            return answer.status_code == 200
+        def is_available() -> bool:
+            response = client.get("/v1/watches")
+            assert response.status_code in (200, 503), response.text
+            return response.status_code == 200
 
-        eventually(found)
+        eventually(is_available)
         assert client.get(f"/v1/watches/{made['id']}").json() == made
-        with socket_to(server.url, f"/v1/watches/{made['id']}/live") as again:
-            assert said(again) == {"listening": made["id"]}
+        with socket_to(server.url, f"/v1/watches/{made['id']}/live") as second:
+            assert receive(second) == {"listening": made["id"]}
 
-            def heard() -> bool:
+            def receives_hit() -> bool:
                 feed.send(images[2])
-                assert_hit(said(feed), made)
+                assert_hit(receive(feed), made)
                 try:
-                    return "watch" in json.loads(again.recv(timeout=0.5))
-                except TimeoutError:  # the replica does not know of the listener yet
+                    return "watch" in json.loads(second.recv(timeout=0.5))
+                except TimeoutError:  # the replica does not know the listener yet
                     return False
 
-            eventually(heard)
+            eventually(receives_hit)
     assert [one.pid for one in processes(server, "WatchActor")] != [actor.pid]
 
 
-def test_a_replica_is_killed_and_its_feeds_end_and_new_ones_work(
+def test_feeds_of_a_killed_replica_end_and_new_feeds_work(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(client)
+    made = create_watch(client)
     before = {one.pid: one for one in processes(server, "ServeReplica")}
     assert len(before) == REPLICAS
     with ExitStack() as opened:
         feeds = [opened.enter_context(feeding(server.url, "/v1/feeds/door")) for _ in range(4)]
         for feed in feeds:
             feed.send(frames(images[:1]))
-            heard = feed.line()
-            assert heard is not None
-            assert heard["watch"] == made["id"]
+            hit = feed.line()
+            assert hit is not None
+            assert hit["watch"] == made["id"]
         next(iter(before.values())).kill()
         ended = [is_ended(feed, images[1]) for feed in feeds]
         assert any(ended)
     with feeding(server.url, "/v1/feeds/door") as feed:
         feed.send(frames(images[:1]))
-        heard = feed.line()
-        assert heard is not None
-        assert heard["watch"] == made["id"]
+        hit = feed.line()
+        assert hit is not None
+        assert hit["watch"] == made["id"]
     assert client.get(f"/v1/watches/{made['id']}").json() == made
     eventually(lambda: len(set(pids(server)) - {*before}) == 1)
     with socket_to(server.url, "/v1/feeds/door/frames") as socket:
         socket.send(images[0])
-        assert said(socket)["watch"] == made["id"]
+        assert receive(socket)["watch"] == made["id"]
 
 
 def pids(server: Server) -> list[int]:
     return [one.pid for one in processes(server, "ServeReplica")]
 
 
-def is_ended(feed: Feeding, image: bytes) -> bool:
-    """Whether a feed has ended without its last line; one that goes on answers."""
+def is_ended(feed: OpenFeed, image: bytes) -> bool:
+    """Send a frame and return whether the feed has ended without its last line."""
     try:
         feed.send(frames([image]))
-        heard = feed.line()
+        hit = feed.line()
     except OSError:
         return True
-    if heard is None:
+    if hit is None:
         return True
-    assert "watch" in heard
+    assert "watch" in hit
     return False
 
 
 @pytest.mark.slow
-def test_feeds_of_a_replica_outlast_the_reload_of_haproxy_that_the_loss_of_another_causes(
+def test_feeds_survive_the_reload_of_haproxy_after_the_loss_of_a_replica(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    """With Ray's own setting, HAProxy would end them 120 s after the reload."""
-    watch(client, ttl_seconds=600)
+    """With Ray's default settings, HAProxy would close them 120 s after the reload."""
+    create_watch(client, ttl_seconds=600)
 
-    def both_answer() -> bool:
+    def both_replicas_respond() -> bool:
         client.post("/v1/query")
         counts = re.findall(r"kway_query_requests_total\{.*", client.get("/metrics").text)
         return len({re.findall(r'replica="(\w+)"', line)[0] for line in counts}) == REPLICAS
 
-    eventually(both_answer)  # HAProxy may not know of the second replica yet
+    eventually(both_replicas_respond)  # HAProxy may not know the second replica yet
     with ExitStack() as opened:
         feeds = [opened.enter_context(feeding(server.url, "/v1/feeds/door")) for _ in range(6)]
         processes(server, "ServeReplica")[0].kill()
         feeds = [feed for feed in feeds if not is_ended(feed, images[0])]
         assert feeds
-        most_haproxies, until = 0, time.monotonic() + 150
-        while time.monotonic() < until:
+        max_processes, deadline = 0, time.monotonic() + 150
+        while time.monotonic() < deadline:
             assert [is_ended(feed, images[0]) for feed in feeds] == [False] * len(feeds)
-            most_haproxies = max(most_haproxies, len(processes(server, "haproxy")))
+            max_processes = max(max_processes, len(processes(server, "haproxy")))
             time.sleep(1)
-        assert most_haproxies > 1, "HAProxy did not reload"
+        assert max_processes > 1, "HAProxy did not reload"
         for feed in feeds:
             feed.finish()
-            assert feed.answer.read()
-    # With its last stream, the old process ends.
+            assert feed.response.read()
+    # The old process exits after its last stream.
     eventually(lambda: len(processes(server, "haproxy")) == 1)

@@ -1,8 +1,8 @@
-"""A real Chromium and the servers of the page, for all files of this folder; `tests/conftest.py`
-gives the folder to one worker.
+"""Chromium and the servers that all files of this folder share. `tests/conftest.py` assigns the
+folder to one worker.
 
-The application is the real one in this process; only Ray is not there. Package scope: while the
-browser is open, `asyncio.run` fails in this thread.
+The real application runs in this process, without Ray. The fixtures have package scope, because
+`asyncio.run` fails in this thread while the browser is open.
 """
 
 import os
@@ -14,10 +14,10 @@ from playwright.sync_api import Browser, Page
 from typer import Typer
 from typer.testing import CliRunner
 
-from launch.commands import index
-from tests.serving.at_the_page import NAMES, NUM_ITEMS, TOKEN, image
+from launch.commands.index import index as index_command
 from tests.serving.browsing import chromium, visit
 from tests.serving.in_process import application, listening
+from tests.serving.page_driver import NAMES, NUM_ITEMS, TOKEN, image
 from tests.tiny_bundle import write
 from trainer.bundle.spec import ClassEntry
 
@@ -37,12 +37,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def gallery(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, path = (tmp_path_factory.mktemp(name) for name in ("collection", "galleries"))
-    for place in range(NUM_ITEMS):
-        (folder / f"{place} <i>.png").write_bytes(image(place))
+    for index in range(NUM_ITEMS):
+        (folder / f"{index} <i>.png").write_bytes(image(index))
     app = Typer()
-    app.command()(index.index)
-    made = CliRunner().invoke(app, [str(bundle), str(folder), "-o", str(path / "all")])
-    assert made.exit_code == 0, made.exception
+    app.command()(index_command)
+    result = CliRunner().invoke(app, [str(bundle), str(folder), "-o", str(path / "all")])
+    assert result.exit_code == 0, result.exception
     return path / "all"
 
 

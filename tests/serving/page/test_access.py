@@ -1,4 +1,4 @@
-"""The page before a server that asks for a token, is busy, or is gone."""
+"""The page with a server that requires a token, is busy, or is unreachable."""
 
 import socket
 from pathlib import Path
@@ -6,76 +6,74 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, expect
 
-from tests.serving.at_the_page import (
-    TOKEN,
-    answered,
-    assert_same,
-    choose,
-    give,
-    image,
-    shown,
-)
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
+from tests.serving.page_driver import (
+    TOKEN,
+    add_images,
+    api_verdicts,
+    assert_same_verdicts,
+    choose_classes,
+    image,
+    shown_verdicts,
+)
 
 
-def test_a_server_with_tokens_asks_for_one_and_then_works(
-    browser: Browser, guarded_url: str
-) -> None:
+def test_the_page_prompts_for_a_token_until_it_is_valid(browser: Browser, guarded_url: str) -> None:
     assert httpx.get(f"{guarded_url}/v1/model").status_code == 401
     with visit(browser, guarded_url, is_started=False) as page:
         dialog = page.get_by_role("dialog")
         expect(dialog).to_be_visible()
         page.keyboard.press("Escape")
         expect(dialog).to_be_visible()
-        page.keyboard.type("a-wrong-one-0123456789-0123456789")
+        page.keyboard.type("a-wrong-token-0123456789-0123456789")
         page.keyboard.press("Enter")
-        expect(page.locator("#token-reason")).to_contain_text("does not know the last one")
+        expect(page.locator("#token-reason")).to_contain_text("rejected the last token")
         expect(dialog).to_be_visible()
         page.keyboard.type(TOKEN)
         page.keyboard.press("Enter")
-        expect(page.locator("#rooms")).to_be_visible()
-        choose(page, 0)
-        give(page, image(0))
+        expect(page.locator("#panels")).to_be_visible()
+        choose_classes(page, 0)
+        add_images(page, image(0))
         expect(page.locator(".verdict")).to_have_count(1)
-        kept = page.evaluate(
+        stored = page.evaluate(
             "[localStorage.length, document.cookie, Object.values(sessionStorage)]"
         )
-        assert kept == [0, "", [TOKEN]]
+        assert stored == [0, "", [TOKEN]]
         assert TOKEN not in page.content()
         page.reload()
-        expect(page.locator("#rooms")).to_be_visible()
+        expect(page.locator("#panels")).to_be_visible()
     with visit(browser, guarded_url, is_started=False) as page:
         expect(page.get_by_role("dialog")).to_be_visible()
 
 
-def test_a_busy_server_is_waited_for_in_words_and_then_answers(
-    browser: Browser, bundle: Path
-) -> None:
+def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Path) -> None:
     with listening(application(bundle, max_requests=1)) as url, visit(browser, url) as page:
-        choose(page, 0)
+        choose_classes(page, 0)
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as stream:  # takes the only slot
             head = "POST /v1/query:stream?classes=%230 HTTP/1.1\r\nHost: x\r\n"
             stream.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
             assert stream.recv(4096).startswith(b"HTTP/1.1 200 ")
-            give(page, image(0))
+            add_images(page, image(0))
             expect(page.locator("#waiting")).to_contain_text("The server is busy")
             expect(page.locator(".verdict")).to_have_count(0)
         expect(page.locator(".verdict")).to_have_count(1)
         expect(page.locator("#waiting")).to_be_hidden()
-        assert_same(shown(page), answered(url, [image(0)], classes=[0], recall=0.9))
+        assert_same_verdicts(
+            shown_verdicts(page), api_verdicts(url, [image(0)], classes=[0], recall=0.9)
+        )
 
 
-def test_a_server_that_is_gone_is_told_of_at_the_input_which_can_be_asked_again(
+def test_an_input_reports_an_unreachable_server_and_can_be_retried(
     browser: Browser, bundle: Path
 ) -> None:
     api = application(bundle)
     with listening(api) as url, visit(browser, url) as page:
-        choose(page, 0)
+        choose_classes(page, 0)
         page.context.set_offline(True)
         page.clock.install()
-        give(page, image(0))
+        add_images(page, image(0))
         expect(page.locator("#waiting")).to_contain_text("cannot be reached")
         for _ in range(4):
             page.clock.run_for(5000)

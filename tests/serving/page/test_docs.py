@@ -1,4 +1,4 @@
-"""The page at `/docs`, in a real Chromium against the real application in this process."""
+"""The page at `/docs` in Chromium, served by the real application in this process."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def test_every_operation_is_shown_and_can_be_tried_with_the_token(
+def test_every_operation_is_listed_and_can_be_tried_with_the_token(
     browser: Browser, url: str
 ) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -36,7 +36,7 @@ def test_every_operation_is_shown_and_can_be_tried_with_the_token(
     with visit(browser, f"{url}/", is_started=False) as page:
         page.goto(f"{url}/docs")
         page.locator("#token-input").fill(TOKEN)
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         page.locator(".opblock").first.wait_for()
         shown = {
             (
@@ -53,18 +53,18 @@ def test_every_operation_is_shown_and_can_be_tried_with_the_token(
         expect(model.locator(".live-responses-table")).to_contain_text('"num_classes"')
 
 
-def test_its_files_are_open_and_its_policy_lets_nothing_else_in(url: str) -> None:
+def test_its_files_need_no_token_and_have_a_strict_policy(url: str) -> None:
     for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"):
-        answer = httpx.get(url + path)
-        assert answer.status_code == 200
-        policy = answer.headers["content-security-policy"]
+        response = httpx.get(url + path)
+        assert response.status_code == 200
+        policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
         assert "unsafe" not in policy
         assert httpx.head(url + path).status_code == 200
     assert httpx.get(f"{url}/openapi.json").status_code == 401
 
 
-def test_the_page_names_no_other_host_and_holds_no_program_itself(url: str) -> None:
+def test_the_page_has_no_external_url_and_no_inline_script(url: str) -> None:
     page = httpx.get(f"{url}/docs").text
     assert not re.search(r"https?:|//", page)
     assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == ["", ""]

@@ -1,4 +1,4 @@
-"""How the page's files are served; no browser is needed."""
+"""The files of the page and their headers, without a browser."""
 
 import re
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ def client(url: str) -> Iterator[httpx.Client]:
         yield opened
 
 
-def test_every_file_of_the_page_is_served_with_its_kind_and_a_strict_policy(
+def test_every_file_has_its_media_type_and_a_strict_policy(
     client: httpx.Client,
 ) -> None:
-    kinds = {
+    media_types = {
         "/": "text/html",
         ".css": "text/css",
         ".js": "text/javascript",
@@ -33,17 +33,17 @@ def test_every_file_of_the_page_is_served_with_its_kind_and_a_strict_policy(
     }
     assert len(PATHS) > 10
     for path in PATHS:
-        answer = client.get(path)
-        kind = kinds[path if path == "/" else path[path.rindex(".") :]]
-        assert answer.headers["content-type"].startswith(kind)
-        policy = answer.headers["content-security-policy"]
+        response = client.get(path)
+        media_type = media_types[path if path == "/" else path[path.rindex(".") :]]
+        assert response.headers["content-type"].startswith(media_type)
+        policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
         assert "unsafe" not in policy
         assert "http" not in policy
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["cache-control"] == "no-cache"
-        for known in (answer.headers["etag"], f'"x", W/{answer.headers["etag"]}'):
-            again = client.get(path, headers={"if-none-match": known})
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == "no-cache"
+        for etags in (response.headers["etag"], f'"x", W/{response.headers["etag"]}'):
+            again = client.get(path, headers={"if-none-match": etags})
             assert (again.status_code, again.content) == (304, b"")
             assert again.headers["content-security-policy"] == policy
         assert client.head(path).status_code == 200
@@ -56,7 +56,7 @@ def test_every_file_of_the_page_is_served_with_its_kind_and_a_strict_policy(
         assert client.get(path).status_code == 404
 
 
-def test_the_files_name_nothing_from_elsewhere_and_are_no_part_of_the_api(
+def test_the_files_contain_no_external_urls_and_are_not_in_the_openapi_document(
     client: httpx.Client,
 ) -> None:
     for path in PATHS:

@@ -1,26 +1,26 @@
-"""A gallery at the page: the API's hits, page by page."""
+"""The gallery tab shows the hits of the API, page by page."""
 
 import httpx
 from playwright.sync_api import Page, expect
 
-from tests.serving.at_the_page import (
-    NUM_ITEMS,
-    choose,
-)
 from tests.serving.browsing import until
+from tests.serving.page_driver import (
+    NUM_ITEMS,
+    choose_classes,
+)
 
 
-def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
+def test_a_gallery_shows_the_hits_of_the_api_and_the_items_below_the_threshold(
     page: Page, url: str
 ) -> None:
     search = f"{url}/v1/galleries/all/search"
-    wanted = httpx.post(search, json={"classes": [0], "limit": 1000}).json()["results"][0]["hits"]
-    matches = 30  # two pages of hits, and then some below
-    bar = wanted[matches - 1]["score"]
-    assert bar > wanted[matches]["score"]
-    choose(page, 0)
-    page.get_by_label("Score that decides").fill(repr(bar))
-    page.get_by_role("tab", name="Ask").press("ArrowRight")
+    expected = httpx.post(search, json={"classes": [0], "limit": 1000}).json()["results"][0]["hits"]
+    matches = 30  # two pages of hits; the other items are below the threshold
+    threshold = expected[matches - 1]["score"]
+    assert threshold > expected[matches]["score"]
+    choose_classes(page, 0)
+    page.get_by_label("Score threshold").fill(repr(threshold))
+    page.get_by_role("tab", name="Query").press("ArrowRight")
     hits = page.locator(".hit")
     expect(hits).to_have_count(24)
     more = page.locator(".ranking .button")
@@ -30,21 +30,21 @@ def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
     more.press("Enter")
     expect(hits).to_have_count(matches)
     assert page.locator(".hit.no, .boundary").count() == 0
-    expect(more).to_have_text("Show what comes below")
+    expect(more).to_have_text("Show items below the threshold")
     more.press("Enter")
     expect(hits).to_have_count(NUM_ITEMS)
     expect(more).to_be_hidden()
     scores = [float(one.get_attribute("value") or 0) for one in hits.locator(".score").all()]
-    assert scores == [hit["score"] for hit in wanted]
-    assert hits.locator(".file").all_inner_texts() == [hit["name"] for hit in wanted]
+    assert scores == [hit["score"] for hit in expected]
+    assert hits.locator(".file").all_inner_texts() == [hit["name"] for hit in expected]
     kinds = page.evaluate("[...document.querySelectorAll('.hits li')].map((one) => one.className)")
     assert kinds == ["hit yes"] * matches + ["boundary"] + ["hit no"] * (NUM_ITEMS - matches)
     until(page, "document.querySelectorAll('.hit img').length === 40")
 
 
 def test_a_gallery_shows_the_threshold_and_its_validation_counts(page: Page) -> None:
-    choose(page, 6)
-    page.get_by_role("tab", name="Ask").press("ArrowRight")
+    choose_classes(page, 6)
+    page.get_by_role("tab", name="Query").press("ArrowRight")
     status = page.locator(".ranking [role=status]")
     expect(status).to_contain_text("threshold 0.50, pooled over all classes")
-    expect(status).to_contain_text("Expected precision 25 %")
+    expect(status).to_contain_text("Expected precision 25%")

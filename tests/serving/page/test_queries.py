@@ -1,4 +1,4 @@
-"""What a person asks at the page about images and texts, and reads there: the API's answers."""
+"""Queries about images and texts on the page show the same verdicts as the API."""
 
 import base64
 import re
@@ -7,26 +7,24 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Browser, Page, expect
 
-from tests.serving.at_the_page import (
-    NAMES,
-    answered,
-    assert_same,
-    choose,
-    file,
-    give,
-    image,
-    shown,
-)
 from tests.serving.browsing import until, visit
 from tests.serving.in_process import application, listening
+from tests.serving.page_driver import (
+    NAMES,
+    add_images,
+    api_verdicts,
+    assert_same_verdicts,
+    choose_classes,
+    file,
+    image,
+    shown_verdicts,
+)
 from tests.tiny_bundle import write_of_format_2, write_of_texts
 
 
-def test_by_keyboard_alone_a_class_is_found_an_image_chosen_and_the_apis_verdict_read(
-    page: Page, url: str
-) -> None:
-    contents = [image(seed) for seed in range(7)]  # more than two requests may hold
-    files = [file(f"{place}.png", content) for place, content in enumerate(contents)]
+def test_classes_and_images_can_be_selected_with_the_keyboard_only(page: Page, url: str) -> None:
+    contents = [image(seed) for seed in range(7)]  # need more than two requests
+    files = [file(f"{index}.png", content) for index, content in enumerate(contents)]
     page.on("filechooser", lambda opened: opened.set_files(files))  # type: ignore[arg-type]
     expect(page.locator("#class-input")).to_be_focused()
     page.keyboard.type("käse")
@@ -43,26 +41,28 @@ def test_by_keyboard_alone_a_class_is_found_an_image_chosen_and_the_apis_verdict
     expect(page.locator(".chip")).to_have_count(2)
     page.keyboard.press("Enter")
     expect(page.locator(".verdict")).to_have_count(14)
-    wanted = answered(url, contents, classes=[0, 6], recall=0.9)
-    assert_same(shown(page), wanted)
-    words = {word for card in wanted for _, _, word in card}
+    expected = api_verdicts(url, contents, classes=[0, 6], recall=0.9)
+    assert_same_verdicts(shown_verdicts(page), expected)
+    words = {word for card in expected for _, _, word in card}
     assert words == {"Yes", "No"}
-    yes = sum(card[1][2] == "Yes" for card in wanted)
+    yes = sum(card[1][2] == "Yes" for card in expected)
     expect(page.locator("#summary")).to_contain_text(f"{NAMES[6]}: yes for {yes} of 7")
-    assert page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, the class")
+    assert (
+        page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, specific to")
+    )
 
 
-def test_the_combobox_follows_the_arrows_and_escape_and_backspace(page: Page) -> None:
+def test_the_combobox_handles_arrow_keys_escape_and_backspace(page: Page) -> None:
     field = page.get_by_role("combobox")
     page.keyboard.type("s")
     expect(field).to_have_attribute("aria-expanded", "true")
     options = page.get_by_role("option")
     assert options.count() > 2
-    for key, place in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
+    for key, index in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
         page.keyboard.press(key)
         active = field.get_attribute("aria-activedescendant")
-        expect(options.nth(place)).to_have_id(active or "")
-        expect(options.nth(place)).to_have_attribute("aria-selected", "true")
+        expect(options.nth(index)).to_have_id(active or "")
+        expect(options.nth(index)).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Escape")
     expect(field).to_have_attribute("aria-expanded", "false")
     assert field.get_attribute("aria-activedescendant") is None
@@ -70,17 +70,17 @@ def test_the_combobox_follows_the_arrows_and_escape_and_backspace(page: Page) ->
     page.keyboard.press("Escape")
     assert field.input_value() == ""
     page.keyboard.type("zzz")
-    expect(page.locator("#class-more")).to_have_text("No class has “zzz” in its name.")
+    expect(page.locator("#class-more")).to_have_text("No class name contains “zzz”.")
     page.keyboard.press("Enter")
     expect(page.locator(".chip")).to_have_count(0)
     field.fill("")
-    choose(page, 3)
+    choose_classes(page, 3)
     page.keyboard.press("Backspace")
     expect(page.locator(".chip")).to_have_count(0)
 
 
-def test_figures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: str) -> None:
-    choose(page, 0)
+def test_dropped_and_pasted_images_are_queried(page: Page, url: str) -> None:
+    choose_classes(page, 0)
     for event, seed in (("drop", 1), ("paste", 2)):
         page.evaluate(
             """([event, content]) => {
@@ -95,51 +95,51 @@ def test_figures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: str
             [event, base64.b64encode(image(seed)).decode()],
         )
     expect(page.locator(".verdict")).to_have_count(2)
-    assert_same(shown(page), answered(url, [image(1), image(2)], classes=[0], recall=0.9))
-    drawn = "[...document.querySelectorAll('.card img')].map((one) => one.naturalWidth)"
-    until(page, f"({drawn}).every(Boolean)")
-    assert page.evaluate(drawn) == [30, 30]
+    assert_same_verdicts(
+        shown_verdicts(page), api_verdicts(url, [image(1), image(2)], classes=[0], recall=0.9)
+    )
+    widths = "[...document.querySelectorAll('.card img')].map((one) => one.naturalWidth)"
+    until(page, f"({widths}).every(Boolean)")
+    assert page.evaluate(widths) == [30, 30]
 
 
-def test_a_broken_image_is_refused_where_it_stands_and_the_others_are_answered(
-    page: Page, url: str
-) -> None:
+def test_a_broken_image_shows_an_error_and_the_others_show_verdicts(page: Page, url: str) -> None:
     good = [image(seed) for seed in range(4)]
-    give(page, good[0], b"no image", good[1], b"", *good[2:])
+    add_images(page, good[0], b"not an image", good[1], b"", *good[2:])
     expect(page.locator("#summary")).to_contain_text("choose a class")
-    choose(page, 0)
+    choose_classes(page, 0)
     expect(page.locator(".verdict")).to_have_count(4)
     problems = page.locator(".card:nth-child(2) .problem, .card:nth-child(4) .problem")
     expect(problems).to_have_count(2)
     expect(page.locator(".problem")).to_have_count(2)
     assert "images[" not in problems.first.inner_text()
-    found = [card for card in shown(page) if card]
-    assert_same(found, answered(url, good, classes=[0], recall=0.9))
-    expect(page.locator("#summary")).to_contain_text("2 not answered")
+    verdicts = [card for card in shown_verdicts(page) if card]
+    assert_same_verdicts(verdicts, api_verdicts(url, good, classes=[0], recall=0.9))
+    expect(page.locator("#summary")).to_contain_text("2 failed")
     page.locator(".card:nth-child(2) .remove").click()
     expect(page.locator(".card")).to_have_count(5)
     page.locator("#clear").click()
-    expect(page.locator("#answers")).to_be_hidden()
+    expect(page.locator("#results")).to_be_hidden()
 
 
-def test_each_threshold_shows_the_samples_that_set_it_and_the_expected_precision(
+def test_each_threshold_shows_its_validation_counts_and_expected_precision(
     page: Page,
 ) -> None:
-    choose(page, 0, 6)
-    give(page, image(0))
+    choose_classes(page, 0, 6)
+    add_images(page, image(0))
     expect(page.locator("#decision-meaning")).to_contain_text("pooled over all classes")
-    own, pooled = (page.locator(".source").nth(place) for place in range(2))
-    expect(own).to_contain_text("the class’s own · expected precision 62.5 %")
-    expect(pooled).to_contain_text("pooled over all classes · expected precision 25 %")
+    own, pooled = (page.locator(".source").nth(index) for index in range(2))
+    expect(own).to_contain_text("specific to this class · expected precision 62.5%")
+    expect(pooled).to_contain_text("pooled over all classes · expected precision 25%")
     lines = page.locator("#thresholds li")
     expect(lines).to_have_count(2)
     expect(lines.first).to_contain_text("Set on 5 validation samples of this class")
-    expect(lines.last).to_contain_text("30 validation samples of all classes: none was of this")
-    page.get_by_label("Score that decides").fill("1")
+    expect(lines.last).to_contain_text("30 validation samples of all classes, none of this class")
+    page.get_by_label("Score threshold").fill("1")
     expect(lines).to_have_count(0)
 
 
-def test_the_expected_precision_of_a_bundle_of_an_older_kway_is_unknown(
+def test_bundles_exported_by_an_older_version_show_no_expected_precision(
     browser: Browser, tmp_path: Path
 ) -> None:
     with (
@@ -148,39 +148,43 @@ def test_the_expected_precision_of_a_bundle_of_an_older_kway_is_unknown(
     ):
         page.locator("#class-input").fill("husky")
         page.locator("#class-input").press("Enter")
-        give(page, image(0))
+        add_images(page, image(0))
         expect(page.locator(".source")).to_contain_text("expected precision unknown")
-        expect(page.locator("#thresholds li")).to_contain_text("exported by an older kway")
+        expect(page.locator("#thresholds li")).to_contain_text("exported by an older version")
 
 
-def test_what_decides_may_be_a_score_another_recall_or_nothing(page: Page, url: str) -> None:
-    contents = [image(0)]  # alone in its batch: not a bit of its score changes
-    choose(page, 0, 6)
-    give(page, *contents)
+def test_the_threshold_can_be_a_score_or_a_recall_or_none(page: Page, url: str) -> None:
+    contents = [image(0)]  # a batch of one image, so that its score is bitwise reproducible
+    choose_classes(page, 0, 6)
+    add_images(page, *contents)
     expect(page.locator(".verdict")).to_have_count(2)
     expect(page.locator(".source").nth(1)).to_contain_text("pooled over all classes")
-    wanted = answered(url, contents, classes=[0, 6])
-    bar = wanted[0][0][1]  # exactly the first score: it is reached
-    page.get_by_label("Score that decides").fill(repr(bar))
-    expect(page.locator(".source").first).to_contain_text("your own")
-    assert_same(shown(page), answered(url, contents, classes=[0, 6], threshold=bar))
-    assert shown(page)[0][0][2] == "Yes"
-    page.get_by_label("recall 99 %").check()
+    expected = api_verdicts(url, contents, classes=[0, 6])
+    threshold = expected[0][0][1]  # equal to the first score, so the first class matches
+    page.get_by_label("Score threshold").fill(repr(threshold))
+    expect(page.locator(".source").first).to_contain_text("custom")
+    assert_same_verdicts(
+        shown_verdicts(page), api_verdicts(url, contents, classes=[0, 6], threshold=threshold)
+    )
+    assert shown_verdicts(page)[0][0][2] == "Yes"
+    page.get_by_label("recall 99%").check()
     expect(page.locator(".source").nth(1)).to_contain_text("no threshold")
-    assert_same(shown(page), answered(url, contents, classes=[0, 6], recall=0.99))
-    page.get_by_label("nothing: show scores").check()
+    assert_same_verdicts(
+        shown_verdicts(page), api_verdicts(url, contents, classes=[0, 6], recall=0.99)
+    )
+    page.get_by_label("none: show scores only").check()
     expect(page.locator(".badge")).to_have_count(0)
     expect(page.locator(".score")).to_have_count(2)
     scores = [float(one.get_attribute("value") or 0) for one in page.locator(".score").all()]
-    assert scores == [score for card in wanted for _, score, _ in card]
+    assert scores == [score for card in expected for _, score, _ in card]
 
 
-def test_the_dot_and_the_bar_stand_where_the_numbers_are(page: Page) -> None:
-    choose(page, 0)
-    give(page, *(image(seed) for seed in range(5)))
+def test_dots_and_bars_are_positioned_to_scale(page: Page) -> None:
+    choose_classes(page, 0)
+    add_images(page, *(image(seed) for seed in range(5)))
     expect(page.locator(".verdict")).to_have_count(5)
     page.emulate_media(reduced_motion="reduce")
-    places = page.evaluate(
+    positions = page.evaluate(
         """[...document.querySelectorAll(".verdict")].map((row) => {
             const middle = (one) => {
                 const box = row.querySelector(one).getBoundingClientRect();
@@ -190,18 +194,18 @@ def test_the_dot_and_the_bar_stand_where_the_numbers_are(page: Page) -> None:
             return [row.querySelector(".score").value, middle(".dot"), middle(".threshold")];
         })"""
     )
-    scores, dots, bars = (np.array([float(one[part]) for one in places]) for part in range(3))
-    slope, zero = np.polyfit(scores, dots, 1)
+    scores, dots, bars = (np.array([float(one[part]) for one in positions]) for part in range(3))
+    slope, offset = np.polyfit(scores, dots, 1)
     assert slope > 0
-    np.testing.assert_allclose(dots, slope * scores + zero, atol=0.3)
-    np.testing.assert_allclose(bars, zero, atol=0.3)  # the threshold of class 0 is 0
+    np.testing.assert_allclose(dots, slope * scores + offset, atol=0.3)
+    np.testing.assert_allclose(bars, offset, atol=0.3)  # the threshold of class 0 is 0
 
 
-def test_a_class_that_was_asked_before_costs_no_request(page: Page) -> None:
-    choose(page, 0)
-    give(page, image(0))
+def test_selecting_a_class_again_sends_no_request(page: Page) -> None:
+    choose_classes(page, 0)
+    add_images(page, image(0))
     expect(page.locator(".verdict")).to_have_count(1)
-    choose(page, 3)
+    choose_classes(page, 3)
     expect(page.locator(".verdict")).to_have_count(2)
     queries: list[str] = []
     page.on(
@@ -209,12 +213,14 @@ def test_a_class_that_was_asked_before_costs_no_request(page: Page) -> None:
     )
     page.get_by_label(f"Remove {NAMES[3]}").click()
     expect(page.locator(".verdict")).to_have_count(1)
-    choose(page, 3)
+    choose_classes(page, 3)
     expect(page.locator(".verdict")).to_have_count(2)
     assert queries == []
 
 
-def test_texts_are_asked_one_a_line_and_fed_to_a_watch(browser: Browser, tmp_path: Path) -> None:
+def test_each_line_of_text_is_queried_and_can_be_sent_to_a_watch(
+    browser: Browser, tmp_path: Path
+) -> None:
     texts = ["a cat", "hund <b>& 猫</b> 🐶", "a dog", "and a cat", "x" * 301]
     api = application(write_of_texts(tmp_path / "texts"), max_inputs=2, max_text_chars=300)
     with listening(api) as url, visit(browser, url) as page:
@@ -224,15 +230,17 @@ def test_texts_are_asked_one_a_line_and_fed_to_a_watch(browser: Browser, tmp_pat
         page.locator("#text-input").fill("\n\n".join(texts) + "\n")
         page.locator("#text-input").press("Control+Enter")
         expect(page.locator(".verdict")).to_have_count(4)
-        assert_same(shown(page)[:4], answered(url, texts[:4], classes=[2], recall=0.9))
+        assert_same_verdicts(
+            shown_verdicts(page)[:4], api_verdicts(url, texts[:4], classes=[2], recall=0.9)
+        )
         assert page.locator(".card .text").all_inner_texts() == texts
         expect(page.locator(".card:nth-child(5) .problem")).to_contain_text(
-            "has 301 characters, and the server takes 300"
+            "301 characters; the limit is 300"
         )
-        page.get_by_label("Score that decides").fill("-1000")
+        page.get_by_label("Score threshold").fill("-1000")
         page.get_by_role("tab", name="Live watch").click()
         page.get_by_role("button", name="Watch for these classes").click()
         expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
         page.get_by_label("Text", exact=True).fill(texts[1])
         page.get_by_label("Text", exact=True).press("Enter")
-        expect(page.locator(".heard .text")).to_have_text(texts[1])
+        expect(page.locator(".log-entry .text")).to_have_text(texts[1])

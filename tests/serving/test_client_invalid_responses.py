@@ -1,4 +1,4 @@
-"""The client at servers that say what no kway server says, or not what was expected."""
+"""The client with invalid and unexpected responses."""
 
 import gzip
 import json
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from serving.client import Client, Ended, Hit, Listening, RefusedError
+from serving.client import Client, Ended, Hit, Listening, RejectedError
 from tests.serving.canned import LINES, answering
 
 LISTENING, ENDED = b'{"listening":"x"}\n', b'{"end":"expired"}\n'
 
 
-def saying(body: bytes, status: str = "200 OK", head: bytes = b"") -> bytes:
+def http_response(body: bytes, status: str = "200 OK", head: bytes = b"") -> bytes:
     length = b"Content-Length: %d\r\n\r\n" % len(body)
     return b"HTTP/1.1 " + status.encode() + b"\r\n" + head + length + body
 
@@ -20,44 +20,44 @@ def saying(body: bytes, status: str = "200 OK", head: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     "answer",
     [
-        saying(b""),
-        saying(b"<html>hi</html>"),
+        http_response(b""),
+        http_response(b"<html>hi</html>"),
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
         LINES + b'{"frame":null,"error":{"code":"watches_down","message":"no"}}\n',
     ],
 )
-def test_a_listener_that_hears_nothing_gives_up(answer: bytes) -> None:
+def test_a_listener_without_events_fails_after_retry_seconds(answer: bytes) -> None:
     with (
         answering(answer) as (url, heads),
-        Client(url, patience=1) as client,
-        pytest.raises(OSError, match="nothing was heard for 1 s"),
+        Client(url, retry_seconds=1) as client,
+        pytest.raises(OSError, match="no event for 1 s"),
     ):
         next(client.listen("x"))
     assert len(heads) > 1
 
 
 @pytest.mark.parametrize("code", ["listener_lost", "watches_down"])
-def test_a_listener_that_the_server_lost_listens_again(code: str) -> None:
+def test_a_listener_reconnects_if_the_server_lost_it(code: str) -> None:
     lost = json.dumps({"frame": None, "error": {"code": code, "message": "no"}}).encode() + b"\n"
     with (
         answering(LINES + LISTENING + lost, LINES + LISTENING + ENDED) as (url, heads),
-        Client(url, patience=0) as client,
+        Client(url, retry_seconds=0) as client,
     ):
-        heard = list(client.listen("x"))
-    again = Listening(listening="x")
-    assert heard == [again, again, Ended(end="expired")]
+        events = list(client.listen("x"))
+    listening = Listening(listening="x")
+    assert events == [listening, listening, Ended(end="expired")]
     assert len(heads) == 2
 
 
-def test_html_where_lines_are_expected_is_final() -> None:
+def test_html_instead_of_events_is_not_retried() -> None:
     with answering(LINES + b"<html>\nhi</html>\n") as (url, heads), Client(url) as client:
         for answers in (client.listen("x"), client.stream(["a"], ["b"]), client.feed("a", ["b"])):
-            with pytest.raises(RefusedError, match="is it a kway server"):
+            with pytest.raises(RejectedError, match="is it a kway server"):
                 next(answers)
     assert len(heads) == 3
 
 
-def test_a_line_without_an_end_is_a_lost_connection() -> None:
+def test_an_overlong_line_raises_connection_error() -> None:
     with (
         answering(LINES + b"a" * (17 * 2**20)) as (url, _),
         Client(url) as client,
@@ -66,7 +66,7 @@ def test_a_line_without_an_end_is_a_lost_connection() -> None:
         next(client.stream(["a"], ["b"]))
 
 
-def test_lines_as_long_as_the_answers_to_a_hundred_classes_are_read() -> None:
+def test_lines_of_one_megabyte_are_read() -> None:
     hit = json.dumps({"line": 0, "id": "a" * 200, "verdicts": [], "notice": "a" * 2**20}).encode()
     done = b'{"done":{"inputs":1,"hits":null,"errors":0}}\n'
     with answering(LINES + hit + b"\n" + done) as (url, _), Client(url) as client:
@@ -74,7 +74,7 @@ def test_lines_as_long_as_the_answers_to_a_hundred_classes_are_read() -> None:
         assert isinstance(next(client.stream(["a"], ["b"])), Hit)
 
 
-def asks() -> list[Callable[[Client], object]]:
+def calls() -> list[Callable[[Client], object]]:
     return [
         lambda client: client.served(),
         lambda client: next(client.search("a", "b")),
@@ -87,43 +87,45 @@ def asks() -> list[Callable[[Client], object]]:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (saying(b"hello", head=b"Content-Encoding: gzip\r\n"), OSError),
-        (saying(b"[" * 200_000, "400 Bad Request"), RefusedError),
-        (saying(b"9" * 10_000, "400 Bad Request"), RefusedError),
-        (saying(b'{"error":"no"}', "400 Bad Request"), RefusedError),
-        (saying(b"null", "400 Bad Request"), RefusedError),
-        (saying(b"", "429 Busy", b"Retry-After: " + b"9" * 5000 + b"\r\n"), OSError),
+        (http_response(b"hello", head=b"Content-Encoding: gzip\r\n"), OSError),
+        (http_response(b"[" * 200_000, "400 Bad Request"), RejectedError),
+        (http_response(b"9" * 10_000, "400 Bad Request"), RejectedError),
+        (http_response(b'{"error":"no"}', "400 Bad Request"), RejectedError),
+        (http_response(b"null", "400 Bad Request"), RejectedError),
+        (http_response(b"", "429 Busy", b"Retry-After: " + b"9" * 5000 + b"\r\n"), OSError),
         (b"garbage\r\n\r\n", OSError),
-        (saying(b"", "307 Elsewhere", b"Location: http://127.0.0.1:1/\r\n"), RefusedError),
+        (http_response(b"", "307 Elsewhere", b"Location: http://127.0.0.1:1/\r\n"), RejectedError),
     ],
 )
-def test_whatever_a_server_says_the_error_is_one_of_two(
+def test_any_invalid_response_raises_oserror_or_rejected_error(
     answer: bytes, error: type[Exception]
 ) -> None:
-    for ask in asks():
+    for call in calls():
         with (
             answering(answer) as (url, _),
-            Client(url, patience=0) as client,
-            pytest.raises((OSError, RefusedError)) as found,
+            Client(url, retry_seconds=0) as client,
+            pytest.raises((OSError, RejectedError)) as found,
         ):
-            ask(client)
-        assert issubclass(found.type, OSError | RefusedError)
+            call(client)
+        assert issubclass(found.type, OSError | RejectedError)
         if b"200 OK" not in answer and b"429" not in answer:
             assert issubclass(found.type, error)
 
 
-def test_an_answer_of_endless_size_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.client.messages._MAX_ANSWER_BYTES", 10_000)
+def test_a_response_that_is_too_large_is_not_read_completely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.client.messages._MAX_RESPONSE_BYTES", 10_000)
     small = gzip.compress(b" " * 10**6)
     with (
-        answering(saying(small, head=b"Content-Encoding: gzip\r\n")) as (url, _),
+        answering(http_response(small, head=b"Content-Encoding: gzip\r\n")) as (url, _),
         Client(url) as client,
-        pytest.raises(RefusedError, match="is over 10000 bytes"),
+        pytest.raises(RejectedError, match="larger than 10000 bytes"),
     ):
         client.served()
 
 
-def test_a_feed_asks_for_the_latest_frames_only_where_it_is_told_to() -> None:
+def test_feed_flags_become_url_parameters() -> None:
     done = b'{"done":{"frames":1,"hits":0,"errors":0,"dropped":0}}\n'
     with answering(LINES + done) as (url, heads), Client(url) as client:
         for flags in ({}, {"latest": True}, {"latest": True, "acknowledge": True}):
@@ -136,31 +138,31 @@ def test_a_feed_asks_for_the_latest_frames_only_where_it_is_told_to() -> None:
     ]
 
 
-def test_a_gallery_that_changes_between_two_pages_is_said() -> None:
+def test_a_gallery_that_changes_between_two_pages_raises() -> None:
     def page(total: int) -> bytes:
         verdict = {"class": "a", "class_id": 0, "threshold": None, "threshold_source": None}
         hit = {**verdict, "score": 1.0, "match": None, "item": 0, "name": "1", "text": None}
         results = [{**verdict, "total": total, "matches": None, "hits": [hit]}]
-        whole = {"aligned": True, "notice": None, "num_items": total, "results": results}
-        return saying(json.dumps(whole).encode(), head=b"Connection: close\r\n")
+        hits = {"aligned": True, "notice": None, "num_items": total, "results": results}
+        return http_response(json.dumps(hits).encode(), head=b"Connection: close\r\n")
 
     with answering(page(3), page(4)) as (url, _), Client(url) as client:
         hits = client.search("pets", "a", page_size=1)
         assert next(hits).item == 0
-        with pytest.raises(OSError, match=r"gallery pets .* has changed: search it again"):
+        with pytest.raises(OSError, match=r"gallery pets .* changed during the search"):
             next(hits)
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_name_that_would_make_another_path_is_refused(name: str) -> None:
-    with answering(saying(b"{}")) as (url, heads), Client(url) as client:
-        for ask in (
+def test_names_that_would_change_the_path_are_rejected(name: str) -> None:
+    with answering(http_response(b"{}")) as (url, heads), Client(url) as client:
+        for call in (
             lambda: client.delete_watch(name),
             lambda: client.renew_watch(name),
             lambda: next(client.listen(name)),
             lambda: client.feed(name, []),
             lambda: client.search_page(name, ["a"]),
         ):
-            with pytest.raises(ValueError, match="names nothing of /v1/"):
-                ask()
+            with pytest.raises(ValueError, match="is not a valid name or id for /v1/"):
+                call()
     assert heads == []

@@ -1,5 +1,4 @@
-"""How feeds, listeners and watches end, and who is not let in: limits of one client, silence,
-another site's page, time that is over, a clock that is set."""
+"""Limits, timeouts, cross-origin requests and expiry of feeds, listeners and watches."""
 
 import json
 import time
@@ -16,14 +15,14 @@ from tests.serving.watching import (
     NDJSON,
     Kway,
     alice,
+    create_watch,
     eventually,
     feeding,
     frames,
     images,
     listening,
     running,
-    send,
-    watch,
+    send_frames,
 )
 
 __all__ = ["alice", "images"]  # fixtures
@@ -47,203 +46,198 @@ def kway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kway]:
 
 @pytest.fixture(scope="module")
 def open_kway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kway]:
-    """A server without tokens."""
+    """Start a server without tokens."""
     with running(tmp_path_factory.mktemp("open"), has_tokens=False) as opened:
         yield opened
 
 
-def told(socket: ClientConnection) -> tuple[int, str, str]:
-    """Close code, error code and message of a socket's last words."""
+def close_reason(socket: ClientConnection) -> tuple[int, str, str]:
+    """Return the close code of a WebSocket and the code and message of its last error."""
     error = json.loads(socket.recv(timeout=20))["error"]
     with pytest.raises(ConnectionClosed) as caught:
         socket.recv(timeout=20)
     assert caught.value.rcvd is not None
-    return caught.value.rcvd.code, error["code"], error["message"]
+    return caught.value.rcvd.code, error["code"], error["message"].partition(" is reached")[0]
 
 
-def refused(answer: httpx.Response) -> tuple[int, str, str]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["message"]
+def error_of(response: httpx.Response) -> tuple[int, str, str]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["message"].partition(" is reached")[0]
 
 
-# -- limits of a client and of a replica -------------------------------------------------------
+# -- limits per client and per replica ---------------------------------------------------------
 
 
-def test_a_client_may_have_so_many_feeds_and_others_still_have_theirs(
-    kway: Kway, alice: httpx.Client
-) -> None:
-    own = (4429, "too_many_feeds", "your limit of 3 feeds is reached. Close one first")
+def test_feeds_are_limited_per_client_and_per_server(kway: Kway, alice: httpx.Client) -> None:
+    own = (4429, "too_many_feeds", "your limit of 3 feeds")
     with ExitStack() as opened:
         for feed in "abc":
             opened.enter_context(kway.socket(f"/v1/feeds/{feed}/frames"))
         eventually(lambda: kway.feeds.live._followers == 3)
         with kway.socket("/v1/feeds/d/frames") as fourth:
-            assert told(fourth) == own
-        answer = alice.post("/v1/feeds/d", content=b"", headers=NDJSON)
-        assert refused(answer) == (429, *own[1:])
-        assert answer.headers["retry-after"] == "5"
+            assert close_reason(fourth) == own
+        response = alice.post("/v1/feeds/d", content=b"", headers=NDJSON)
+        assert error_of(response) == (429, *own[1:])
+        assert response.headers["retry-after"] == "5"
         with kway.socket("/v1/feeds/d/frames", BOB) as bobs:
             eventually(lambda: kway.feeds.live._followers == 4)
             with kway.socket("/v1/feeds/d/frames", BOB) as fifth:
-                all_ = "the server's limit of 4 feeds is reached. Try again later"
-                assert told(fifth) == (4429, "too_many_feeds", all_)
+                total = "the server's limit of 4 feeds"
+                assert close_reason(fifth) == (4429, "too_many_feeds", total)
             bobs.close()
     eventually(lambda: kway.feeds.live._followers == 0)
     assert alice.post("/v1/feeds/d", content=b"", headers=NDJSON).status_code == 200
 
 
-def test_a_client_may_have_so_many_listeners_over_all_its_watches(
-    kway: Kway, alice: httpx.Client
-) -> None:
-    first, second = watch(alice)["id"], watch(alice)["id"]
+def test_listeners_are_limited_per_client_and_per_server(kway: Kway, alice: httpx.Client) -> None:
+    first, second = create_watch(alice)["id"], create_watch(alice)["id"]
     with kway.client(BOB) as bob:
-        bobs = watch(bob)["id"]
+        bobs = create_watch(bob)["id"]
     with ExitStack() as opened:
         for watch_id in (first, first, second):
             socket = opened.enter_context(kway.socket(f"/v1/watches/{watch_id}/live"))
             assert json.loads(socket.recv()) == {"listening": watch_id}
-        own = "3 listen to your watches, and no more may: end one of them"
-        answer = alice.get(f"/v1/watches/{second}/hits")
-        assert refused(answer) == (429, "too_many_listeners", own)
+        own = "your limit of 3 listeners"
+        response = alice.get(f"/v1/watches/{second}/hits")
+        assert error_of(response) == (429, "too_many_listeners", own)
         with kway.socket(f"/v1/watches/{second}/live") as fourth:
-            assert told(fourth) == (4429, "too_many_listeners", own)
+            assert close_reason(fourth) == (4429, "too_many_listeners", own)
         socket = opened.enter_context(kway.socket(f"/v1/watches/{bobs}/live", BOB))
         assert json.loads(socket.recv()) == {"listening": bobs}
         with kway.socket(f"/v1/watches/{bobs}/live", BOB) as fifth:
-            all_ = "the server's limit of 4 listeners is reached. Try again later"
-            assert told(fifth) == (4429, "too_many_listeners", all_)
-        answer = alice.get(f"/v1/watches/{second}/hits")
-        assert refused(answer) == (429, "too_many_listeners", all_)
+            total = "the server's limit of 4 listeners"
+            assert close_reason(fifth) == (4429, "too_many_listeners", total)
+        response = alice.get(f"/v1/watches/{second}/hits")
+        assert error_of(response) == (429, "too_many_listeners", total)
     eventually(lambda: not kway.board._listeners.listened())
     with listening(alice, second):
         pass
 
 
-# -- silence -----------------------------------------------------------------------------------
+# -- idle feeds --------------------------------------------------------------------------------
 
 
-def test_a_feed_without_a_frame_for_too_long_ends_with_its_reason(
+def test_an_idle_feed_is_closed_with_a_reason(
     kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(alice)
-    reason = f"no frame arrived for {IDLE_SECONDS:g} s. Send an empty line from time to time"
+    made = create_watch(alice)
     with (
         feeding(kway.url, "/v1/feeds/door") as feed,
         kway.socket("/v1/feeds/door/frames") as socket,
     ):
         feed.send(frames(images[:1]))
         socket.send(images[0])
-        assert feed.line()["watch"] == made["id"]  # before the body's end
+        assert feed.line()["watch"] == made["id"]  # before the request body ends
         assert json.loads(socket.recv())["watch"] == made["id"]
-        assert feed.line() == {"error": {"code": "idle", "message": reason}}
+        line = feed.line()
+        assert line is not None
+        assert line["error"]["code"] == "idle"
         assert feed.line() is None
-        assert told(socket) == (4408, "idle", reason)
+        assert close_reason(socket)[:2] == (4408, "idle")
     eventually(lambda: kway.feeds.live._followers == 0)
 
 
-def test_empty_lines_and_messages_keep_a_feed_alive(
+def test_empty_lines_and_messages_keep_a_feed_open(
     kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(alice)
+    made = create_watch(alice)
     with (
         feeding(kway.url, "/v1/feeds/door") as feed,
         kway.socket("/v1/feeds/door/frames") as socket,
     ):
-        until = time.monotonic() + 1.5 * IDLE_SECONDS
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 1.5 * IDLE_SECONDS
+        while time.monotonic() < deadline:
             feed.send(b"\n")
             socket.send("")
             time.sleep(IDLE_SECONDS / 10)
         feed.send(frames(images[:1]))
         socket.send(images[0])
-        for heard in (feed.line(), json.loads(socket.recv())):
-            assert (heard["watch"], heard["frame"]) == (made["id"], 0)
+        for hit in (feed.line(), json.loads(socket.recv())):
+            assert (hit["watch"], hit["frame"]) == (made["id"], 0)
         feed.finish()
         assert feed.line() == {"done": {"frames": 1, "hits": 1, "errors": 0, "dropped": 0}}
         assert feed.line() is None
 
 
-# -- another site's page -----------------------------------------------------------------------
+# -- cross-origin requests ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "https://127.0.0.1", "http://127.0.0.1:1", "null", ""]
 )
 @pytest.mark.parametrize("path", ["/v1/feeds/door/frames", "/v1/watches/{}/live"])
-def test_another_sites_page_opens_no_socket_of_a_server_without_tokens(
+def test_websockets_of_other_origins_are_rejected_without_tokens(
     open_kway: Kway, path: str, origin: str
 ) -> None:
     with open_kway.client() as client:
-        path = path.format(watch(client)["id"])
+        path = path.format(create_watch(client)["id"])
     with open_kway.socket(path, Origin=origin) as socket:
-        assert told(socket)[:2] == (4403, "other_origin")
+        assert close_reason(socket)[:2] == (4403, "other_origin")
     assert open_kway.feeds.live._followers == 0
     assert not open_kway.board._listeners.listened()
 
 
-def test_the_servers_own_page_opens_a_socket_and_with_tokens_any_page_that_has_one(
+def test_websockets_of_the_own_origin_or_with_a_token_are_accepted(
     kway: Kway, open_kway: Kway
 ) -> None:
     for server, origin in ((open_kway, open_kway.url), (kway, "https://cameras.example")):
         with server.socket("/v1/feeds/door/frames", Origin=origin) as socket:
             socket.send("{")
-            heard = json.loads(socket.recv())
-            assert (heard["frame"], heard["error"]["code"]) == (0, "invalid_json")
+            line = json.loads(socket.recv())
+            assert (line["frame"], line["error"]["code"]) == (0, "invalid_json")
     with pytest.raises(Exception, match="401"):
         kway.socket("/v1/feeds/door/frames", token="c" * 32, Origin=kway.url)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_what_another_sites_page_may_post_unasked_is_no_feed_and_no_watch(
-    open_kway: Kway, kind: str
-) -> None:
-    """Such kinds a browser sends without asking the server first."""
+def test_content_types_of_cross_site_forms_are_rejected(open_kway: Kway, kind: str) -> None:
+    """Browsers send these content types to other origins without a CORS preflight."""
     with open_kway.client() as client:
         for path in ("/v1/feeds/door", "/v1/watches"):
-            answer = client.post(path, content=b"{}", headers={"content-type": kind})
-            assert refused(answer)[:2] == (415, "unknown_content_type")
+            response = client.post(path, content=b"{}", headers={"content-type": kind})
+            assert error_of(response)[:2] == (415, "unknown_content_type")
 
 
-# -- time that is over -------------------------------------------------------------------------
+# -- expiry ------------------------------------------------------------------------------------
 
 
-def test_a_watch_whose_time_is_over_ends_its_listeners_with_the_reason(
+def test_an_expired_watch_closes_its_listeners_with_a_reason(
     kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
-    made = watch(alice, ttl_seconds=1)
+    made = create_watch(alice, ttl_seconds=1)
     with (
         listening(alice, made["id"]) as lines,
         kway.socket(f"/v1/watches/{made['id']}/live") as socket,
-        kway.client() as again,
+        kway.client() as second,
     ):
         socket.recv()
-        send(again, frames(images[:1]))
-        for heard in (next(lines), json.loads(socket.recv())):
-            assert heard["watch"] == made["id"]
-        eventually(lambda: again.get("/v1/watches").json() == {"watches": []})
+        send_frames(second, frames(images[:1]))
+        for hit in (next(lines), json.loads(socket.recv())):
+            assert hit["watch"] == made["id"]
+        eventually(lambda: second.get("/v1/watches").json() == {"watches": []})
         assert next(lines) == json.loads(socket.recv()) == {"end": "expired"}
         assert next(lines, None) is None
         with pytest.raises(ConnectionClosed) as caught:
             socket.recv()
     assert caught.value.rcvd is not None
     assert caught.value.rcvd.code == 1000
-    assert refused(alice.get(f"/v1/watches/{made['id']}/hits"))[:2] == (404, "unknown_watch")
+    assert error_of(alice.get(f"/v1/watches/{made['id']}/hits"))[:2] == (404, "unknown_watch")
 
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
-def test_a_clock_that_is_set_ends_no_watch_and_no_listener_and_keeps_none_alive(
+def test_changes_of_the_system_clock_do_not_affect_expiry(
     kway: Kway,
     alice: httpx.Client,
     images: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
     jump: float,
 ) -> None:
-    long, short = watch(alice), watch(alice, ttl_seconds=0.5)
-    with listening(alice, long["id"]) as lines, kway.client() as again:
+    long, short = create_watch(alice), create_watch(alice, ttl_seconds=0.5)
+    with listening(alice, long["id"]) as lines, kway.client() as second:
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() + jump)
-        eventually(lambda: len(again.get("/v1/watches").json()["watches"]) == 1)
-        hits = send(again, frames(images[:1]))
+        eventually(lambda: len(second.get("/v1/watches").json()["watches"]) == 1)
+        hits = send_frames(second, frames(images[:1]))
         assert [line.get("watch") for line in hits] == [long["id"], None]
         assert next(lines)["watch"] == long["id"]
-    assert refused(alice.get(f"/v1/watches/{short['id']}"))[:2] == (404, "unknown_watch")
+    assert error_of(alice.get(f"/v1/watches/{short['id']}"))[:2] == (404, "unknown_watch")

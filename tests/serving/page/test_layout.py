@@ -1,4 +1,4 @@
-"""How the page looks: names are text, it fits a phone, its text can be read, notices are shown."""
+"""The layout of the page: escaping, narrow windows, contrast and notices."""
 
 import re
 from pathlib import Path
@@ -6,28 +6,28 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.serving.at_the_page import (
-    NAMES,
-    choose,
-    file,
-    give,
-    image,
-)
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
+from tests.serving.page_driver import (
+    NAMES,
+    add_images,
+    choose_classes,
+    file,
+    image,
+)
 from tests.tiny_bundle import write
 
 
 def fits(page: Page) -> bool:
-    """Whether nothing makes the page wider than its window."""
+    """Whether the page is no wider than its window."""
     return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_names_of_classes_and_files_are_text_and_never_html(page: Page) -> None:
+def test_class_and_file_names_are_never_parsed_as_html(page: Page) -> None:
     page.locator("#class-input").click()
     expect(page.get_by_role("option")).to_have_count(len(NAMES))
-    assert page.locator("[role=option] .found").all_inner_texts() == list(NAMES)
-    choose(page, 1, 2, 5)
+    assert page.locator("[role=option] .option-name").all_inner_texts() == list(NAMES)
+    choose_classes(page, 1, 2, 5)
     files = [file("<img src=x onerror=alert(1)>.png", image(0)), file('"><b>.png', b"broken")]
     page.locator("#choose input").set_input_files(files)  # type: ignore[arg-type]
     expect(page.locator(".verdict")).to_have_count(3)
@@ -39,13 +39,13 @@ def test_names_of_classes_and_files_are_text_and_never_html(page: Page) -> None:
     expect(page.locator(".ranking h2")).to_have_text([NAMES[1], NAMES[2], NAMES[5]])
 
 
-def test_at_360_pixels_nothing_is_wider_than_the_window(browser: Browser, url: str) -> None:
+def test_the_page_fits_a_window_360_pixels_wide(browser: Browser, url: str) -> None:
     with visit(browser, url, viewport={"width": 360, "height": 720}, has_touch=True) as page:
         assert fits(page)
         page.locator("#class-input").click()
         expect(page.get_by_role("option")).to_have_count(len(NAMES))
         assert fits(page)
-        choose(page, 4, 0, 2)
+        choose_classes(page, 4, 0, 2)
         page.locator("#choose input").set_input_files(
             [file("w" * 90 + ".png", image(0)), file("b.png", b"broken")]  # type: ignore[list-item]
         )
@@ -57,48 +57,49 @@ def test_at_360_pixels_nothing_is_wider_than_the_window(browser: Browser, url: s
         expect(page.locator(".hit").first).to_be_visible()
         assert fits(page)
         page.locator("#tab-watch").click()
-        expect(page.locator("#room-watch")).to_be_visible()
+        expect(page.locator("#panel-watch")).to_be_visible()
         assert fits(page)
 
 
+# The contrast ratio of each text to its background, as defined by WCAG.
 _CONTRASTS = """
 () => {
-    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const light = (colour) => {
-        const [r, g, b] = parts(colour).slice(0, 3).map((one) => {
+    const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+    const luminance = (color) => {
+        const [r, g, b] = channels(color).slice(0, 3).map((one) => {
             const c = one / 255;
             return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
         });
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
-    const behind = (one) => {
+    const background = (one) => {
         for (; one; one = one.parentElement) {
-            const colour = getComputedStyle(one).backgroundColor;
-            if ((parts(colour)[3] ?? 1) === 1) return colour;
+            const color = getComputedStyle(one).backgroundColor;
+            if ((channels(color)[3] ?? 1) === 1) return color;
         }
         return "rgb(255, 255, 255)";
     };
-    const found = {};
+    const contrasts = {};
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
-        const holder = walker.currentNode.parentElement;
+        const parent = walker.currentNode.parentElement;
         const text = walker.currentNode.data.trim();
-        if (!text || !holder.checkVisibility({ visibilityProperty: true })) continue;
-        const pair = [light(getComputedStyle(holder).color), light(behind(holder))];
-        found[text.slice(0, 40)] = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+        if (!text || !parent.checkVisibility({ visibilityProperty: true })) continue;
+        const pair = [luminance(getComputedStyle(parent).color), luminance(background(parent))];
+        contrasts[text.slice(0, 40)] = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
     }
-    return found;
+    return contrasts;
 }
 """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_the_contrast_of_aa_in_light_and_dark(
+def test_text_has_wcag_aa_contrast_in_light_and_dark_mode(
     browser: Browser, url: str, scheme: str
 ) -> None:
     with visit(browser, url, color_scheme=scheme) as page:
-        choose(page, 0, 6)
-        give(page, *(image(seed) for seed in range(6)), b"broken")
+        choose_classes(page, 0, 6)
+        add_images(page, *(image(seed) for seed in range(6)), b"broken")
         expect(page.locator(".verdict")).to_have_count(12)
         expect(page.locator(".badge.yes").first).to_be_visible()
         expect(page.locator(".badge.no").first).to_be_visible()
@@ -107,11 +108,11 @@ def test_all_text_has_the_contrast_of_aa_in_light_and_dark(
         contrasts = page.evaluate(_CONTRASTS)
         assert len(contrasts) > 20
         assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == (scheme == "dark")
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
 
 
-def test_a_loss_that_is_not_aligned_is_told_of(
+def test_the_page_warns_about_a_loss_that_is_not_aligned(
     browser: Browser, page: Page, tmp_path: Path
 ) -> None:
     expect(page.locator("#notice")).to_be_hidden()
