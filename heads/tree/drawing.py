@@ -1,7 +1,7 @@
-"""Draws a label tree, or the top of it that is readable, as a figure with names.
+"""Draw a label tree with names, as far down from the root as it is readable.
 
-Branches are expanded from the root down, those with the most classes first, while their children
-fit. A collapsed branch shows its number of classes.
+Branches with the most classes are expanded first, until the rows of the figure are used up. A
+collapsed branch shows its number of classes.
 """
 
 import heapq
@@ -24,7 +24,7 @@ _LARGEST_FAMILY = 16
 
 @dataclass
 class _Item:
-    """Something drawn: an open or closed pseudoclass, a class, or the rest of a family."""
+    """An item of the figure: an open or closed pseudoclass, a class, or the rest of a family."""
 
     kind: str
     text: str
@@ -34,16 +34,17 @@ class _Item:
 
 
 def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str = "") -> int:
-    """Write the figure, at most about `rows` rows of names high, in the format of the name's end.
+    """Write the figure to `path`, with at most about `rows` rows of names.
 
-    Returns how many classes and pseudoclasses are drawn.
+    The suffix of `path` determines the format. Returns the number of drawn classes and
+    pseudoclasses.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    items = _placed(_Opening(named, rows).items())
+    items = _with_rows(_Expansion(named, rows).items())
     deepest = max(item.depth for item in items)
     num_rows = 1 + max(item.row for item in items)
     size = (min(30.0, 4 + 1.7 * (deepest + 1)), _ROW_INCHES * num_rows + 0.9)
@@ -59,8 +60,8 @@ def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str 
     return sum(item.kind != "more" for item in items)
 
 
-class _Opening:
-    """Opens branches of a tree while rows are left."""
+class _Expansion:
+    """Expands branches of a tree until all rows are used."""
 
     def __init__(self, named: NamedTree, rows: int) -> None:
         self._tree, self._names, self._rows = named.tree, named.node_names, rows
@@ -71,24 +72,24 @@ class _Opening:
         self._queue: list[tuple[int, int, _Item]] = []
 
     def items(self) -> list[_Item]:
-        """The roots' items, the branch with the most classes opened first."""
+        """Return the items of the roots, with their branches expanded, largest first."""
         top = self._family(-1, 0, self._rows)
         self._rows -= len(top)
         while self._queue:
             _, node, item = heapq.heappop(self._queue)
-            # The closed item's own row becomes free; fewer than 3 names say little of a family.
+            # The row of the closed item becomes free. Fewer than 3 names are not informative.
             if self._rows + 1 >= min(3, int(self._tree.num_children[node])):
                 item.kind, item.text = "inner", _short(self._names[node])
-                room = min(self._rows + 1, _LARGEST_FAMILY)
-                item.below = self._family(node, item.depth + 1, room)
+                max_rows = min(self._rows + 1, _LARGEST_FAMILY)
+                item.below = self._family(node, item.depth + 1, max_rows)
                 self._rows -= len(item.below) - 1
         return top
 
-    def _family(self, parent: int, depth: int, room: int) -> list[_Item]:
-        """Items of a node's children, or of the largest and how many more there are."""
+    def _family(self, parent: int, depth: int, max_rows: int) -> list[_Item]:
+        """Return items for a node's children, or for the largest and the number of the others."""
         nodes = self._by_parent[self._starts[parent + 1] : self._starts[parent + 2]]
         nodes = nodes[np.argsort(-self._num_below[nodes], kind="stable")]
-        shown = nodes if len(nodes) <= room else nodes[: room - 1]
+        shown = nodes if len(nodes) <= max_rows else nodes[: max_rows - 1]
         items = [self._closed(node, depth) for node in shown.tolist()]
         if len(shown) < len(nodes):
             items.append(_Item("more", f"… {len(nodes) - len(shown):,} more", depth))
@@ -110,7 +111,7 @@ def _short(name: str) -> str:
 
 
 def _drawable(name: str) -> str:
-    """The name, with emoji and other characters that the font lacks given by their own names."""
+    """Replace emoji and other characters that are missing in the font by their Unicode names."""
     import emoji
     from matplotlib.font_manager import findfont, get_font
 
@@ -127,7 +128,7 @@ def _drawable(name: str) -> str:
 
 
 def _classes_below(tree: LabelTree) -> IntArray:
-    """Classes [N] at or below each node."""
+    """Return the number of classes [N] at or below each node."""
     counts = (tree.class_of_node >= 0).astype(np.int64)
     by_depth = np.argsort(tree.depth, kind="stable")
     ends = np.cumsum(np.bincount(tree.depth))
@@ -137,25 +138,25 @@ def _classes_below(tree: LabelTree) -> IntArray:
     return counts
 
 
-def _placed(top: list[_Item]) -> list[_Item]:
-    """All items, with rows: the childless one after the other, the others amid their children."""
-    placed: list[_Item] = []
+def _with_rows(top: list[_Item]) -> list[_Item]:
+    """Return all items with rows assigned: leaves in order, parents centered on their children."""
+    items: list[_Item] = []
     next_row = 0
 
-    def place(item: _Item) -> None:
+    def visit(item: _Item) -> None:
         nonlocal next_row
         for child in item.below:
-            place(child)
+            visit(child)
         if item.below:
             item.row = (item.below[0].row + item.below[-1].row) / 2
         else:
             item.row = next_row
             next_row += 1
-        placed.append(item)
+        items.append(item)
 
     for item in top:
-        place(item)
-    return placed
+        visit(item)
+    return items
 
 
 def _draw(axes: Any, item: _Item) -> None:

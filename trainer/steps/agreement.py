@@ -57,7 +57,7 @@ class BusyTimer:
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surrounds the collective `name`: a hook for `heads.collectives.collective_hook`."""
         begin = time.perf_counter()
         try:
             with self._outer(name):

@@ -59,7 +59,7 @@ class Phases:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surrounds the collective `name`: a hook for `heads.collectives.collective_hook`."""
         with self("communication"):
             self.operation = name
             try:
