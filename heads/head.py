@@ -189,7 +189,7 @@ class ClassHead(nn.Module):
         return self.tree.digest()
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return the weight [b] of each row in the mean; `factors` as `row_weights` of `forward`."""
+        """Return the weight [b] of each row in the mean; `factors` are its `row_weights`."""
         return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
