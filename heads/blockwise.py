@@ -146,7 +146,7 @@ class BlockwiseLogits:
         return ComputedBlock(leaf, view, stats)
 
     def identity(self) -> Stats:
-        """The statistics of a rank that has no classes."""
+        """The statistics of a rank without classes."""
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
         return self.loss.identity(like)
 

@@ -155,7 +155,7 @@ class HeadConfig(_Config):
         if loss.over_nodes:
             if weights not in ("utree", "vtree") or self.class_weights != "none":
                 raise ValueError(
-                    f"{loss.kind} needs a tree and does not support class weights: set "
+                    f"{loss.kind} needs a tree and does not support class weights: choose "
                     "weights.kind=vtree and class_weights=none"
                 )
             if (

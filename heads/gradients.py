@@ -21,7 +21,7 @@ def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the sum of the squares of all elements of `tensors`, a float64 scalar on `device`.
 
     Squares are summed in at least float32, in float64 for float64 tensors. The dtype of the result
-    does not depend on the tensors, so that ranks can sum their results even if one has no tensors.
+    does not depend on the tensors, so that ranks with and without tensors can sum their results.
     """
     pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
     if not pieces:

@@ -93,8 +93,8 @@ class HierarchicalSoftmaxHead(ClassHead):
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
         """Not supported: raises ValueError."""
         raise ValueError(
-            "hierarchical_softmax has no row of weights per class and cannot be exported for "
-            "queries about single classes: train with another head.loss"
+            "hierarchical_softmax does not have a row of weights per class and cannot be exported "
+            "for queries about single classes: train with another head.loss"
         )
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:

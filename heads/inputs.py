@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 from heads.collectives import all_gather_equal
 
 NOTHING_COUNTS = (
-    "the global batch has no rows that count, because all are ignored or have weight 0: pass at "
-    "least one row with a positive weight"
+    "there are no rows that count in the global batch, because all are ignored or have weight 0: "
+    "pass at least one row with a positive weight"
 )
 _LARGEST = torch.iinfo(torch.int64).max
 _NAMED_ROWS = 8

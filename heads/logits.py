@@ -95,7 +95,7 @@ class LogitMap(BaseModel):
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
         """Map the cosine of a feature vector and its true row [b] to its value in training."""
-        raise NotImplementedError(f"{self.kind} has no margin")
+        raise NotImplementedError(f"{self.kind} logits do not support a margin")
 
     def evaluated(self, *, scale: float, offset: float) -> "LogitMap":
         """Return the map with this scale and offset, and without margin and prior."""

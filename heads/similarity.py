@@ -33,8 +33,8 @@ def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Ten
         outside = ids[(ids < 0) | (ids >= len(vectors))]
         if len(outside):
             raise ValueError(
-                f"class {int(outside[0])} has no label vector: pass classes below {len(vectors)}, "
-                "the number of label vectors"
+                f"there is no label vector of class {int(outside[0])}: pass class ids from 0 to "
+                f"{len(vectors) - 1}"
             )
     pairs = zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)
     return torch.cat([_of_pairs(vectors, left, right, lower) for left, right in pairs])

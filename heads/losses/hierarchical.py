@@ -96,7 +96,7 @@ class HierarchicalSoftmax(Loss):
                 continue
             logits = logits_BC[:, columns]
             above = path_BD[:, level - 1 : level] if level else torch.full_like(path_BD[:, :1], -1)
-            # A row whose path ends above this level has no siblings here.
+            # There are no siblings at this level for a row whose path ends above it.
             sibling = (parent[columns] == above) & (path_BD[:, level : level + 1] >= 0)
             levels.append(logsumexp(logits.masked_fill(~sibling, -torch.inf)))
         return torch.stack(levels, dim=1), on_path

@@ -131,6 +131,6 @@ class TopKHinge(LargestFalse):
     def value(self, total: Stats, rows: Rows) -> Tensor:
         self.check_classes(rows.num_classes)
         largest, _, true = total
-        # NaN is sorted first and would not reach the k-th place: propagate it explicitly.
+        # NaN is sorted first and would not reach the k-th value: propagate it explicitly.
         kth = largest[:, -1].where(~largest[:, 0].isnan(), torch.nan)
         return rows.mean(torch.relu(self.alpha + (kth - true) / self.k))

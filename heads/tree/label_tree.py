@@ -227,7 +227,7 @@ def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
     cyclic = np.flatnonzero(jump != num_nodes)
     if cyclic.size:
         raise ValueError(
-            f"label tree: node {cyclic[0]} has no path to a root, because its ancestors form a "
+            f"label tree: node {cyclic[0]} does not reach a root, because its ancestors form a "
             "cycle: correct its parents"
         )
     return sums[:-1]

@@ -51,7 +51,7 @@ def load_label_vectors(
 
 
 def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors]:
-    """Return all names of a file (None if it has no names) and its vectors float32 [N, D].
+    """Return all names of a file (None for a file without names) and its vectors float32 [N, D].
 
     Raises FileNotFoundError, and ValueError if the file does not contain finite numbers [N, D].
     """
@@ -139,14 +139,14 @@ def _filled(
         raise ValueError(f"missing is {missing!r}: use error, mean or zero")
     if not known:
         raise ValueError(
-            f"{path} has no vector for any of {len(class_names)} class names, such as "
+            f"{path} does not contain vectors for any of {len(class_names)} class names, such as "
             f"{class_names[0]!r}: use a file with these names"
         )
     if unmatched and missing == "error":
         shown = ", ".join(map(repr, unmatched[:_NAMES_SHOWN]))
         raise ValueError(
-            f"{path} has no vector for {len(unmatched)} of {len(class_names)} class names "
-            f"({shown}{', …' if len(unmatched) > _NAMES_SHOWN else ''}): rename them, "
+            f"{path} does not contain vectors for {len(unmatched)} of {len(class_names)} class "
+            f"names ({shown}{', …' if len(unmatched) > _NAMES_SHOWN else ''}): rename them, "
             "or set missing to mean or zero"
         )
     vectors = np.stack(known)

@@ -119,7 +119,7 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients(devic
     assert {tensor.dtype for tensor in inside} == {torch.float32}
     head.zero_grad()
     loss.backward()
-    # Autocast around backward has no effect, because the head sets its own precisions.
+    # Autocast around backward does not matter, because the head sets its own precisions.
     torch.testing.assert_close(gradient_of_nodes(head).cpu(), inside[2], rtol=0, atol=0)
     assert not torch.equal(inside[2], exact[2])
     torch.testing.assert_close(inside[0], exact[0], rtol=2e-2, atol=2e-2)
@@ -184,7 +184,7 @@ def test_tensors_on_another_device_are_rejected(device):
         (features.to(elsewhere), labels.to(device)),
         (features.to(device), labels.to(elsewhere)),
     ):
-        with pytest.raises(ValueError, match=f"on {elsewhere} .*integers, on {device.type}"):
+        with pytest.raises(ValueError, match=f"on {elsewhere}.*integers, on {device.type}"):
             head(*pair)
 
 

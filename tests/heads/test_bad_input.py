@@ -318,7 +318,7 @@ def head_of_a_cycle(world_size: int) -> str:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_cycle_is_an_error_on_every_rank(world_size):
     for answer in one_line_on_every_rank(world_size, head_of_a_cycle):
-        assert answer.startswith("label tree: node 1 has no path to a root")
+        assert answer.startswith("label tree: node 1 does not reach a root")
 
 
 # ---- ranks without rows or classes --------------------------------------------------------------
@@ -364,6 +364,6 @@ def one_row_for_a_batch_loss(world_size: int) -> str:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_too_few_rows_in_the_global_batch_are_an_error_on_every_rank(world_size):
     for answer in one_line_on_every_rank(world_size, no_rows_at_all):
-        assert answer.startswith("ValueError: the global batch has no rows that count")
+        assert answer.startswith("ValueError: there are no rows that count")
     for answer in one_line_on_every_rank(world_size, one_row_for_a_batch_loss):
         assert answer.startswith("ValueError: batch_max_margin needs a global batch of at least 2")

@@ -82,7 +82,7 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         pytest.param(2, 13, 1, marks=pytest.mark.slow),
         (3, 13, 1),
         (4, 13, 1),
-        (4, 5, 1),  # chunks of 2: the last rank of the dense head holds no class
+        (4, 5, 1),  # chunks of 2: the last rank of the dense head is without classes
         pytest.param(4, 2, 1, marks=pytest.mark.slow),
         (4, 13, 2),  # two class groups of two
         (4, 13, 4),  # every rank holds all classes

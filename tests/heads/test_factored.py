@@ -391,7 +391,7 @@ SHARDED = [
     (1, 13, 1, 11),
     (2, 13, 1, 11),
     (3, 13, 1, 11),
-    (4, 5, 1, 11),  # chunks of 2: the last rank has no class
+    (4, 5, 1, 11),  # chunks of 2: the last rank is without classes
     (4, 13, 2, 11),  # two class groups of two
     (4, 13, 2, 3),  # some ranks have no rows
     (4, 13, 4, 11),  # every rank holds all classes

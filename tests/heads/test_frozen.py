@@ -136,8 +136,8 @@ def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
     [
         (1, CLASSES, 3),
         (2, CLASSES, 3),
-        (1, 1, 3),  # rank 1 has no class
-        (1, CLASSES, 0),  # rank 0 has no rows
+        (1, 1, 3),  # rank 1 is without classes
+        (1, CLASSES, 0),  # rank 0 is without rows
         (2, CLASSES, 0),
     ],
 )

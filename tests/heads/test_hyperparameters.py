@@ -79,8 +79,8 @@ def test_counts_that_sum_to_1_are_used_as_the_noise():
     [
         ("nce", ClassFacts(3), "pass class_counts, or set noise=uniform"),
         ("nce", ClassFacts(3, torch.ones(4)), r"shape \[4\] and there are 3 classes"),
-        ("nce", ClassFacts(2, torch.tensor([-1.0, 2.0])), "finite numbers of 0 or more"),
-        ("nce", ClassFacts(2, torch.tensor([math.nan, 2.0])), "finite numbers of 0 or more"),
+        ("nce", ClassFacts(2, torch.tensor([-1.0, 2.0])), "finite numbers of at least 0"),
+        ("nce", ClassFacts(2, torch.tensor([math.nan, 2.0])), "finite numbers of at least 0"),
         ("simloss", ClassFacts(3), "needs label vectors"),
         ("simloss", ClassFacts(3, None, torch.ones(2, 5)), r"shape \[2, 5\] and there are 3"),
         ("simloss", ClassFacts(1, None, torch.tensor([[math.nan]])), "class 0 is not finite"),

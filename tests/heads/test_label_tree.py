@@ -136,8 +136,8 @@ def test_a_long_chain_and_a_wide_star_are_supported():
         ([-1, 0, 0], [-1, 0, 2], "node 2 has class 2: pass a value from -1 to 1"),
         ([-1, 0, 0], [-1, 1, 1], "nodes 1 and 2 both have class 1"),
         ([-1, 0, 0], [-1, 0, -1], "node 2 has neither a class nor a child"),
-        ([-1, 1], [0, 1], "node 1 has no path to a root"),
-        ([-1, 3, 1, 2, 3], [0, 1, 2, 3, 4], "node 1 has no path to a root"),
+        ([-1, 1], [0, 1], "node 1 does not reach a root"),
+        ([-1, 3, 1, 2, 3], [0, 1, 2, 3, 4], "node 1 does not reach a root"),
         ([-1.0, 0.0], [0, 1], "parent has shape .* pass one integer per node"),
         ([[-1]], [0], "parent has shape"),
     ],
@@ -173,7 +173,7 @@ def test_saved_arrays_keep_a_non_canonical_order_of_siblings():
         ({"parent": [-1]}, "'class_of_node' is missing"),
         ({"parent": [-1, 0, 0, 1], "class_of_node": [0, 1, 2, 3]}, "node 2 is not in pre-order"),
         ({"parent": [1, -1], "class_of_node": [0, 1]}, "is not in pre-order"),
-        ({"parent": [1, 0], "class_of_node": [0, 1]}, "no path to a root"),
+        ({"parent": [1, 0], "class_of_node": [0, 1]}, "does not reach a root"),
     ],
 )
 def test_invalid_arrays_are_rejected(arrays, message):

@@ -147,7 +147,7 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' stands in line 1 too"),
-        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
+        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "config.json is missing"),
         (["show", "n.txt"], "not a valid tree file"),
     ],
 )
