@@ -1,7 +1,7 @@
 """Append classes to a trained head, with the optimizer state of its parameters.
 
-New classes become children of existing nodes or new roots. Existing rows and moments do not change;
-only their position in the node numbering does.
+New classes become children of existing nodes, or roots. Existing rows and moments do not change;
+only their node numbers may.
 """
 
 from collections.abc import Callable, Sequence

@@ -53,7 +53,7 @@ class BlockwiseLogits:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
 
     def classes_at_once(self) -> int:
-        """The number of classes per block, such that their logits use an eighth of the budget.
+        """Return the number of classes per block: their logits use an eighth of the budget.
 
         A few temporaries of that size then fit, and a quarter of the budget remains for logits that
         are saved for backward. It is a power of two, so that a batch with one more row usually has
@@ -90,7 +90,7 @@ class BlockwiseLogits:
         return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
 
     def class_rows(self, block: ClassBlock) -> Tensor:
-        """The class rows that the features are multiplied with, [C, d]."""
+        """Return the class rows [C, d] that the features are multiplied with."""
         rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
         return rows.to(self.compute_dtype)
 
@@ -99,7 +99,7 @@ class BlockwiseLogits:
         return LabelPositions.of(columns, len(block.class_ids))
 
     def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
-        """Logits without margin [G, C], written to the first elements of a flat `out`."""
+        """Compute logits without margin [G, C], in the first elements of a flat `out` if given."""
         shape = len(self.features_Gd), len(block.class_ids)
         target = None if out is None else out[: math.prod(shape)].view(shape)
         shift_C = self._shift(block)
@@ -109,7 +109,7 @@ class BlockwiseLogits:
         return torch.addmm(shift_C, self.features_Gd, rows_Cd.T, out=target)
 
     def _shift(self, block: ClassBlock) -> Tensor | None:
-        """The sum of bias, prior and offset, which is added to the product [C]; None: nothing."""
+        """Return the sum of bias, prior and offset [C], which is added to the product, or None."""
         terms = []
         if self.bias is not None:
             terms.append(self.weights.rows(block, self.bias).squeeze(1))
@@ -146,7 +146,7 @@ class BlockwiseLogits:
         return ComputedBlock(leaf, view, stats)
 
     def identity(self) -> Stats:
-        """The statistics of a rank without classes."""
+        """Return the statistics of a rank without classes."""
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
         return self.loss.identity(like)
 
@@ -189,8 +189,8 @@ class BlockwiseLogits:
         self.weights.put_gradient(block, grad_Cd, grad_nodes)
 
     def gradient_like(self, values: NodeValues) -> Tensor:
-        """A buffer for the gradients of path sums, filled block by block. It is at least float32,
-        also if the products are bf16."""
+        """Create a buffer for the gradients of path sums, which blocks write to. It is at least
+        float32, also if the products are bf16."""
         every_class = self.choice is None
         return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
 
@@ -246,7 +246,7 @@ class SavedBlocks:
             self._buffer = logits.features_Gd.new_empty(size)
 
     def buffer(self, index: int) -> Tensor | None:
-        """A flat tensor for the logits of a block, None if they are to be allocated. Blocks that
+        """Return a flat tensor for the logits of a block, or None if graphs are saved. Blocks that
         are not saved share the end of the buffer."""
         return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
 

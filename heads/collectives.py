@@ -82,7 +82,7 @@ def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]
 
 
 def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
-    """[b, ...] on each rank -> [sum(sizes), ...] on every rank; this rank's b is sizes[rank].
+    """Gather [b, ...] of each rank to [sum(sizes), ...] on every rank; b is sizes[rank].
 
     Shorter tensors are padded to max(sizes), because the collective needs equal shapes.
     """
@@ -93,7 +93,7 @@ def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | 
 
 
 def reduce_scatter_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
-    """[sum(sizes), ...] on each rank -> this rank's rows of the sum over ranks, [sizes[rank], ...].
+    """Sum [sum(sizes), ...] over ranks and return this rank's rows, [sizes[rank], ...].
 
     The transpose of `all_gather_rows`.
     """

@@ -121,7 +121,7 @@ class Engine:
             )
         call = _Call(
             agreement=agreement,
-            grad_enabled=torch.is_grad_enabled(),  # inside a Function it is always false
+            grad_enabled=torch.is_grad_enabled(),  # read here, because it is false in a Function
             training=training,
             draw=draw,
             over_data=over_data,
@@ -196,8 +196,8 @@ class _HeadLoss(torch.autograd.Function):
         if call.draw is not None:
             engine.loss.check_batch(len(batch.labels_m))
         scale = engine.logit_map.scale if log_scale is None else log_scale.exp()
-        counting = engine.row_weighting.masked(features, labels)
-        inputs = MappedFeatures(engine.logit_map, counting, scale)
+        masked = engine.row_weighting.masked(features, labels)  # ignored rows may contain NaN
+        inputs = MappedFeatures(engine.logit_map, masked, scale)
         logits = _gathered(engine, inputs, parameters, batch.labels_G, call)
         logits.choice = engine.loss.choose(engine.weights.held, batch.labels_m, call.draw)
         with torch.autocast(features.device.type, enabled=False):
@@ -358,8 +358,8 @@ def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
     agreement, inputs = ctx.call.agreement, ctx.inputs
     grad = reduce_scatter_rows(sums.features, agreement.sizes, ctx.engine.class_group)
     if sums.scalars is not None:
-        # The mapped features are exp(log_scale) times vectors that do not depend on it, so their
-        # derivative with respect to log_scale is they themselves.
+        # The mapped features are exp(log_scale) times vectors that do not depend on log_scale, so
+        # their derivative with respect to log_scale equals the mapped features.
         sums.scalars[0] += (grad * inputs.mapped()).sum()
     return inputs.gradient(grad) if agreement.needs_features else None
 

@@ -250,7 +250,7 @@ class FactoredHead(ClassHead):
         return self._parameters["weight"].detach()  # type: ignore[union-attr]
 
     def _blocks(self) -> tuple[Tensor, ...]:
-        """Return this rank's rows of V in blocks, whose float64 copies bound the extra memory."""
+        """Return this rank's rows of V in blocks, so that float64 copies need little memory."""
         held = self._held()
         size = _CACHED_BYTES if held.device.type == "cpu" else self.engine.memory_bytes // 4
         return held.split(max(1, size // (8 * held.shape[1])))
@@ -415,7 +415,7 @@ class FactoredHead(ClassHead):
         return value.detach(), by_stats[start : start + len(stats)]
 
     def _gather(self, tensor: Tensor, sizes: tuple[list[int], list[int]]) -> Tensor:
-        """[b, ...] on each rank -> [m, ...], the global batch, on every rank (collective)."""
+        """Gather [b, ...] of each rank to the global batch [m, ...] on every rank (collective)."""
         group = all_gather_rows(tensor, sizes[0], self.engine.class_group)
         return all_gather_rows(group, sizes[1], self.engine.data_group)
 

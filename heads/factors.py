@@ -88,7 +88,10 @@ class RowsGradient:
         )
 
     def squared_norm_of_sparse(self, rows: Tensor) -> Tensor:
-        """Return what C adds to `squared_norm_of_dense`; `rows` [n, d] are W at `positions`."""
+        """Return the contribution of C to ||G||^2, to be added to `squared_norm_of_dense`.
+
+        `rows` [n, d] are the rows of W at `positions`.
+        """
         return (self.sparse * (self.sparse + 2 * (rows @ self.linear + self.shift))).sum()
 
     def squared_norm_of_dense(self, moments: Moments) -> Tensor:

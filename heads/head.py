@@ -193,8 +193,8 @@ class ClassHead(nn.Module):
         return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
-        """`features` [b, dim] -> the logits [b, C] of `classes`, in the dtype of the rows and
-        without the margin and the prior of training."""
+        """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows
+        and without the margin and the prior of training."""
         return self.evaluated_map()(features, classes)
 
     def evaluated_map(self) -> LogitMap:

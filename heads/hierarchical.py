@@ -169,7 +169,7 @@ class _ScoreBlock:
         return cls(nodes, group, layout, levels, leaves, classes[classes >= 0])
 
     def log_probabilities(self, logits_bS: Tensor) -> Tensor:
-        """Logits of `nodes` [b, S] -> log-probabilities of the block's classes [b, C]."""
+        """Return the log-probabilities [b, C] of the block's classes from logits of `nodes`."""
         device = logits_bS.device
         group = torch.from_numpy(self.group).to(device)
         shape = (len(logits_bS), int(self.group.max()) + 1)

@@ -104,8 +104,8 @@ class LogitMap(BaseModel):
         return Dot(scale=scale, offset=offset)
 
     def __call__(self, features: Tensor, classes: ClassRows) -> Tensor:
-        """`features` [b, d] -> the logits [b, C] of `classes` in the dtype of the rows, without
-        margin and prior."""
+        """Return the logits [b, C] of `classes` for `features` [b, d], in the dtype of the rows and
+        without margin and prior."""
         rows = self.normalized(classes.rows)
         features = self.normalized(features.to(rows.dtype))
         if self.scale != 1:
@@ -131,7 +131,7 @@ class LogitMap(BaseModel):
         return found
 
     def _shift(self, classes: ClassRows) -> Tensor | None:
-        """The sum of bias and offset, which is added to the product [C]; None: nothing."""
+        """Return the sum of bias and offset [C], which is added to the product, or None."""
         if classes.bias is not None:
             return classes.bias + self.offset
         return classes.rows.new_full((len(classes.rows),), self.offset) if self.offset else None

@@ -224,7 +224,7 @@ class Loss(ABC):
         if self.couples_rows and num_rows < 2:
             raise ValueError(
                 f"{self.kind} needs a global batch of at least 2 rows, got {num_rows}: "
-                "raise train.global_batch"
+                "increase train.global_batch"
             )
 
     @property

@@ -51,8 +51,8 @@ class BinaryCrossEntropy(Loss):
         return rows.mean(every - true)
 
     def initial_bias(self, num_classes: int) -> float:
-        """The logit of 1/K. With 0, the K - 1 false classes of a row would dominate the gradient of
-        the true one."""
+        """Return the logit of 1/K. With 0, the gradients of the K - 1 false classes of a row would
+        dominate that of the true class."""
         return -math.log(max(num_classes - 1, 1))
 
 
@@ -144,7 +144,7 @@ class NoiseContrastiveEstimation(Loss):
         return rows.mean(softplus(own - true) + self.t * expected)
 
     def initial_bias(self, num_classes: int) -> float:
-        """log(1/K), the logits of a normalized model with a uniform prediction."""
+        """Return log(1/K), the logit of a normalized model with a uniform prediction."""
         return -math.log(num_classes)
 
 

@@ -104,7 +104,7 @@ class BatchMaxMargin(MarginLoss):
 class TopKHinge(LargestFalse):
     """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (003, eq 8).
 
-    The limit of `smooth_topk` as tau -> 0. Eq 6 differs by the factor 1/k of the scores.
+    The limit of `smooth_topk` as tau -> 0. Eq 6 differs in the factor 1/k of the scores.
 
     Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
     the same row may be above the true one.

@@ -196,7 +196,7 @@ def test_nan_on_one_rank_is_an_error_on_every_rank_and_names_that_rank(world_siz
 
 
 def nan_logits_only(world_size: int) -> str:
-    """All inputs are finite, and a product is inf - inf."""
+    """All inputs are finite, but their product is inf - inf."""
     head = make_head("ce", LabelTree.dense(4), class_mesh(world_size))
     with torch.no_grad():
         head.weight.fill_(1e38)
