@@ -178,7 +178,7 @@ def test_equal_classes_share_one_pseudoclass():
     assert build_cover_tree(np.zeros((5, 3))).center_parent.tolist() == [-1, 0, 0, 0, 0]
 
 
-def test_a_duplicate_is_a_child_of_its_equal_one_level_below_the_deepest():
+def test_a_duplicate_is_a_child_of_the_equal_class_one_level_below_all_others():
     tree = build_cover_tree([[0.0], [8.0], [1.0], [8.0]], base=2, metric="euclidean")
     assert tree.center_parent.tolist() == [2, 2, -1, 1]
     assert tree.level.tolist() == [3, 1, 0, 4]

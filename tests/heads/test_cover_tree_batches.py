@@ -96,7 +96,7 @@ def test_invariants_hold_on_sampled_classes_of_20_000(large):
     assert violations(rows, tree, num_sampled=150) == []
 
 
-def test_duplicates_in_a_large_tree_are_children_of_their_equal(large):
+def test_duplicates_in_a_large_tree_are_children_of_the_equal_class(large):
     _, tree = large
     parent = tree.center_parent
     first, second = np.arange(100), np.arange(7000, 7100)

@@ -126,7 +126,7 @@ def wordnet(tmp_path: Path) -> Path:
     return write_wordnet(tmp_path)
 
 
-def test_the_tree_follows_the_first_hypernyms_of_wordnet(wordnet):
+def test_the_tree_uses_the_first_hypernym_of_each_synset(wordnet):
     named = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"], collapse=False)
     above = ["entity", "animal", "carnivore", "dog"]
     assert paths(named) == {"poodle": above, "Rex": above, "crane": ["entity", "animal"]}

@@ -328,7 +328,7 @@ def test_cross_entropy_with_z_loss_is_self_normalization():
     assert value(CrossEntropy(z_loss=0.3), logits, labels) == pytest.approx(expected, rel=1e-12)
 
 
-def test_sampled_noise_contrast_has_the_expectation_of_the_exact_loss():
+def test_sampled_noise_contrastive_estimation_is_unbiased():
     logits = torch.randn(2, NUM_CLASSES, dtype=torch.float64)
     labels = torch.tensor([0, 1])
     exact, sampled = (NoiseContrastiveEstimation(samples=n).prepare(FACTS) for n in (None, 2))
