@@ -143,7 +143,8 @@ def _measures(
     recalls: tuple[float, ...],
 ) -> ClassMeasures:
     index = torch.arange(true_CP.shape[1], device=true_CP.device)
-    # True scores are ascending, so the positives at or above a score start at its first duplicate.
+    # True scores are ascending, so the positives at or above a score start at the first one that is
+    # equal to it.
     true_above = positives[:, None] - torch.searchsorted(true_CP, true_CP)
     precision_CP = true_above.double() / reached_CP
     is_positive = index < positives[:, None]

@@ -51,7 +51,7 @@ def _draw_loss(ax: Axes, loss: Loss) -> None:
     ax.plot(moves, of_true, color=BLUE)
     ax.plot(moves, [_value(loss, true=_LEAD, level=c) for c in moves], "--", color=RED)
     if ax.get_ylim()[1] > 2 * max(of_true) > 0:
-        ax.set_ylim(top=2 * max(of_true))  # a steep level would flatten the rest
+        ax.set_ylim(top=2 * max(of_true))  # a steep dashed curve would flatten the other one
     ax.set_title(loss.kind, fontsize=10.5, pad=3)
     ax.yaxis.set_major_locator(MaxNLocator(2))
     ax.set_xticks([-8, 0, 8])

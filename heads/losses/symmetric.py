@@ -262,9 +262,10 @@ def _multiply(
     units = total.expand_as(powers_Bk).cumprod(1)
     others = _newton(powers_Bk / units)
     factors, products = _multiply_leaders(leaders_Bm, largest_Bk, scale)
-    # sigma_i is the sum over j of the leaders' sigma_j times the others' sigma_(i-j). The latter is
-    # relative to `total`^(i-j), the result to the largest scores j + 1 to i: `weights` is their
-    # ratio. If these scores do not exist, there are no others and the weight only must be finite.
+    # sigma_i is the sum over j of the leaders' sigma_j times the others' sigma_(i-j). The others
+    # are in units of `total` (times the smallest leader), and the result in units of the largest
+    # terms j + 1 to i; `weights` converts between them. If a row does not have that many scores,
+    # there are no others, and the weight only has to be finite.
     exists = (largest_Bk != -torch.inf) & (smallest != -torch.inf)
     above = _prefix_sums(((largest_Bk - smallest) * scale).where(exists, 0) - total.log())
     weights = (above[:, :, None] - above[:, None, :]).triu_()
