@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from data.loading.batch import Batch, Cursor
-from heads.collectives import listening
+from heads.collectives import collective_hook
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe
 from trainer.faults import Watchdog
@@ -117,7 +117,7 @@ def _trainer(
     folder = RunFolder(recipe.run)
     folder.path.mkdir()
     busy = BusyTimer(phases.collective)
-    opened.enter_context(listening(busy.around))
+    opened.enter_context(collective_hook(busy.around))
     names = [f"class {label}" for label in range(_CLASSES)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
     task.train().start_training()

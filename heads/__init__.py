@@ -1,4 +1,4 @@
-"""What is learned on top of features: losses, class weights, label trees, the sharded engine."""
+"""Classification heads: losses, class weights, label trees and the class-sharded engine."""
 
 from heads.build import build_head, build_tree
 from heads.factored import FactoredHead

@@ -1,6 +1,7 @@
-"""Adds classes to a trained head: its node vectors and their optimizer state move together.
+"""Append classes to a trained head, with the optimizer state of its parameters.
 
-New classes hang under nodes of the tree that there is; nothing that was learned changes.
+New classes become children of existing nodes, or roots. Existing rows and moments do not change;
+only their node numbers may.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +24,28 @@ _ROWS_AT_ONCE = 1 << 18
 
 
 def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
-    """The tree with one new leaf per new class, and the new index of each old node [N].
+    """Return the tree with one new leaf per new class, and the new index of each old node [N].
 
     `parents` are nodes of `tree`, -1 for a root; the new classes are K, K + 1, ... in order.
     Raises ValueError if a parent is not a node.
     """
-    wanted = np.asarray(parents)
-    if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-        raise ValueError(f"parents are {wanted.dtype} {list(wanted.shape)}: give nodes, or -1")
-    wanted = wanted.astype(np.int64)
-    outside = wanted[(wanted < -1) | (wanted >= tree.num_nodes)]
+    above = np.asarray(parents)
+    if above.ndim != 1 or (above.size and above.dtype.kind not in "iu"):
+        raise ValueError(
+            f"parents have dtype {above.dtype} and shape {list(above.shape)}: pass a list of "
+            "integers, each a node or -1"
+        )
+    above = above.astype(np.int64)
+    outside = above[(above < -1) | (above >= tree.num_nodes)]
     if len(outside):
         raise ValueError(
-            f"parent {outside[0]} is no node of the label tree: give -1 or 0..{tree.num_nodes - 1}"
+            f"parent {outside[0]} is not a node of the label tree: pass -1 or a node from 0 to "
+            f"{tree.num_nodes - 1}"
         )
-    old, new = tree.num_nodes, len(wanted)
-    # A class at each node makes the old numbers readable in the new tree: its own, or a stand-in.
-    grown = LabelTree.from_parents(np.concatenate([tree.parent, wanted]), np.arange(old + new))
+    old, new = tree.num_nodes, len(above)
+    # `from_parents` renumbers the nodes. Node i gets the temporary class i here, so that
+    # `node_of_class` of the result maps old node numbers to new ones.
+    grown = LabelTree.from_parents(np.concatenate([tree.parent, above]), np.arange(old + new))
     moved = grown.node_of_class
     class_of_node = np.full(old + new, -1, dtype=np.int64)
     class_of_node[moved[:old]] = tree.class_of_node
@@ -57,15 +63,16 @@ def append_classes(
     seed: int = 0,
     init_std: float = 0.01,
 ) -> None:
-    """Grow `head` in place by one class per parent (collective).
+    """Append one class per entry of `parents` to `head`, in place (collective).
 
-    The scores of old classes do not change. New rows are initialized like leaves of `ClassHead`.
-    The moments of `head.weight` and `head.bias` in `optimizer` are kept; those of new rows are
-    zero. Raises ValueError if the head or its loss stores data per class, such as the noise of nce.
+    The scores of existing classes do not change. New rows are initialized like leaves of
+    `ClassHead`. The moments of `head.weight` and `head.bias` in `optimizer` are preserved; those of
+    new rows are zero. Raises ValueError if the head or its loss stores data per class, such as the
+    noise distribution of nce.
     """
-    tree, moved = _agreed(head, parents)
+    tree, moved = _grown_tree(head, parents)
     first = head.tree.num_classes
-    weights = head.engine.weights.again(tree, head.engine.weights.device)
+    weights = head.engine.weights.rebuilt(tree, head.engine.weights.device)
     move = partial(_moved_rows, head=head, moved=moved, weights=weights)
     rows = move(head.weight.detach())
     rows += torch.from_numpy(
@@ -97,8 +104,11 @@ def _replace_in(
         group["params"] = [new if p is old else p for p in group["params"]]
 
 
-def _agreed(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
-    """The new tree; what is wrong on one rank stops all of them (collective)."""
+def _grown_tree(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
+    """Return the results of `append_to_tree`; an error on one rank is raised on all (collective).
+
+    Without this agreement, the other ranks would wait for the failed one in the next collective.
+    """
     found, problem = None, None
     try:
         found = append_to_tree(head.tree, parents)
@@ -111,27 +121,34 @@ def _agreed(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndar
     if problem is not None:
         raise problem
     if bad or found is None:
-        raise ValueError("another rank cannot append its classes: give all of them the same")
+        raise ValueError(
+            "another rank cannot append its classes: pass the same parents on every rank"
+        )
     return found
 
 
 def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) -> None:
     head.loss.check_classes(num_classes)
     if isinstance(head, FactoredHead) and any(parent != -1 for parent in parents):
-        raise ValueError("classes of a factored head have no parents: append them under -1")
+        raise ValueError("classes of a factored head have no parents: pass -1 for each class")
     if head.engine.log_prior is not None:
         raise ValueError(
-            f"the prior of the head is that of {head.num_classes} classes: make it without one"
+            f"the head has a prior for {head.num_classes} classes and none for new ones: create "
+            "the head without a prior"
         )
     if head.engine.row_weighting.class_weights is not None:
         raise ValueError(
-            f"the head weighs {head.num_classes} classes and none of those to append: make it "
-            "without class_weights"
+            f"the head has class_weights for {head.num_classes} classes and none for new ones: "
+            "create the head without class_weights"
         )
 
 
 def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: ClassWeights) -> Tensor:
-    """This rank's rows of the new numbering; a bounded part of the old ones travels at a time."""
+    """Return this rank's rows in the new numbering, zero for new classes (collective).
+
+    A row may move to another rank. Each round all-gathers at most `_ROWS_AT_ONCE` rows per rank,
+    which bounds the extra memory.
+    """
     group = head.engine.class_group
     size, rank = group_size(group), group_rank(group)
     ranges = [shard_range(head.tree.num_nodes, r, size) for r in range(size)]
@@ -143,9 +160,9 @@ def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: Class
             for start, stop in ranges
         ]
         mine = slice(parts[rank][0] - ranges[rank][0], parts[rank][1] - ranges[rank][0])
-        travelled = all_gather_rows(rows[mine], [b - a for a, b in parts], group)
+        gathered = all_gather_rows(rows[mine], [b - a for a, b in parts], group)
         target = moved[np.concatenate([np.arange(a, b) for a, b in parts])]
         here = np.flatnonzero((target >= weights.start) & (target < weights.stop))
-        places = torch.from_numpy(target[here] - weights.start).to(rows.device)
-        result[places] = travelled[torch.from_numpy(here).to(rows.device)]
+        positions = torch.from_numpy(target[here] - weights.start).to(rows.device)
+        result[positions] = gathered[torch.from_numpy(here).to(rows.device)]
     return result

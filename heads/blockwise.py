@@ -1,9 +1,9 @@
-"""The path of one block of classes: class rows -> logits -> statistics, and back to gradients.
+"""Forward and backward of one block of classes: class rows -> logits -> statistics, and back.
 
-`heads/engine.py` walks the blocks and knows how their statistics merge over blocks and ranks; this
-module knows one block of one rank. Forward reduces the logits [G, C] to a few numbers per row.
-Backward turns the gradient of those numbers into that of the logits, and two matrix products turn
-that into gradients of features and rows.
+`heads/engine.py` iterates over the blocks and merges their statistics over blocks and ranks; this
+module computes a single block on one rank. Forward reduces the logits [G, C] to a few statistics
+per row. Backward turns the gradient of the statistics into that of the logits; two matrix products
+turn that into gradients of features and rows.
 """
 
 import math
@@ -17,7 +17,8 @@ from heads.logits import LogitMap, Margins
 from heads.losses import Block, Choice, LabelPositions, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
-# glibc maps larger pieces anew and clears them for each allocation, at a page fault every 4 KiB.
+# glibc serves larger allocations with mmap, which returns zeroed pages: each allocation would cost
+# a page fault every 4 KiB.
 _CACHED_BYTES = 16 << 20
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
@@ -25,12 +26,12 @@ _CACHED_BYTES = 16 << 20
 
 @dataclass
 class BlockwiseLogits:
-    """The logits of G rows and this rank's classes, which exist one block at a time.
+    """The logits of G rows for this rank's classes, computed one block at a time.
 
-    `features_Gd` are what the logit map makes of the features, times its scale; `rows` and `bias`
-    (None: the head has none) are per node. `offset` and `log_prior` [K] are added to the logits,
-    `margins` is None for a map without margin. `memory_bytes` bounds the memory of logits, `choice`
-    are the classes that the loss chose.
+    `features_Gd` are the features after the logit map, times its scale. `rows` and `bias` (None: no
+    bias) are per node. `offset` and `log_prior` [K] are added to the logits; `margins` is None for
+    a map without margin. `memory_bytes` bounds the memory of logits. `choice` are the classes that
+    the loss selected (None: all).
     """
 
     weights: ClassWeights
@@ -52,10 +53,11 @@ class BlockwiseLogits:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
 
     def classes_at_once(self) -> int:
-        """Classes per block: their logits take an eighth of the budget, a few temporaries of that
-        size fit, and a quarter is left for logits that are saved for backward.
+        """Return the number of classes per block: their logits use an eighth of the budget.
 
-        A power of two, so that a batch with one more row does not cut the classes differently.
+        A few temporaries of that size then fit, and a quarter of the budget remains for logits that
+        are saved for backward. It is a power of two, so that a batch with one more row usually has
+        the same blocks.
         """
         rows, dim = self.features_Gd.shape
         piece = self.memory_bytes // 8
@@ -71,8 +73,11 @@ class BlockwiseLogits:
     def compute(
         self, block: ClassBlock, *, out: Tensor | None, with_graph: bool
     ) -> "ComputedBlock":
-        """A block's statistics. The logits are written to the first numbers of a flat `out`, if
-        there is one; `with_graph` keeps the graph for backward."""
+        """Compute a block's statistics.
+
+        If `out`, a flat tensor, is given, the logits are written to its first elements.
+        `with_graph` records the autograd graph for backward.
+        """
         rows_Cd, labels = self.class_rows(block), self.label_positions(block)
         logits_GC = self.logits(block, rows_Cd, out)
         if self.margins is not None:
@@ -81,11 +86,11 @@ class BlockwiseLogits:
         return self._reduced(block, logits_GC, labels, with_graph=with_graph)
 
     def recompute(self, block: ClassBlock, logits_GC: Tensor) -> "ComputedBlock":
-        """The same with a graph in backward, when the margins are known."""
+        """Compute the statistics again in backward, with a graph; the margins are set already."""
         return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
 
     def class_rows(self, block: ClassBlock) -> Tensor:
-        """What the features are multiplied with, [C, d]."""
+        """Return the class rows [C, d] that the features are multiplied with."""
         rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
         return rows.to(self.compute_dtype)
 
@@ -94,7 +99,7 @@ class BlockwiseLogits:
         return LabelPositions.of(columns, len(block.class_ids))
 
     def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
-        """Logits without margin [G, C], written to the first numbers of a flat `out`."""
+        """Compute logits without margin [G, C], in the first elements of a flat `out` if given."""
         shape = len(self.features_Gd), len(block.class_ids)
         target = None if out is None else out[: math.prod(shape)].view(shape)
         shift_C = self._shift(block)
@@ -104,7 +109,7 @@ class BlockwiseLogits:
         return torch.addmm(shift_C, self.features_Gd, rows_Cd.T, out=target)
 
     def _shift(self, block: ClassBlock) -> Tensor | None:
-        """What is added to the product [C]; None: nothing."""
+        """Return the sum of bias, prior and offset [C], which is added to the product, or None."""
         terms = []
         if self.bias is not None:
             terms.append(self.weights.rows(block, self.bias).squeeze(1))
@@ -120,7 +125,8 @@ class BlockwiseLogits:
         self, margins: Margins, block: ClassBlock, rows_Cd: Tensor, labels: LabelPositions
     ) -> None:
         """Compute the true logits of the rows whose class is in the block, with their margin."""
-        # One product per row, in the precision of statistics: a margin amplifies rounding errors.
+        # Compute these few products again in the precision of the statistics: the derivative of
+        # arccos is large near +-1, so a margin amplifies rounding errors of bf16 products.
         features, vectors = self.features_Gd[labels.rows], rows_Cd[labels.columns]
         products = (features.to(self.stats_dtype) * vectors.to(self.stats_dtype)).sum(1)
         shift_C = self._shift(block)
@@ -140,7 +146,7 @@ class BlockwiseLogits:
         return ComputedBlock(leaf, view, stats)
 
     def identity(self) -> Stats:
-        """The statistics of a rank without classes."""
+        """Return the statistics of a rank without classes."""
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
         return self.loss.identity(like)
 
@@ -149,7 +155,7 @@ class BlockwiseLogits:
     def add_gradients(
         self, block: ClassBlock, computed: "ComputedBlock", grad_stats: Stats, to: "GradientSums"
     ) -> None:
-        """Add the block's part to the sums over classes, and write the gradient of its rows."""
+        """Add the block's share to the sums over classes, and write the gradient of its rows."""
         grad_GC = computed.gradient_of_logits(grad_stats)
         if to.bias is not None or to.scalars is not None:
             grad_C = grad_GC.sum(0)
@@ -183,8 +189,8 @@ class BlockwiseLogits:
         self.weights.put_gradient(block, grad_Cd, grad_nodes)
 
     def gradient_like(self, values: NodeValues) -> Tensor:
-        """A buffer for the gradients of path sums, block by block: in at least float32, whatever
-        the type of the products."""
+        """Create a buffer for the gradients of path sums, which blocks write to. It is at least
+        float32, also if the products are bf16."""
         every_class = self.choice is None
         return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
 
@@ -198,7 +204,7 @@ class ComputedBlock:
     stats: Stats
 
     def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
-        # Class ids among the statistics have no gradient.
+        # Some statistics are class ids, which do not require a gradient.
         pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
         outputs, grads = zip(*pairs, strict=True)
         leaves = (self.leaf_GC, self.view.true)
@@ -206,17 +212,20 @@ class ComputedBlock:
             outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         rows, _ = self.view.label_pairs
-        # The gradient of a plain sum is an expanded scalar: index_put_ needs memory of its own.
+        # The gradient of a plain sum is an expanded view, which index_put_ cannot write to.
         return grad.contiguous().index_put_(self.view.label_pairs, by_true[rows], accumulate=True)
 
 
 class SavedBlocks:
-    """What forward saves for backward within the memory budget: the graphs of all blocks if they
-    fit, otherwise the logits of the first blocks. Backward computes the logits of the others again.
+    """What forward saves for backward within the memory budget.
 
-    All logits are written to one buffer, and all statistics to another (`BlockStatistics`), so that
-    whatever else a block allocates is free again before the next block. If small tensors that last
-    lay between them, a free piece would be a few bytes too short for the next block's aligned
+    These are the graphs of all blocks if they fit, otherwise the logits of the first blocks.
+    Backward recomputes the logits of the other blocks. For example, with budget M and 10 blocks
+    whose logits take M / 8 each, the first two are saved (a quarter of M) and eight are recomputed.
+
+    All logits are written to one buffer and all statistics to another (`BlockStatistics`), so that
+    everything else that a block allocates is freed before the next block. Small long-lived tensors
+    between these allocations would leave holes a few bytes too short for the next block's aligned
     allocation, and the heap would grow with every block (sourceware bug 14581).
     """
 
@@ -225,7 +234,7 @@ class SavedBlocks:
     ) -> None:
         sizes = [len(logits.features_Gd) * len(block.class_ids) for block in blocks]
         budget = logits.memory_bytes if with_grad else 0
-        # A graph takes its logits and about twice as much in addition.
+        # A graph needs about three times the memory of its logits.
         self.graphs = 3 * sum(sizes) * logits.stats_dtype.itemsize <= budget // 2
         self._logits = logits
         self._computed: list[ComputedBlock] = []
@@ -237,17 +246,17 @@ class SavedBlocks:
             self._buffer = logits.features_Gd.new_empty(size)
 
     def buffer(self, index: int) -> Tensor | None:
-        """A flat tensor for the logits of a block; the blocks that are not saved share its end.
-        None: allocate them."""
+        """Return a flat tensor for the logits of a block, or None if graphs are saved. Blocks that
+        are not saved share the end of the buffer."""
         return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
 
     def save(self, computed: ComputedBlock) -> None:
-        """Keep the graph of the next block, if graphs are saved; logits are in `buffer` already."""
+        """Save the graph of the next block, if graphs are saved. Logits are in `buffer` already."""
         if self.graphs:
             self._computed.append(computed)
 
     def load(self, index: int, block: ClassBlock) -> ComputedBlock:
-        """A block with its graph, in backward."""
+        """Return a block with its graph, for backward."""
         if self.graphs:
             return self._computed[index]
         return self._logits.recompute(block, self._load_logits(index, block))
@@ -263,10 +272,10 @@ class SavedBlocks:
 
 @dataclass
 class GradientSums:
-    """Gradients that the blocks of this rank add to or write to; None: not required.
+    """Gradient buffers that the blocks of this rank add to or write to; None: not required.
 
-    `features` [G, d] is that of the features after the logit map, `rows` [n, d] and `bias` [n, 1]
-    are those of path sums, and `scalars` [2] those of the logarithm of the scale and of the offset.
+    `features` [G, d] is for the features after the logit map, `rows` [n, d] and `bias` [n, 1] for
+    path sums, and `scalars` [2] for the logarithm of the scale and for the offset.
     """
 
     features: Tensor | None = None

@@ -1,4 +1,4 @@
-"""From a recipe's head to the head: its label tree, its loss, its class weights."""
+"""Build a head, with its label tree and class weights, from the `head` section of a recipe."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,17 +30,18 @@ def build_head(
     class_names: Sequence[str] | None = None,
     class_paths: Sequence[Sequence[str]] | None = None,
 ) -> ClassHead:
-    """The head of a recipe; trees are built from `label_vectors` [K, D], or from `class_paths` [K]
-    (names of the nodes above each class, from the root down), by every rank alike.
+    """Build the head of a recipe.
 
-    `class_counts` [K] are the training samples of each class, for what depends on frequency.
+    Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths` [K]
+    (names of the nodes above each class, from the root down). `class_counts` [K] are the numbers
+    of training samples per class, used for balanced class weights, priors and the noise of nce.
 
-    Raises ValueError where `config.num_classes` or the label vectors do not fit `num_classes`.
+    Raises ValueError if `config.num_classes` or the label vectors do not match `num_classes`.
     """
     if config.num_classes not in (None, num_classes):
         raise ValueError(
             f"head.num_classes is {config.num_classes} and the shards have {num_classes} classes: "
-            "correct it, leave it out, or point data.shards at the other shards"
+            "correct or remove head.num_classes, or set data.shards to the intended shards"
         )
     tree = build_tree(
         config,
@@ -87,12 +88,11 @@ def build_tree(
     class_names: Sequence[str] | None = None,
     class_paths: Sequence[Sequence[str]] | None = None,
 ) -> LabelTree:
-    """The label tree behind a recipe's class weights, from `label_vectors` [K, D], `class_paths`
-    [K] or a file.
+    """Build or load the label tree for a recipe's class weights.
 
-    The classes of a file are matched by name where `class_names` [K] are given, else by number.
-    Raises ValueError where vectors or paths are missing, or a tree has other classes or another
-    kind.
+    The sources are `label_vectors` [K, D], `class_paths` [K] or a file. The classes of a file are
+    matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if
+    vectors or paths are missing, or if a tree has other classes or is of another kind.
     """
     weights = config.weights
     if weights.kind == "dense" or weights.kind == "factored":
@@ -115,7 +115,7 @@ def _tree_from_file(
     if len(named.classes) != num_classes:
         raise ValueError(
             f"tree {path} has {len(named.classes)} classes and the data {num_classes}: "
-            "build it from the data's class list"
+            "build the tree from the data's class list"
         )
     tree = named.tree if class_names is None else named.for_classes(class_names)
     every_node_a_class = tree.num_nodes == tree.num_classes
@@ -123,7 +123,7 @@ def _tree_from_file(
     if not (every_node_a_class if kind == "utree" else classes_are_leaves):
         other = "vtree" if kind == "utree" else "utree"
         raise ValueError(
-            f"tree {path} is no {kind}: choose head.weights.kind={other}, "
+            f"tree {path} is not a {kind}: set head.weights.kind={other}, "
             f"or build it with kway tree build --kind {kind}"
         )
     return tree
@@ -132,7 +132,7 @@ def _tree_from_file(
 def _tree_of_paths(num_classes: int, class_paths: Sequence[Sequence[str]] | None) -> LabelTree:
     if class_paths is None:
         raise ValueError(
-            "head.weights.tree.kind=hierarchy needs the class paths of the shards: choose "
+            "head.weights.tree.kind=hierarchy needs class paths, and the shards have none: set "
             "kind=vectors or head.weights.tree.file"
         )
     return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
@@ -143,14 +143,14 @@ def _cover_tree(
 ) -> CoverTree:
     if label_vectors is None:
         raise ValueError(
-            "head.weights needs label vectors and the shards carry none: choose "
-            "head.weights.kind=dense, head.weights.tree.kind=hierarchy (where they carry one) or "
-            "head.weights.tree.file, or shards with label vectors"
+            "head.weights needs label vectors, and the shards have none: set "
+            "head.weights.kind=dense, head.weights.tree.kind=hierarchy (if the shards have one) or "
+            "head.weights.tree.file, or use shards with label vectors"
         )
     if len(label_vectors) != num_classes:
         raise ValueError(
             f"there are {len(label_vectors)} label vectors and {num_classes} classes: "
-            "shard the data again"
+            "write the shards again with kway shard"
         )
     return build_cover_tree(label_vectors, base=config.base)
 
@@ -158,11 +158,18 @@ def _cover_tree(
 def _class_weights(
     kind: Literal["none", "balanced"], num_classes: int, class_counts: np.ndarray | None
 ) -> Tensor | None:
-    """Balanced: N / (K n_j), so that every class weighs the same; a class without samples 0."""
+    """Return the class weights [K], None for uniform ones.
+
+    Balanced weights are N / (K n_j), so that every class has the same total weight; the weight of a
+    class without samples is 0.
+    """
     if kind == "none":
         return None
     if class_counts is None:
-        raise ValueError("head.class_weights balanced needs the training samples of each class")
+        raise ValueError(
+            "head.class_weights=balanced needs the number of training samples of each class: pass "
+            "class_counts"
+        )
     counts = torch.from_numpy(class_counts).to(torch.float32)
     weights = counts.sum() / (num_classes * counts)
     return torch.where(counts > 0, weights, 0)

@@ -1,7 +1,7 @@
-"""The collectives of the head and of the trainer: sums, and rows gathered or scattered unevenly.
+"""Collectives of the head and the trainer: reductions, and gathers and scatters of uneven rows.
 
-A group of None is one process alone; then every call is the identity. Ranks may hold different
-numbers of rows, none included; `sizes` lists them in rank order.
+If the group is None, there is a single process and every call is the identity. Ranks may have
+different numbers of rows, including 0; `sizes` lists them in rank order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,29 +13,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-_listener: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar(
-    "listener", default=None
+_hook: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar(
+    "hook", default=None
 )
 
 
 @contextmanager
-def listening(around: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside the context, each collective of this thread runs within `around(name)`.
+def collective_hook(hook: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """Run each collective of this thread inside `hook(name)` while the context is active.
 
     On CUDA, autograd runs backward in separate threads, whose collectives are not covered unless
     `torch.autograd.set_multithreading_enabled(False)` is set.
     """
-    token = _listener.set(around)
+    token = _hook.set(hook)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _hook.reset(token)
 
 
-def announced(name: str) -> AbstractContextManager[None]:
-    """Surround a collective that is called outside this module, so that the hook runs for it."""
-    around = _listener.get()
-    return nullcontext() if around is None else around(name)
+def hooked(name: str) -> AbstractContextManager[None]:
+    """Return the active hook's context for a collective; used around calls outside this module."""
+    hook = _hook.get()
+    return nullcontext() if hook is None else hook(name)
 
 
 def group_rank(group: ProcessGroup | None) -> int:
@@ -47,42 +47,45 @@ def group_size(group: ProcessGroup | None) -> int:
 
 
 def all_reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Sum over the group, in place; the same tensor is returned."""
+    """Sum `tensor` over the group in place, and return it."""
     if group is not None and group_size(group) > 1:
-        with announced("all_reduce_sum"):
+        with hooked("all_reduce_sum"):
             dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Maximum over the group, in place; the same tensor is returned."""
+    """Take the maximum of `tensor` over the group in place, and return it."""
     if group is not None and group_size(group) > 1:
-        with announced("all_reduce_max"):
+        with hooked("all_reduce_max"):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
 
 def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """The first rank's tensor, in place; the same tensor is returned."""
+    """Overwrite `tensor` with that of the group's first rank, and return it."""
     if group is not None and group_size(group) > 1:
-        with announced("broadcast"):
+        with hooked("broadcast"):
             dist.broadcast(tensor, group=group, group_src=0)
     return tensor
 
 
 def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Every rank's tensor, all of one shape, in rank order."""
+    """Return every rank's tensor in rank order; all have the same shape."""
     size = group_size(group)
     if size == 1 or tensor.numel() == 0:
         return [tensor] * size
     gathered = tensor.new_empty((size * tensor.numel(),))
-    with announced("all_gather"):
+    with hooked("all_gather"):
         dist.all_gather_single(gathered, tensor.contiguous().view(-1), group=group)
     return [part.view(tensor.shape) for part in gathered.chunk(size)]
 
 
 def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
-    """[b, ...] on each rank -> [sum(sizes), ...] on all; this rank's b is sizes[rank]."""
+    """Gather [b, ...] of each rank to [sum(sizes), ...] on every rank; b is sizes[rank].
+
+    Shorter tensors are padded to max(sizes), because the collective needs equal shapes.
+    """
     if group_size(group) == 1:
         return tensor
     parts = all_gather_equal(_padded(tensor, max(sizes)), group)
@@ -90,13 +93,16 @@ def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | 
 
 
 def reduce_scatter_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
-    """[sum(sizes), ...] on each rank -> their sum's rows of this rank, [sizes[rank], ...]."""
+    """Sum [sum(sizes), ...] over ranks and return this rank's rows, [sizes[rank], ...].
+
+    The transpose of `all_gather_rows`.
+    """
     longest = max(sizes)
     if group_size(group) == 1 or longest == 0:
         return tensor
     padded = torch.cat([_padded(part, longest) for part in tensor.split(list(sizes))])
     mine = tensor.new_empty((longest, *tensor.shape[1:]))
-    with announced("reduce_scatter"):
+    with hooked("reduce_scatter"):
         dist.reduce_scatter_single(mine, padded.contiguous(), group=group)
     return mine[: sizes[group_rank(group)]]
 

@@ -1,4 +1,4 @@
-"""The part of a recipe that describes the head: class weights, loss and options."""
+"""The `head` section of a recipe: class weights, logit map, loss and options."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,28 +23,36 @@ class _Config(BaseModel):
 
 
 class DenseConfig(_Config):
-    """One free row of weights a class."""
+    """One independent row of weights per class."""
 
     kind: Literal["dense"] = "dense"
 
 
 class LabelTreeConfig(_Config):
-    """A cover tree of the label vectors that travel with the class list, the hierarchy that does,
-    or a tree from a file."""
+    """The source of a label tree.
 
-    kind: Literal["vectors", "hierarchy"] = Field("vectors", description="of the shards")
-    base: float = Field(
-        _BASE, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
+    A cover tree of the label vectors in the shards, the hierarchy in the shards, or a file.
+    """
+
+    kind: Literal["vectors", "hierarchy"] = Field(
+        "vectors", description="source in the shards: label vectors or the class hierarchy"
     )
-    file: Path | None = Field(None, description="a tree that `kway tree build` wrote")
+    base: float = Field(
+        _BASE,
+        ge=1.001,
+        le=1000,
+        description="base of the cover tree; smaller values give deeper, narrower trees (paper "
+        "000, section 5)",
+    )
+    file: Path | None = Field(None, description="tree file written by `kway tree build`")
 
     @model_validator(mode="after")
     def _one_origin(self) -> "LabelTreeConfig":
         if self.base != _BASE and (self.file is not None or self.kind == "hierarchy"):
             other = "file" if self.file is not None else "kind=hierarchy"
-            raise ValueError(f"base shapes the tree of label vectors: leave out base or {other}")
+            raise ValueError(f"base applies to trees of label vectors only: remove base or {other}")
         if self.file is not None and self.kind == "hierarchy":
-            raise ValueError("one tree is of a file or of the shards: leave out file or kind")
+            raise ValueError("a tree comes from a file or from the shards: remove file or kind")
         return self
 
 
@@ -54,31 +62,37 @@ class _TreeConfig(_Config):
         0.0,
         ge=0,
         le=1,
-        description="the gradient of an inner node is divided by (classes below it)^this",
+        description="exponent p; the gradient of an inner node is divided by (classes below it)^p",
     )
 
 
 class UTreeConfig(_TreeConfig):
-    """Rows are sums of class vectors on the path to the root (paper 000, section 4.1)."""
+    """Rows are sums of class vectors along the path to the root (paper 000, section 4.1)."""
 
     kind: Literal["utree"] = "utree"
 
     @model_validator(mode="after")
     def _every_node_a_class(self) -> "UTreeConfig":
         if self.tree.kind == "hierarchy":
-            raise ValueError("nodes of a hierarchy are no classes: choose weights.kind=vtree")
+            raise ValueError(
+                "inner nodes of a hierarchy are not classes, as a utree needs: set "
+                "weights.kind=vtree"
+            )
         return self
 
 
 class VTreeConfig(_TreeConfig):
-    """Rows are sums over leaves (classes) and inner pseudoclasses (paper 000, section 4.2)."""
+    """Rows are sums of a leaf (class) and its inner pseudoclasses (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
 
 
 class FactoredConfig(_Config):
-    """Dense rows trained at a cost that does not depend on their number, for losses of sum z,
-    sum z^2 and z_y, without bias: by SGD with the optimizer's lr and weight_decay, no momentum."""
+    """Dense rows, stored as a product, with a training cost independent of the number of classes.
+
+    For losses of sum z, sum z^2 and z_y, and without a bias. Training is plain SGD with the
+    optimizer's lr and weight_decay, without momentum.
+    """
 
     kind: Literal["factored"] = "factored"
 
@@ -89,32 +103,34 @@ WeightsConfig = Annotated[
 
 
 class HeadConfig(_Config):
-    """A head = class weights x a logit map x a loss."""
+    """A head: class weights x a logit map x a loss."""
 
     weights: WeightsConfig = DenseConfig()
     logits: LogitMapConfig = Dot()
     loss: LossConfig = CrossEntropy()
-    num_classes: int | None = Field(None, gt=0, description="if given, the data must have as many")
+    num_classes: int | None = Field(
+        None, gt=0, description="expected number of classes; an error if the data differ"
+    )
     class_weights: Literal["none", "balanced"] = Field(
-        "none", description="balanced: rows weigh the inverse of their class's frequency"
+        "none", description="balanced: weight rows by the inverse frequency of their class"
     )
     bias: bool = Field(
         default=None,
         validate_default=True,
-        description="one entry a node, summed along the path of a class; by default for dot logits "
-        "of weights that are not factored",
+        description="bias with one entry per node, summed along the path of a class; default: true "
+        "for dot logits, unless weights are factored",
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
-    memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")
+    memory_mib: int = Field(256, gt=0, description="memory limit for logits per rank, in MiB")
 
     @property
     def needs_hierarchy(self) -> bool:
-        """Whether the label tree is the hierarchy of the class list."""
+        """Whether the label tree is the hierarchy in the shards."""
         return isinstance(self.weights, VTreeConfig) and self.weights.tree.kind == "hierarchy"
 
     @field_validator("bias", mode="before")
     @classmethod
-    def _bias_where_it_is_possible(cls, bias: Any, info: ValidationInfo) -> Any:
+    def _default_bias(cls, bias: Any, info: ValidationInfo) -> Any:
         weights, logits = info.data.get("weights"), info.data.get("logits")
         if bias is not None or weights is None or logits is None:
             return bias
@@ -126,11 +142,11 @@ class HeadConfig(_Config):
         special = self.loss.kind if self.loss.over_nodes else self.weights.kind
         if not logits.is_plain and (self.loss.over_nodes or special == "factored"):
             raise ValueError(
-                f"{special} has dot logits without scale, offset and prior: leave out head.logits, "
-                "or choose weights.kind=dense and a loss over classes"
+                f"{special} supports only dot logits without scale, offset and prior: remove "
+                "head.logits, or set weights.kind=dense and a loss over classes"
             )
         if logits.normalizes and self.bias:
-            raise ValueError(f"{logits.kind} logits have no bias: leave out bias")
+            raise ValueError(f"{logits.kind} logits do not support a bias: set bias=false")
         return self
 
     @model_validator(mode="after")
@@ -139,16 +155,16 @@ class HeadConfig(_Config):
         if loss.over_nodes:
             if weights not in ("utree", "vtree") or self.class_weights != "none":
                 raise ValueError(
-                    f"{loss.kind} needs a tree and no class weights: choose weights.kind=vtree and "
-                    "class_weights=none"
+                    f"{loss.kind} needs a tree and does not support class weights: choose "
+                    "weights.kind=vtree and class_weights=none"
                 )
             if (
                 isinstance(self.weights, UTreeConfig | VTreeConfig)
                 and self.weights.gradient_damping
             ):
                 raise ValueError(
-                    f"{loss.kind} sums no gradients over subtrees: leave weights.gradient_damping "
-                    "at 0"
+                    f"{loss.kind} does not sum gradients over subtrees: set "
+                    "weights.gradient_damping=0"
                 )
         elif weights == "factored" and not loss.num_power_sums:
             family = [kind for kind, each in LOSSES.items() if each.num_power_sums]

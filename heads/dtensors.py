@@ -1,4 +1,4 @@
-"""Tensors whose rows are dealt out to the ranks of one mesh axis, and what a rank holds of them."""
+"""DTensors whose rows are sharded over one mesh axis."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def sharded_rows(rows: Tensor, mesh: DeviceMesh, shape: torch.Size) -> DTensor:
-    """This rank's `rows` of a tensor of `shape`, as `Shard(0)` over a mesh of one axis."""
-    # Shape and stride are given: from uneven shards alone they are inferred wrongly.
+    """Wrap this rank's `rows` of a tensor of `shape` as `Shard(0)` over a mesh with one axis."""
+    # Pass shape and stride, because `from_local` infers them wrongly from uneven shards.
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(rows, mesh, [Shard(0)], shape=shape, stride=stride)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds."""
+    """Return this rank's part of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All ranks' rows, on every rank (collective)."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return all ranks' rows of a DTensor (collective); any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

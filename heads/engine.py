@@ -1,33 +1,34 @@
-"""The exact, memory-bounded, class-sharded loss of a head: one autograd Function for every loss.
+"""The exact, memory-bounded, class-sharded loss of a head: one autograd Function for all losses.
 
-A loss is a function of a few numbers per row of the batch, its statistics, and the statistics of
-disjoint blocks of classes merge (`heads/losses/base.py`). So the logits of all classes are never
-needed at the same time.
+A loss is a function of a few numbers per row of the batch, its statistics. The statistics of
+disjoint blocks of classes can be merged (`heads/losses/base.py`), so the logits of all classes are
+never needed at the same time.
 
 Forward
-  1. All-gather features and labels over the class group: every rank computes its classes for the
-     same G rows.
-  2. Walk this rank's classes in blocks (`heads/blockwise.py`): rows of the classes, logits [G, C],
-     statistics. Only the statistics stay; if there is memory, so do the logits of some blocks.
+  1. All-gather features and labels over the class group: every rank computes the logits of its own
+     classes for the same G rows.
+  2. Iterate over this rank's classes in blocks (`heads/blockwise.py`): class rows, logits [G, C],
+     statistics. Keep the statistics and, as far as memory permits, the logits of the first blocks.
   3. Merge the statistics over blocks, exchange and merge them over the class group, concatenate
      them over the data group, and compute the value (`heads/global_loss.py`).
 
 Backward
   1. Differentiate the value with respect to the statistics of each block: tensors [G, ...].
-  2. Walk the blocks again. Each turns the gradient of its statistics into that of its logits, and
-     two matrix products turn that into the gradient of its rows and a part of the features' one.
-  3. Sum over ranks: features over the class group, tree nodes over their subtrees, and all
-     parameters over the data group.
+  2. Iterate over the blocks again. Each block turns the gradient of its statistics into that of its
+     logits. Two matrix products turn that into the gradient of its class rows and into its term of
+     the gradient of the features, which is a sum over all classes.
+  3. Sum over ranks: the terms of the features over the class group, tree nodes over their subtrees,
+     and all parameters over the data group.
 
 For example, the statistics of cross-entropy are (logsumexp z, z_y). A row with logits 1, 2, 0, 3
 and label 1, in two blocks of two classes:
 
-    block     statistics   gradient of them   gradient of the logits
+    block     statistics   their gradient     gradient of the logits
     1, 2      2.313, 2     0.324, -1          0.324 softmax(1, 2) + (0, -1) = 0.087, -0.763
     0, 3      3.049, 0     0.676, -1          0.676 softmax(0, 3)           = 0.032,  0.644
     merged    3.440, 2     value 3.440 - 2 = 1.440
 
-The last column is softmax(z) - onehot(y), without a tensor of all logits.
+The last column is softmax(z) - onehot(y), computed without a tensor of all logits.
 """
 
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ from heads.weights import ClassWeights, NodeValues
 
 @dataclass(frozen=True)
 class _Call:
-    """The options of a call of `Engine`, and what the ranks agreed on for it."""
+    """The options of one call of `Engine`, and what the ranks agreed on for it."""
 
     agreement: Agreement
     grad_enabled: bool
@@ -66,9 +67,9 @@ class _Call:
 class Engine:
     """The constants of one head: the plan of its weights, its loss and its process groups.
 
-    `class_group` shares the classes, `data_group` has the same classes and other rows; None is one
-    process. `memory_bytes` bounds the memory of logits. `log_prior` [K] is added to the logits in
-    training.
+    The ranks of `class_group` have different classes and compute the same rows; the ranks of
+    `data_group` have the same classes and different rows. None means a single process.
+    `memory_bytes` bounds the memory of logits. `log_prior` [K] is added to the logits in training.
     """
 
     weights: ClassWeights
@@ -91,34 +92,36 @@ class Engine:
         draw: int | None = None,
         over_data: bool = True,
     ) -> Tensor:
-        """The loss of the global batch, the same scalar on every rank (collective).
+        """Return the loss of the global batch, the same scalar on every rank (collective).
 
-        `features` [b, d] and `labels` [b] are this rank's rows; b may differ and be 0. All
-        gradients are those of the global-mean loss: those of `parameters` are complete, that of
-        `features` is complete for these rows. A gradient that no rank requires is not computed;
-        ranks may require different ones. `row_weights` [b], on every rank or on none, multiply the
-        weights of the rows. In `training` logits have the margin and the prior of the logit map.
-        `draw` numbers the training steps (`Loss.choose`); None computes all classes. Without
-        `over_data` the gradients of `parameters` lack the sum over the data group.
+        `features` [b, d] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
+        Gradients are those of the mean over the global batch, and complete: no further reduction is
+        needed for `parameters` or for these rows of `features`. A gradient that no rank requires is
+        not computed; ranks may require different ones. `row_weights` [b], on every rank or on none,
+        multiply the weights of the rows. In `training`, logits have the margin and the prior of the
+        logit map. `draw` is the number of the training step (`Loss.choose`); None computes all
+        classes. Without `over_data`, the gradients of `parameters` are not summed over the data
+        group.
 
-        Raises, on every rank, ValueError if a label of any rank is outside the classes, features
-        and labels of any rank do not fit, a training step of a batch loss has fewer than two rows,
-        or `over_data` is false and only some ranks train their weight; FloatingPointError if the
-        loss is NaN.
+        Raises, on every rank, ValueError if a label of any rank is outside the classes, if features
+        and labels of any rank do not match, if a training step of a batch loss has fewer than two
+        rows, or if `over_data` is false and only some ranks train their weight; FloatingPointError
+        if the loss is NaN.
         """
         if row_weights is not None and row_weights.is_floating_point():
-            # In the type of the computation, in which `agree` rejects zeros and infinities.
+            # Cast first: a small weight may become 0 in the dtype of the computation, and `agree`
+            # must see the weights that are used.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
         agreement = self.agree(features, labels, parameters, row_weights)
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
-                "the head's weight requires a gradient on some ranks only, so that its copies "
-                "cannot accumulate one over micro-batches: call head.requires_grad_ with the same "
-                "value on every rank"
+                "the head's weight requires a gradient on some ranks only, so its gradient cannot "
+                "be accumulated over micro-batches: call head.requires_grad_ with the same value "
+                "on every rank"
             )
         call = _Call(
             agreement=agreement,
-            grad_enabled=torch.is_grad_enabled(),  # always false inside the Function
+            grad_enabled=torch.is_grad_enabled(),  # read here, because it is false in a Function
             training=training,
             draw=draw,
             over_data=over_data,
@@ -137,7 +140,7 @@ class Engine:
         parameters: Parameters,
         row_weights: Tensor | None = None,
     ) -> Agreement:
-        """Exchange sizes and mistakes of a batch; see `heads/inputs.py` (collective)."""
+        """Exchange sizes and check the batch on all ranks; see `heads/inputs.py` (collective)."""
         return agree(
             features,
             labels,
@@ -151,18 +154,20 @@ class Engine:
         )
 
     def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
-        """What `Loss.value` needs of the rows that count: from their labels [m], and the weights
-        [m] that they came with."""
+        """Return the `Rows` that `Loss.value` needs, for rows that are not ignored.
+
+        `labels` [m] are their labels and `factors` [m] their `row_weights`, if there are any.
+        """
         is_uniform = self.row_weighting.class_weights is None and factors is None
         weights = None if is_uniform else self.row_weighting(labels, factors).to(dtype)
         return Rows(self.weights.tree.num_classes, labels, weights)
 
     def to(self, device: torch.device) -> "Engine":
-        """The same engine for vectors on another device."""
+        """Return the same engine for vectors on another device."""
         prior = self.log_prior
         return replace(
             self,
-            weights=self.weights.again(self.weights.tree, device),
+            weights=self.weights.rebuilt(self.weights.tree, device),
             loss=self.loss.to(device),
             row_weighting=self.row_weighting.to(device),
             log_prior=None if prior is None else prior.to(device),
@@ -170,7 +175,7 @@ class Engine:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """The algorithm at the top of this module."""
+    """The algorithm of the module docstring."""
 
     @staticmethod
     def forward(
@@ -191,8 +196,8 @@ class _HeadLoss(torch.autograd.Function):
         if call.draw is not None:
             engine.loss.check_batch(len(batch.labels_m))
         scale = engine.logit_map.scale if log_scale is None else log_scale.exp()
-        counting = engine.row_weighting.masked(features, labels)
-        inputs = MappedFeatures(engine.logit_map, counting, scale)
+        masked = engine.row_weighting.masked(features, labels)  # ignored rows may contain NaN
+        inputs = MappedFeatures(engine.logit_map, masked, scale)
         logits = _gathered(engine, inputs, parameters, batch.labels_G, call)
         logits.choice = engine.loss.choose(engine.weights.held, batch.labels_m, call.draw)
         with torch.autocast(features.device.type, enabled=False):
@@ -218,19 +223,23 @@ class _HeadLoss(torch.autograd.Function):
         ctx.engine, ctx.call, ctx.parameters, ctx.inputs = engine, call, parameters, inputs
         ctx.logits, ctx.blocks, ctx.saved = logits, blocks, saved
         ctx.statistics, ctx.global_loss = statistics, global_loss
-        # For their version counters: a weight changed in place before backward is an error.
+        # Saved for their version counters only: a weight that is modified in place before backward
+        # is an error.
         ctx.save_for_backward(features, *(each for each in parameters if each is not None))
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("the head has no second derivative: leave create_graph out")
-        ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
+            raise RuntimeError(
+                "the head does not support second derivatives: call backward without create_graph"
+            )
+        ctx.saved_tensors  # noqa: B018  raises if a saved tensor was modified in place
         if not ctx.call.computes_gradients:
             return (None,) * 10
         logits: BlockwiseLogits = ctx.logits
-        # As in forward, whatever the caller's backward runs under: precisions are chosen here.
+        # As in forward, even if the caller runs backward under autocast: the engine chooses the
+        # precision of each step itself.
         with torch.autocast(grad_loss.device.type, enabled=False):
             grads_of_stats = ctx.global_loss.gradients(ctx.statistics, grad_loss)
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
@@ -250,8 +259,8 @@ class _HeadLoss(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _GlobalRows:
-    """Labels of the class group [G], and of the rows of the global batch that count: labels [m] and
-    the weights [m] that they came with. `counts` selects these rows (None: all)."""
+    """Labels of the class group [G]; labels [m] and `row_weights` [m] of the rows of the global
+    batch that are not ignored. `counts` selects these rows (None: all)."""
 
     labels_G: Tensor
     labels_m: Tensor
@@ -262,7 +271,7 @@ class _GlobalRows:
     def gather(
         cls, engine: Engine, agreement: Agreement, labels: Tensor, row_weights: Tensor | None
     ) -> "_GlobalRows":
-        """Collective."""
+        """Gather this rank's labels and row weights over both groups (collective)."""
         sizes, group_sizes = agreement.sizes, agreement.group_sizes
         labels_G = all_gather_rows(labels, sizes, engine.class_group)
         labels_m = all_gather_rows(labels_G, group_sizes, engine.data_group)
@@ -271,7 +280,8 @@ class _GlobalRows:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
             row_weights = all_gather_rows(row_weights, group_sizes, engine.data_group)[counts]
         ignores = engine.row_weighting.ignore_index is not None
-        # A row that does not count gets any class: its gradient is zero.
+        # An ignored row needs some valid class. Its choice does not matter: the loss skips the row,
+        # so that its gradient is zero.
         known_G = labels_G.where(engine.row_weighting.counts(labels_G), 0)
         return cls(known_G, labels_m[counts], row_weights, counts if ignores else None)
 
@@ -279,7 +289,7 @@ class _GlobalRows:
 def _gathered(
     engine: Engine, inputs: MappedFeatures, parameters: Parameters, labels_G: Tensor, call: _Call
 ) -> BlockwiseLogits:
-    """Gather what the class group shares (collective)."""
+    """Gather the features and the boundary rows of the class group (collective)."""
     features, vectors, bias = inputs.features, parameters.vectors, parameters.bias
     device = features.device.type
     autocast = torch.is_autocast_enabled(device)
@@ -320,7 +330,11 @@ def _gathered(
 def _gradient_buffers(
     agreement: Agreement, parameters: Parameters, logits: BlockwiseLogits
 ) -> GradientSums:
-    """Zeros for the gradients that any rank that contributes to them requires."""
+    """Create zeroed buffers for the gradients that are required.
+
+    A gradient is a sum over ranks: if one rank requires it, all ranks that contribute to it must
+    compute their terms.
+    """
     sums = GradientSums()
     learns_scale = parameters.log_scale is not None
     if agreement.needs_features or (agreement.needs_vectors and learns_scale):
@@ -334,19 +348,24 @@ def _gradient_buffers(
 
 
 def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
-    """The gradient of this rank's features (collective); adds to that of the scale."""
+    """Return the gradient of this rank's features, and add to that of the scale (collective).
+
+    Every rank of the class group has the terms of its classes for all G rows. The reduce-scatter
+    sums the terms and returns each rank's own rows, the reverse of the all-gather in forward.
+    """
     if sums.features is None:
         return None
     agreement, inputs = ctx.call.agreement, ctx.inputs
     grad = reduce_scatter_rows(sums.features, agreement.sizes, ctx.engine.class_group)
     if sums.scalars is not None:
-        # The mapped features have the scale as a factor.
+        # The mapped features are exp(log_scale) times vectors that do not depend on log_scale, so
+        # their derivative with respect to log_scale equals the mapped features.
         sums.scalars[0] += (grad * inputs.mapped()).sum()
     return inputs.gradient(grad) if agreement.needs_features else None
 
 
 def _reduced_nodes(ctx: Any, values: NodeValues | None, grad: Tensor | None) -> Tensor | None:
-    """The gradient of what the nodes have, from that of path sums (collective)."""
+    """Return the gradient of node vectors or biases, from that of path sums (collective)."""
     if values is None or grad is None:
         return None
     engine: Engine = ctx.engine
@@ -357,7 +376,10 @@ def _reduced_nodes(ctx: Any, values: NodeValues | None, grad: Tensor | None) -> 
 
 
 def _reduced_scalars(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the logarithm of the scale and of the offset (collective)."""
+    """Return the gradients of the logarithm of the scale and of the offset (collective).
+
+    Each rank has the terms of its classes and rows, so both groups are summed over.
+    """
     if grad is None:
         return None, None
     all_reduce_sum(grad, ctx.engine.class_group)

@@ -1,9 +1,19 @@
-"""The factored head: exact SGD on all K rows of the classifier at a cost that does not depend on K.
+"""The factored head: exact SGD on all K rows of the classifier at a cost independent of K.
 
-For a loss that depends on a row's logits by sum z, sum z^2 and z_y only (Vincent, de Brebisson and
-Bouchard 2015, arXiv 1412.7091; the whole family in 1606.08061). The rows are W = V U + 1 omega';
-Q = W'W and s = W'1 give the statistics, and a step changes U, omega, Q, s and the labels' rows of
-V. It is plain SGD with weight decay over dense class weights: no momentum, no label trees.
+For losses that depend on the logits of a row only through sum z, sum z^2 and z_y (Vincent, de
+Brebisson and Bouchard 2015, arXiv 1412.7091; the general family in 1606.08061). It supports plain
+SGD with weight decay on dense class weights, without momentum and without label trees.
+
+The rows are stored as W = V U + 1 omega'. For features x, sum z = x's and sum z^2 = x'Q x with
+Q = W'W [d, d] and s = W'1 [d], so the loss needs no logits except those of the labels. The gradient
+is G = 1 p' + W M + C with a symmetric M [d, d] and a C that is zero except in the rows of the
+labels. A step W - lr G is therefore W A + 1 c' - lr C with A = I - lr M and c = -lr p:
+
+    U <- U A,  omega <- A omega + c            the dense part; V is not read
+    V[labels] <- V[labels] - lr C[labels] U^-1    the sparse part, with the new U
+
+Q and s follow in d x d algebra (`heads/factors.py`). U becomes ill-conditioned over many steps;
+then the head consolidates: V <- W, U = I, omega = 0.
 """
 
 from collections.abc import Sequence
@@ -27,16 +37,17 @@ from heads.head import ClassHead
 from heads.inputs import Agreement, Parameters, class_ids, nan_loss
 from heads.losses import LOSSES, Loss
 
-# Of float64 rows: what a core's cache holds.
+# Size of a block of float64 rows that fits in the cache of a core.
 _CACHED_BYTES = 2 << 20
-# Over 4,000 steps of float32 (quadratic on features of non-negative entries, K = 2,000, d = 64, lr
-# 0.1) the rows end 2.9e-7 from those of float64, a plain head's 2.2e-7; with 30 it is 1.4e-6, with
-# 100 1.5e-5. The spherical losses drift a third as far as a plain head. Consolidations: 400, 286,
-# 211 with quadratic, 11, 8, 6 with spherical_softmax.
+# Measured in 4,000 float32 steps (quadratic on features of non-negative entries, K = 2,000, d = 64,
+# lr 0.1). Distance of the final rows from those of float64: 2.9e-7 with 10, 1.4e-6 with 30, 1.5e-5
+# with 100; 2.2e-7 for a plain head. With the spherical losses the distance is a third of a plain
+# head's. Consolidations with 10, 30, 100: 400, 286, 211 for quadratic, 11, 8, 6 for
+# spherical_softmax.
 _MAX_SINGULAR_VALUE = 10.0
 _CHANGED = (
-    "the factored head's weight was changed while steps or a gradient stood beside it: call "
-    "zero_grad() and fetch head.weight anew before you change it"
+    "the factored head's weight was modified while a step or a gradient was pending: call "
+    "zero_grad() and read head.weight again before you modify it"
 )
 
 # Shape legend: K classes, d features, b rows of this rank, m rows of the global batch.
@@ -44,8 +55,11 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class _Batch:
-    """A forward, and what its backward needs: `rows` [b, d] of W at the labels, and `by_stats`
-    [b, 3], the gradient of the global loss by sum z, sum z^2 and z_y."""
+    """The result of a forward pass, and what its backward needs.
+
+    `rows` [b, d] are the rows of W at the labels; `by_stats` [b, 3] is the gradient of the global
+    loss with respect to sum z, sum z^2 and z_y.
+    """
 
     features: Tensor
     labels: Tensor
@@ -66,20 +80,22 @@ class _Batch:
 
 
 class FactoredHead(ClassHead):
-    """A dense `ClassHead` that its own `step` trains in O(d^2 m + d^3), whatever the classes.
+    """A dense `ClassHead` with its own `step`, which takes O(d^2 m + d^3) for any number of
+    classes.
 
     >>> head = FactoredHead(512, 10_000_000, SphericalSoftmax())
-    >>> head(features, labels).backward()  # features' gradients, as from ClassHead
+    >>> head(features, labels).backward()  # gradients of the features, as with ClassHead
     >>> head.step(lr=0.1, weight_decay=5e-4)
 
-    The weight gets no `.grad`, so optimizers pass it by, and only this head's own `zero_grad`
-    forgets what its backward recorded: that of a module around it does not reach it. Reading
-    `head.weight`, its rows or the `state_dict` (not `parameters()`) turns it into plain rows first
-    (`consolidate`: all K of them); it alone is the head's state. Who writes to it fetches it anew.
-    U's singular values stay, up to a common scale, in [1/`max_singular_value`,
-    `max_singular_value`]; a step that would leave that consolidates.
+    The weight does not get a `.grad`, so optimizers skip it. Its recorded gradients are cleared by
+    the head's own `zero_grad` only, not by the `zero_grad` of a module that contains the head.
+    Reading `head.weight`, its rows or the `state_dict` (but not `parameters()`) first consolidates
+    all K rows (`consolidate`). The weight is the only state of the head. To modify it, read
+    `head.weight` again after each step. The singular values of U stay, up to a common scale,
+    between 1/`max_singular_value` and `max_singular_value`; a step that would leave this range
+    consolidates.
 
-    Raises ValueError for a loss outside the family and a `max_singular_value` below 1.
+    Raises ValueError for an unsupported loss and for a `max_singular_value` below 1.
     """
 
     def __init__(
@@ -100,7 +116,7 @@ class FactoredHead(ClassHead):
     ) -> None:
         self._num_stats = _num_statistics(loss)
         if not max_singular_value >= 1:
-            raise ValueError(f"max_singular_value is {max_singular_value}: give at least 1")
+            raise ValueError(f"max_singular_value is {max_singular_value}: pass at least 1")
         super().__init__(
             dim,
             num_classes,
@@ -118,11 +134,11 @@ class FactoredHead(ClassHead):
         self.max_singular_value = max_singular_value
         self.num_consolidations = 0
         self._factors: Factors | None = None  # None: the weight is W itself
-        self._moments: Moments | None = None  # None: the next forward computes them of all rows
+        self._moments: Moments | None = None  # None: the next forward computes them from all rows
         self._recorded: list[_Batch] = []
-        self._gradient: RowsGradient | None = None  # of what is recorded, once it was asked for
+        self._gradient: RowsGradient | None = None  # of the recorded batches, computed on demand
         self._num_changes = 0
-        self._seen = self._weight_version()
+        self._known_version = self._weight_version()
         self.register_state_dict_pre_hook(_consolidate)
         self.register_load_state_dict_pre_hook(_consolidate)
 
@@ -130,9 +146,9 @@ class FactoredHead(ClassHead):
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        """As `ClassHead.forward` (collective); the statistics are always float64.
+        """See `ClassHead.forward` (collective); the statistics are always float64.
 
-        Also raises ValueError, on every rank, if only some ranks' weight requires a gradient,
+        Also raises ValueError, on every rank, if the weight requires a gradient on some ranks only,
         because a step changes factors that all rows share.
         """
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
@@ -146,69 +162,74 @@ class FactoredHead(ClassHead):
 
     @torch.no_grad()
     def step(self, lr: float, weight_decay: float = 0.0) -> None:
-        """W <- (1 - lr weight_decay) W - lr G with the sum G of the gradients since the last step
-        or `zero_grad`; nothing where there are none (collective)."""
+        """Take an SGD step: W <- (1 - lr weight_decay) W - lr G (collective).
+
+        G is the sum of the gradients since the last step or `zero_grad`. Without gradients nothing
+        changes.
+        """
         gradient = self._reduced_gradient()
         if gradient is None:
             return
-        held, places = self._held(), gradient.places
+        held, positions = self._held(), gradient.positions
         factors = self._factors or Factors.identity(held)
         # The dense part of the step is W A + 1 c'.
         linear = (1 - lr * weight_decay) * torch.eye(len(gradient.linear)).to(gradient.linear)
         linear -= lr * gradient.linear
         shift = -lr * gradient.shift
-        before = self._rows(held[places]) @ linear + shift
+        before = self._rows(held[positions]) @ linear + shift
         factors = factors.then(linear, shift)
         inverse = factors.inverse(self.max_singular_value, held.dtype)
         if inverse is None:
             self._fold(factors)
-            held[places] = (before - lr * gradient.sparse).to(held.dtype)
+            held[positions] = (before - lr * gradient.sparse).to(held.dtype)
         else:
             self._factors = factors
-            held[places] = (held[places].double() - lr * gradient.sparse @ inverse).to(held.dtype)
-        self._follow(linear, shift, before, self._rows(held[places]))
+            updated = held[positions].double() - lr * gradient.sparse @ inverse
+            held[positions] = updated.to(held.dtype)
+        self._update_moments(linear, shift, before, self._rows(held[positions]))
         self._recorded, self._gradient = [], None
         self._num_changes += 1
-        self._seen = self._weight_version()
+        self._known_version = self._weight_version()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients since the last step."""
+        """Clear the gradients since the last step."""
         super().zero_grad(set_to_none)
         self._recorded, self._gradient = [], None
 
     def reduce_gradients(self) -> None:
-        """Nothing: what is recorded is summed where it is used."""
+        """Do nothing: `step` and `squared_gradient_norm` sum the recorded gradients."""
 
     @torch.no_grad()
     def squared_gradient_norm(self) -> Tensor:
-        """||G||^2 over all rows of all ranks, a float64 scalar (collective)."""
+        """Return ||G||^2 over all rows of all ranks, a float64 scalar (collective)."""
         gradient = self._reduced_gradient()
         if gradient is None:
             return torch.zeros((), dtype=torch.float64, device=self._held().device)
         moments = self._current_moments()
-        rows = self._rows(self._held()[gradient.places])
+        rows = self._rows(self._held()[gradient.positions])
         sparse = all_reduce_sum(gradient.squared_norm_of_sparse(rows), self.engine.class_group)
         return (sparse + gradient.squared_norm_of_dense(moments)).clamp(min=0)
 
     def scale_gradients(self, factor: float | Tensor) -> None:
-        """Multiply the gradients since the last step; the same `factor` on every rank."""
+        """Multiply the gradients since the last step by `factor`, the same on every rank."""
         self._recorded = [batch.scaled(factor) for batch in self._recorded]
         if self._gradient is not None:
             self._gradient = self._gradient.scaled(factor)
 
     @torch.no_grad()
     def consolidate(self) -> None:
-        """Make the weight plain rows: V <- V U + 1 omega', U = I, omega = 0, on this rank alone.
+        """Convert the weight to plain rows: V <- V U + 1 omega', U = I, omega = 0.
 
-        The next forward computes Q and s from scratch, like a run that starts with these rows.
-        Raises ValueError if other code changed the weight while there were pending factors.
+        This is not a collective. The next forward computes Q and s from scratch, like a run that
+        starts with these rows. Raises ValueError if other code modified the weight while factors
+        were pending.
         """
         if self._factors is not None:
             self._check_unchanged()
             self._fold(self._factors)
-            self._seen = self._weight_version()
+            self._known_version = self._weight_version()
 
-    # ---- the weight: V inside, W for whoever reads it ----
+    # ---- the weight: stored as V, read as W ----
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and self.__dict__.get("_factors") is not None:
@@ -225,17 +246,17 @@ class FactoredHead(ClassHead):
         return self
 
     def _held(self) -> Tensor:
-        """This rank's rows of V."""
+        """Return this rank's rows of V."""
         return self._parameters["weight"].detach()  # type: ignore[union-attr]
 
     def _blocks(self) -> tuple[Tensor, ...]:
-        """All of them, in pieces that are few bytes as float64 rows."""
+        """Return this rank's rows of V in blocks, so that float64 copies need little memory."""
         held = self._held()
         size = _CACHED_BYTES if held.device.type == "cpu" else self.engine.memory_bytes // 4
         return held.split(max(1, size // (8 * held.shape[1])))
 
     def _rows(self, held: Tensor) -> Tensor:
-        """Rows of V -> of W, float64."""
+        """Convert rows of V to rows of W, float64."""
         return held.double() if self._factors is None else self._factors.rows(held)
 
     def _fold(self, factors: Factors) -> None:
@@ -249,37 +270,39 @@ class FactoredHead(ClassHead):
         return id(self._parameters["weight"]), weight.data_ptr(), weight._version
 
     def _check_unchanged(self) -> None:
-        if self._seen != self._weight_version():
+        if self._known_version != self._weight_version():
             raise ValueError(_CHANGED)
 
     # ---- Q and s ----
 
     def _current_moments(self) -> Moments:
-        """Q and s. If any rank has lost them, all ranks recompute them from all rows
-        (collective)."""
-        changed = self._seen != self._weight_version()
+        """Return Q and s (collective).
+
+        All ranks recompute them from all rows if any rank does not have valid ones.
+        """
+        changed = self._known_version != self._weight_version()
         broken = changed and (self._factors is not None or bool(self._recorded))
         state = torch.tensor(
             2 if broken else int(changed or self._moments is None), device=self._held().device
         )
-        state = self._agreed(state)
+        state = self._max_over_ranks(state)
         if state == 2:
             raise ValueError(_CHANGED)
         if state == 1 or self._moments is None:
             self._moments = self._moments_of_rows()
             self._num_changes += changed
-            self._seen = self._weight_version()
+            self._known_version = self._weight_version()
         return self._moments
 
-    def _agreed(self, state: Tensor) -> Tensor:
-        """The largest of all ranks' `state` (collective)."""
+    def _max_over_ranks(self, state: Tensor) -> Tensor:
+        """Return the maximum of `state` over all ranks (collective)."""
         return all_reduce_max(
             all_reduce_max(state, self.engine.class_group), self.engine.data_group
         )
 
     def _moments_of_rows(self) -> Moments:
         if not self.engine.weights.is_plain:
-            raise ValueError("classes of a factored head have no parents: append them under -1")
+            raise ValueError("classes of a factored head have no parents: pass -1 for each class")
         held = self._held()
         gram = torch.zeros(held.shape[1], held.shape[1], dtype=torch.float64, device=held.device)
         total = torch.zeros_like(gram[0])
@@ -288,14 +311,16 @@ class FactoredHead(ClassHead):
             gram.addmm_(rows.T, rows)
             total += rows.sum(0)
         packed = all_reduce_sum(torch.cat([gram, total[None]]), self.engine.class_group)
-        # The mean over the copies gives all of them the same bits.
+        # The mean over the replicas gives all of them bitwise equal moments.
         packed = all_reduce_sum(packed, self.engine.data_group) / group_size(self.engine.data_group)
         return Moments(packed[:-1], packed[-1], self.num_classes)
 
-    def _follow(self, linear: Tensor, shift: Tensor, before: Tensor, after: Tensor) -> None:
-        """Q and s after W A + 1 c', which the labels' rows [n, d] left from `before` to `after`.
+    def _update_moments(self, linear: Tensor, shift: Tensor, before: Tensor, after: Tensor) -> None:
+        """Update Q and s for the dense part W A + 1 c' and for the rows of the labels.
 
-        `after` is what became of them in the weight's own precision, so nothing drifts apart.
+        The dense part alone would give these rows [n, d] the values `before`; their actual values
+        are `after`, already rounded to the dtype of the weight. Q and s therefore include the
+        rounding errors of the rows and do not drift from them.
         """
         sparse = after - before
         cross = before.T @ sparse
@@ -346,27 +371,33 @@ class FactoredHead(ClassHead):
         )
 
     def _label_rows(self, labels: Tensor, sizes: list[int]) -> Tensor:
-        """W's rows [b, d] at the labels of this rank's rows, zero at an ignored one."""
+        """Return the rows [b, d] of W at this rank's labels; zero for an ignored label.
+
+        Every rank fills in the rows that it holds, for the labels of the whole class group; the
+        reduce-scatter then returns each rank's own.
+        """
         group, held = self.engine.class_group, self._held()
-        wanted = all_gather_rows(labels, sizes, group)
-        rows = torch.zeros(len(wanted), held.shape[1], dtype=torch.float64, device=held.device)
-        here, places = self._held_labels(wanted)
-        rows[here] = self._rows(held[places])
+        all_labels = all_gather_rows(labels, sizes, group)
+        rows = torch.zeros(len(all_labels), held.shape[1], dtype=torch.float64, device=held.device)
+        here, positions = self._held_labels(all_labels)
+        rows[here] = self._rows(held[positions])
         return reduce_scatter_rows(rows, sizes, group)
 
     def _held_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rows of `labels` [m] count and have a label of this rank, and those's places."""
+        """Return the indices of `labels` [m] that are not ignored and belong to this rank's
+        classes, and the positions of these classes among this rank's rows."""
         counted = self.engine.row_weighting.counts(labels).nonzero().squeeze(1)
-        here, places = self.engine.weights.held.find(labels[counted])
-        return counted[here], places
+        here, positions = self.engine.weights.held.find(labels[counted])
+        return counted[here], positions
 
     def _value(
         self, stats: Tensor, sizes: tuple[list[int], list[int]], *, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        """The loss of the global batch, and its gradient [b, 3] by the statistics of these rows.
+        """Return the loss of the global batch, and its gradient [b, 3] with respect to the
+        statistics of this rank's rows; zeros without `with_gradient`.
 
-        `stats` [b, 4 or 5] are sum z, sum z^2, z_y, the label and the row weight where there are
-        any. Without gradient it reads as zero.
+        The columns of `stats` [b, 4 or 5] are sum z, sum z^2, z_y, the label and, if given, the row
+        weight.
         """
         engine, world = self.engine, self._gather(stats, sizes)
         counts = engine.row_weighting.counts(world[:, 3].long())
@@ -384,7 +415,7 @@ class FactoredHead(ClassHead):
         return value.detach(), by_stats[start : start + len(stats)]
 
     def _gather(self, tensor: Tensor, sizes: tuple[list[int], list[int]]) -> Tensor:
-        """[b, ...] of each rank -> [m, ...]: the global batch on all."""
+        """Gather [b, ...] of each rank to the global batch [m, ...] on every rank (collective)."""
         group = all_gather_rows(tensor, sizes[0], self.engine.class_group)
         return all_gather_rows(group, sizes[1], self.engine.data_group)
 
@@ -392,21 +423,28 @@ class FactoredHead(ClassHead):
 
     def _checked(self, batch: _Batch) -> _Batch:
         if torch.is_grad_enabled():
-            raise RuntimeError("the head has no second derivative: leave create_graph out")
+            raise RuntimeError(
+                "the head does not support second derivatives: call backward without create_graph"
+            )
         if batch.num_changes != self._num_changes:
-            raise RuntimeError("the factored head took a step between this forward and backward")
+            raise RuntimeError(
+                "the factored head took a step between this forward and its backward: call "
+                "backward before step"
+            )
         return batch
 
     def _record(self, batch: _Batch) -> None:
-        # A copy: after backward the features may be overwritten.
+        # Clone: the caller may overwrite the features after backward.
         self._recorded.append(replace(batch, features=batch.features.clone()))
         self._gradient = None
 
     def _reduced_gradient(self) -> RowsGradient | None:
-        """The gradient of all that is recorded; collective where it was not asked for before."""
+        """Return the gradient of the recorded batches, None if there are none (collective)."""
         if self._recorded:
-            changed = torch.tensor(self._seen != self._weight_version(), device=self._held().device)
-            if self._agreed(changed.long()):
+            changed = torch.tensor(
+                self._known_version != self._weight_version(), device=self._held().device
+            )
+            if self._max_over_ranks(changed.long()):
                 raise ValueError(_CHANGED)
             if self._gradient is None:
                 self._gradient = self._reduce(self._recorded)
@@ -419,23 +457,24 @@ class FactoredHead(ClassHead):
         labels = torch.cat([batch.labels for batch in batches])
         agreements = [batch.agreement for batch in batches]
         sizes = (
-            _added([each.sizes for each in agreements]),
-            _added([each.group_sizes for each in agreements]),
+            _column_sums([each.sizes for each in agreements]),
+            _column_sums([each.group_sizes for each in agreements]),
         )
         x = features.double()
         linear, square, true = by_stats.split(1, dim=1)
         packed = torch.cat([linear.T @ x, 2 * x.T @ (square * x)])
         all_reduce_sum(all_reduce_sum(packed, engine.class_group), engine.data_group)
-        # Labels' rows belong to one rank; features travel in the precision they came in.
-        here, places = self._held_labels(self._gather(labels, sizes))
+        # The row of a label is held by one rank of the class group, which needs the features of all
+        # rows with that label. Features are gathered in their own dtype, to send fewer bytes.
+        here, positions = self._held_labels(self._gather(labels, sizes))
         rows = self._gather(true, sizes)[here] * self._gather(features, sizes)[here].double()
-        places, row = places.unique(return_inverse=True)
-        sparse = rows.new_zeros(len(places), rows.shape[1]).index_add_(0, row, rows)
-        return RowsGradient(packed[0], (packed[1:] + packed[1:].T) / 2, places, sparse)
+        positions, row = positions.unique(return_inverse=True)
+        sparse = rows.new_zeros(len(positions), rows.shape[1]).index_add_(0, row, rows)
+        return RowsGradient(packed[0], (packed[1:] + packed[1:].T) / 2, positions, sparse)
 
 
 class _OfFeatures(torch.autograd.Function):
-    """The loss of a batch that is computed already, as a function of its features."""
+    """The loss of a computed batch, as a function of its features."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, head: FactoredHead, batch: _Batch) -> Tensor:
@@ -445,16 +484,16 @@ class _OfFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.saved_tensors  # noqa: B018  raises where the features were changed in place
+        ctx.saved_tensors  # noqa: B018  raises if the features were modified in place
         scaled = ctx.head._checked(ctx.batch).scaled(grad_loss)
         return scaled.gradient_of_features().to(scaled.features.dtype), None, None
 
 
 class _OfWeight(torch.autograd.Function):
-    """Zero, whose backward records what the batch means to the weight, which gets no `.grad`.
+    """A zero whose backward records the batch's gradient of the weight, instead of a `.grad`.
 
-    It is a separate function so that computing only the features' gradient records nothing. The
-    `anchor` makes the loss differentiable on every rank or on none.
+    It is a separate function so that `torch.autograd.grad` of the features alone records nothing.
+    The `anchor` makes the loss differentiable on every rank or on none.
     """
 
     @staticmethod
@@ -472,17 +511,17 @@ class _OfWeight(torch.autograd.Function):
 
 
 def _num_statistics(loss: Loss) -> int:
-    """How many of (sum z, sum z^2, z_y), the last ones, are the loss's statistics."""
+    """Return n such that the statistics of the loss are the last n of (sum z, sum z^2, z_y)."""
     if loss.num_power_sums:
         return loss.num_power_sums
     family = [kind for kind, each in LOSSES.items() if each.num_power_sums]
     raise ValueError(
-        f"the factored head cannot train {loss.kind}, which needs every logit by itself: use "
+        f"the factored head cannot train {loss.kind}, which needs individual logits: use "
         f"ClassHead, or one of {', '.join(family)}"
     )
 
 
-def _added(sizes: Sequence[list[int]]) -> list[int]:
+def _column_sums(sizes: Sequence[list[int]]) -> list[int]:
     return [sum(column) for column in zip(*sizes, strict=True)]
 
 

@@ -1,7 +1,7 @@
-"""The d x d algebra of the factored head: K rows W = V U + 1 omega' and what is known of them.
+"""The d x d algebra of the factored head, whose K rows are W = V U + 1 omega'.
 
 Exact updates for W <- W A + 1 c' + (a few rows), after Vincent, de Brebisson and Bouchard 2015
-(arXiv 1412.7091). Pure float64 tensor algebra: no V, no ranks, no losses.
+(arXiv 1412.7091). Pure float64 tensor algebra, independent of V, ranks and losses.
 """
 
 from dataclasses import dataclass, replace
@@ -19,27 +19,29 @@ class Factors:
 
     @classmethod
     def identity(cls, like: Tensor) -> "Factors":
-        """U = I and omega = 0, for rows as those of `like` [n, d]."""
+        """Return U = I and omega = 0, for rows like those of `like` [n, d]."""
         eye = torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
         return cls(eye, torch.zeros_like(eye[0]))
 
     def rows(self, held: Tensor) -> Tensor:
-        """Rows of V [n, d] -> of W, float64."""
+        """Convert rows of V [n, d] to rows of W, float64."""
         return torch.addmm(self.shift, held.double(), self.transform)
 
     def then(self, linear: Tensor, shift: Tensor) -> "Factors":
-        """Those of W A + 1 c'."""
+        """Return the factors of W A + 1 c': (V U + 1 omega') A + 1 c' = V (U A) + 1 (...)'."""
         return Factors(self.transform @ linear, self.shift @ linear + shift)
 
     def inverse(self, max_singular_value: float, dtype: torch.dtype) -> Tensor | None:
-        """U^-1; None where U's singular values may leave [1/max, max] times a common scale, or the
-        scale may take rows of `dtype` near the end of its range.
+        """Return U^-1, or None if the rows must be consolidated.
 
-        What a row of V loses in its rounding grows with U's condition number, not with its scale.
+        That is the case if the singular values of U may leave [1/max, max] times a common scale, or
+        if the scale may bring rows of `dtype` near the end of its range. The rounding error of a
+        row of V grows with the condition number of U, not with its scale.
         """
         inverse, info = torch.linalg.inv_ex(self.transform)
         largest, widest = torch.finfo(dtype).max ** 0.25, max_singular_value**2
-        # The second bound costs more and is tight far from the identity too. NaN is outside.
+        # The second bound costs more, but is tight far from the identity, too. Comparisons with NaN
+        # are false, so NaN leads to a consolidation.
         for bound in (_norm_bound, _tight_norm_bound):
             norm, inverse_norm = bound(self.transform), bound(inverse)
             inside = (norm * inverse_norm <= widest) & (norm.maximum(inverse_norm) <= largest)
@@ -57,7 +59,7 @@ class Moments:
     num_rows: int
 
     def then(self, linear: Tensor, shift: Tensor) -> "Moments":
-        """Those of W A + 1 c', for a symmetric A."""
+        """Return the moments of W A + 1 c', for a symmetric A."""
         total = linear @ self.total
         cross = torch.outer(total, shift)
         gram = linear @ self.gram @ linear + cross + cross.T
@@ -70,39 +72,49 @@ class Moments:
 
 @dataclass(frozen=True)
 class RowsGradient:
-    """G = 1 p' + W M + C: `shift` p [d], `linear` M [d, d], symmetric; C is zero but for the rows
-    `sparse` [n, d] at `places` [n] of those that a rank holds."""
+    """The gradient G = 1 p' + W M + C: `shift` is p [d], `linear` the symmetric M [d, d].
+
+    C is zero except for the rows `sparse` [n, d], at `positions` [n] among the rank's rows.
+    """
 
     shift: Tensor
     linear: Tensor
-    places: Tensor
+    positions: Tensor
     sparse: Tensor
 
     def scaled(self, factor: float | Tensor) -> "RowsGradient":
         return RowsGradient(
-            self.shift * factor, self.linear * factor, self.places, self.sparse * factor
+            self.shift * factor, self.linear * factor, self.positions, self.sparse * factor
         )
 
     def squared_norm_of_sparse(self, rows: Tensor) -> Tensor:
-        """What the rows [n, d] of W at `places` add to `squared_norm_of_dense`."""
+        """Return the contribution of C to ||G||^2, to be added to `squared_norm_of_dense`.
+
+        `rows` [n, d] are the rows of W at `positions`.
+        """
         return (self.sparse * (self.sparse + 2 * (rows @ self.linear + self.shift))).sum()
 
     def squared_norm_of_dense(self, moments: Moments) -> Tensor:
-        """||1 p' + W M||^2."""
+        """Return ||1 p' + W M||^2."""
         of_linear = ((self.linear @ moments.gram) * self.linear).sum()
         of_both = 2 * self.shift @ self.linear @ moments.total
         return moments.num_rows * self.shift @ self.shift + of_both + of_linear
 
 
 def _norm_bound(matrix: Tensor) -> Tensor:
-    """At least the largest singular value: sqrt(norm_1 norm_inf), tight near the identity."""
+    """Return an upper bound of the largest singular value: sqrt(norm_1 norm_inf).
+
+    It is tight near the identity.
+    """
     magnitude = matrix.abs()
     return (magnitude.sum(0).max() * magnitude.sum(1).max()).sqrt()
 
 
 def _tight_norm_bound(matrix: Tensor) -> Tensor:
-    """At least the largest singular value, at most d^(1/32) times it: the Frobenius norm of
-    (M'M)^8 to the power 1/16."""
+    """Return an upper bound of the largest singular value, at most d^(1/32) times as large.
+
+    It is the Frobenius norm of (M'M)^8 to the power 1/16.
+    """
     power = matrix.T @ matrix
     scale = power.norm()
     power = power / scale

@@ -1,7 +1,10 @@
 """The loss of the global batch as a function of one rank's statistics.
 
-The statistics of all other ranks are constants to a rank: it differentiates by its own alone, and
-needs no collective for that.
+After one exchange, every rank has the statistics of all ranks. It treats those of the others as
+constants and differentiates with respect to its own, which needs no further collective. For
+example, cross-entropy of a row over two ranks is log(e^a + e^b) - z_y, where a and b are the
+logsumexp of the classes of rank 0 and rank 1. Rank 0 computes the derivative with respect to a,
+e^a / (e^a + e^b), and rank 1 that with respect to b; both computed the same value.
 """
 
 import math
@@ -18,7 +21,7 @@ from heads.losses import Loss, Rows, Stats
 
 
 class BlockStatistics:
-    """The statistics of a rank's blocks, each copied into one tensor for all of them."""
+    """The statistics of a rank's blocks: one tensor per statistic, with one row per block."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -36,11 +39,11 @@ class BlockStatistics:
 
 @dataclass(frozen=True)
 class GlobalLoss:
-    """The loss as a function of this rank's statistics, with those of all ranks as constants.
+    """The loss as a function of this rank's statistics, with those of the other ranks constant.
 
-    Inside a class group the ranks have other classes of the same rows: their statistics are merged.
-    Along `data` the groups have other rows: the totals are concatenated. `counts` selects the rows
-    that count (None: all of them).
+    The ranks of a class group have different classes of the same rows, so their statistics are
+    merged. Along `data`, the class groups have different rows, so their totals are concatenated.
+    `counts` selects the rows that are not ignored (None: all).
     """
 
     loss: Loss
@@ -63,7 +66,10 @@ class GlobalLoss:
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
     ) -> "GlobalLoss":
-        """Exchange `mine` (collective); `group_sizes` are the rows of each class group."""
+        """Exchange `mine` over both groups (collective).
+
+        `group_sizes` are the numbers of rows of the class groups along `data`.
+        """
         class_stats = _gather_stats(mine, all_gather_equal, class_group)
         total = loss.merge(class_stats)
         return cls(
@@ -77,7 +83,7 @@ class GlobalLoss:
         )
 
     def value(self, mine: Stats) -> Tensor:
-        """The loss of the global batch if this rank's statistics are `mine`."""
+        """Return the loss of the global batch if this rank's statistics are `mine`."""
         class_stats = [*self.class_stats]
         class_stats[self.class_rank] = mine
         data_totals = [*self.data_totals]
@@ -88,7 +94,7 @@ class GlobalLoss:
         return self.loss.value(total, self.rows)
 
     def gradients(self, of_blocks: BlockStatistics, grad_loss: Tensor) -> list[Stats]:
-        """The gradient with respect to the statistics of each of this rank's blocks."""
+        """Return the gradient with respect to the statistics of each of this rank's blocks."""
         leaves = [tuple(stat.detach().requires_grad_() for stat in stats) for stats in of_blocks]
         if not leaves:
             return []
@@ -105,7 +111,7 @@ class GlobalLoss:
 def _gather_stats(
     stats: Stats, gather: Callable[[Tensor, ProcessGroup | None], list[Tensor]], group: Any
 ) -> list[Stats]:
-    """All ranks' statistics, sent as one [rows, width] tensor."""
+    """Gather all ranks' statistics, packed into one [rows, width] tensor: one collective."""
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
     packed = torch.cat(columns, dim=1)

@@ -1,8 +1,8 @@
-"""Gradients of a head and of the module below it, over ranks: their squared norm for clipping, and
-hooks that make DDP and FSDP2 sum them, where they would average.
+"""Gradients over ranks: the squared norm for clipping, and summing instead of averaging.
 
-A `ClassHead` returns the loss of the global batch, so each rank's gradient of the backbone is its
-part of the whole gradient, and the parts add up to it.
+A `ClassHead` returns the loss of the global batch, so each rank's gradient of the backbone is a
+term of the total gradient. DDP and FSDP2 average gradients by default; the functions here make
+them sum the terms.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-# On the CPU torch computes a float32 norm with a few running totals: over 1e8 numbers its square is
-# 2% too low, over pieces of this size 3e-7.
+# On the CPU torch computes a float32 norm with a few running totals. For 1e8 numbers the square is
+# 2% too low; for pieces of this size its relative error is 3e-7.
 _PIECE = 1 << 16
 
 
 def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of the squares of all numbers of `tensors`, a float64 scalar on `device`.
+    """Return the sum of the squares of all elements of `tensors`, a float64 scalar on `device`.
 
-    Squares are summed in at least float32, in float64 for float64 tensors. The result always has
-    the same dtype, so that ranks can add theirs up even if one of them has no tensors.
+    Squares are summed in at least float32, in float64 for float64 tensors. The dtype of the result
+    does not depend on the tensors, so that ranks with and without tensors can sum their results.
     """
     pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
     if not pieces:
@@ -37,7 +37,7 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 def sum_gradients(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """A communication hook of `DistributedDataParallel` that sums over `group`, None: the world.
+    """Communication hook of `DistributedDataParallel` that sums over `group` (None: all ranks).
 
     >>> wrapped.register_comm_hook(None, sum_gradients)
     """
@@ -47,7 +47,7 @@ def sum_gradients(
 
 
 def sum_sharded_gradients(module: nn.Module) -> None:
-    """Make every part of `module` that `fully_shard` wraps sum its gradients."""
+    """Make every submodule of `module` that `fully_shard` wraps sum its gradients."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

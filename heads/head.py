@@ -1,7 +1,7 @@
-"""The class head: class weights x a loss, as one module on top of any features.
+"""The class head: class weights x a logit map x a loss, as one module on top of any features.
 
-`ClassHead(features, labels)` returns the loss of the global batch; `class_rows` hands out the rows
-of the classifier for evaluation and export. Training loops, checkpoints and files are not here.
+Calling a `ClassHead` with features and labels returns the loss of the global batch; `class_rows`
+yields the rows of the classifier for evaluation and export.
 """
 
 import math
@@ -39,25 +39,27 @@ class ClassHead(nn.Module):
     """Class weights x a logit map x a loss, sharded over a mesh's `class` axis.
 
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
-    with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
-    rows [n, dim] of the node matrix, and `bias`, their entries [n] (None without a bias). Leaves
-    start normal with `init_std`, keyed by (seed, class), inner nodes at zero. The bias starts with
-    the value that the loss asks for at the roots, so that every class has it once. By default there
-    is one where the logit map allows it. A learned scale or offset of `logits` is a scalar of its
-    own, `log_scale` or `offset`, the same on every rank.
+    with axes `data` and `class`; None means a single process. Every rank holds `weight`, its
+    contiguous rows [n, dim] of the node matrix, and `bias`, their entries [n] (None without a
+    bias; by default there is a bias if the logit map supports one). Leaves are initialized from a
+    normal distribution with standard deviation `init_std`, as a function of (seed, class); inner
+    nodes start at zero. The bias starts at the loss's initial value at the roots and at zero
+    elsewhere, so that every class has that value once. If `logits` learns its scale or offset, they
+    are the scalar parameters `log_scale` and `offset`, replicated on every rank.
 
-    Some losses need more about the classes: `class_counts` [K] are the numbers of training samples,
-    `label_vectors` [K, D] the label vectors.
+    Some losses need facts about the classes: `class_counts` [K], the numbers of training samples,
+    or `label_vectors` [K, D].
 
-    A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing. With
-    `gradient_damping` p the gradient of an inner node of a tree, a sum over the classes below it,
-    is divided by their number to the power p.
+    A row with label j has the weight `class_weights[j]` (None: 1); rows with the label
+    `ignore_index` are ignored. With `gradient_damping` p, the gradient of an inner node of a tree,
+    a sum over the classes below it, is divided by their number to the power p.
 
-    A loss that samples classes draws anew in every call with gradients in training mode: `draw`
-    counts them, and setting it to where another run stood draws what that one drew.
+    A loss that samples classes draws new ones in every call in training mode with gradients. `draw`
+    counts these calls; a resumed run that restores it draws the same classes as an uninterrupted
+    one.
 
-    With `accumulates` set, gradients of several calls add up on each rank, and `reduce_gradients`
-    sums them over the mesh's `data` axis once.
+    If `accumulates` is set, the gradients of several calls add up on each rank, and
+    `reduce_gradients` sums them over the mesh's `data` axis once.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
@@ -94,7 +96,9 @@ class ClassHead(nn.Module):
         class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
         self.logit_map = logits = logits or Dot()
         if bias and logits.normalizes:
-            raise ValueError(f"{logits.kind} logits have no bias: leave it out, or learn an offset")
+            raise ValueError(
+                f"{logits.kind} logits do not support a bias: pass bias=False, or set learn_offset"
+            )
         self._fixed_map = logits.evaluated(scale=logits.scale, offset=logits.offset)
         weights = ClassWeights(
             self.tree,
@@ -133,20 +137,21 @@ class ClassHead(nn.Module):
     def loss(self) -> Loss:
         return self.engine.loss
 
-    # Compiled, it would be compiled anew in every call: dynamo takes `draw` for a constant.
+    # Dynamo treats `draw` as a constant, so a compiled forward would be recompiled in every call.
     @torch.compiler.disable
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        """The loss of the global batch, a scalar that is the same on every rank (collective).
+        """Return the loss of the global batch, a scalar that is the same on every rank
+        (collective).
 
         `features` [b, dim] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
-        `row_weights` [b], floats of 0 or more, multiply what each row weighs in the mean; give them
-        on every rank or on none. In training mode logits have the margin and the prior of the logit
-        map.
+        `row_weights` [b], floats of at least 0, multiply the weight of each row in the mean; pass
+        them on every rank or on none. In training mode, logits have the margin and the prior of the
+        logit map.
 
-        Raises, on every rank, ValueError for labels outside the classes or weights that do not fit,
-        FloatingPointError where the loss is NaN.
+        Raises, on every rank, ValueError for labels outside the classes or invalid row weights, and
+        FloatingPointError if the loss is NaN.
         """
         draw = None
         if self.training and torch.is_grad_enabled():
@@ -163,38 +168,37 @@ class ClassHead(nn.Module):
         )
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients over the mesh's `data` axis, where `accumulates` has left them unsummed
-        (collective)."""
+        """Sum the gradients over the mesh's `data` axis if `accumulates` is set (collective)."""
         if self.accumulates:
             for grad in self._gradients():
                 all_reduce_sum(grad, self.engine.data_group)
 
     def squared_gradient_norm(self) -> Tensor:
-        """The squared norm of the gradient of all ranks' rows, a float64 scalar (collective)."""
+        """Return the squared norm of the gradient over all ranks, a float64 scalar (collective)."""
         held = squared_norm(self._gradients(replicated=False), self.weight.device)
         replicated = squared_norm(self._gradients(held=False), self.weight.device)
         return all_reduce_sum(held, self.engine.class_group) + replicated
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply the gradients by a scalar, the same on every rank."""
+        """Multiply the gradients by `factor`, the same scalar on every rank."""
         for grad in self._gradients():
             grad *= factor
 
     def tree_digest(self) -> str:
-        """A digest of the label tree. With another tree, the rows would belong to other classes."""
+        """Return a digest of the label tree, which determines the class of each row."""
         return self.tree.digest()
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """What each row weighs in the mean [b], `factors` being the `row_weights` of `forward`."""
+        """Return the weight [b] of each row in the mean; `factors` are its `row_weights`."""
         return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
-        """`features` [b, dim] -> the logits [b, C] of `classes`, in the rows' precision and without
-        the margin and the prior of training."""
+        """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows
+        and without the margin and the prior of training."""
         return self.evaluated_map()(features, classes)
 
     def evaluated_map(self) -> LogitMap:
-        """The logit map with the current scale and offset, as evaluation and serving apply it."""
+        """Return the logit map of evaluation and serving, with the current scale and offset."""
         if self.log_scale is None and self.offset is None:
             return self._fixed_map
         scale, offset = self.logit_map.scale, self.logit_map.offset
@@ -205,17 +209,21 @@ class ClassHead(nn.Module):
         return self.logit_map.evaluated(scale=scale, offset=offset)
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
-        """Scores [b, C] of `features` [b, dim] for this rank's classes, in blocks (collective when
-        it starts); over the ranks of the `class` axis every class comes exactly once."""
+        """Yield scores [b, C] of `features` [b, dim] for this rank's classes, in blocks.
+
+        The first block is a collective. Over the ranks of the `class` axis, every class occurs
+        exactly once.
+        """
         logit_map = self.evaluated_map()
         for block in self.class_rows(classes_at_once):
             scores = self.loss.score(logit_map(features, block))
             yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
-        """This rank's rows of the classifier, in blocks of node order (collective when it starts).
+        """Yield this rank's rows of the classifier, in blocks of node order.
 
-        Over the ranks of the `class` axis every class comes exactly once.
+        The first block is a collective. Over the ranks of the `class` axis, every class occurs
+        exactly once.
         """
         weights, group = self.engine.weights, self.engine.class_group
         rows, bias = weights.with_boundary(self.weight.detach(), group), None
@@ -226,8 +234,10 @@ class ClassHead(nn.Module):
             yield ClassRows(block.class_ids, weights.rows(block, rows), entries)
 
     def sharded(self, rows: Tensor) -> Tensor:
-        """A tensor laid out as this rank's `weight` or `bias` (or an optimizer's moment of it), as
-        the `Shard(0)` DTensor that a checkpoint reshards; unchanged in one process, as is a scalar.
+        """Wrap a tensor with the layout of this rank's `weight` or `bias`, such as a moment of the
+        optimizer, in a `Shard(0)` DTensor, which a checkpoint can reshard.
+
+        In a single process the tensor is returned unchanged, as is a scalar.
         """
         if self.mesh is None or not rows.ndim:
             return rows
@@ -235,7 +245,7 @@ class ClassHead(nn.Module):
         return sharded_rows(rows, self.mesh["class"], shape)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ClassHead":
-        """What `Module.to` and its like do: the plan and the constants follow the weight."""
+        """Move the engine's plan and constants, too; called by `Module.to` and similar methods."""
         super()._apply(fn, recurse)
         device = self.weight.device
         if device != self.engine.weights.device and device.type != "meta":
@@ -243,7 +253,7 @@ class ClassHead(nn.Module):
         return self
 
     def _gradients(self, *, held: bool = True, replicated: bool = True) -> list[Tensor]:
-        """Those that there are, of what this rank holds and of the scalars that every rank has."""
+        """Return the existing gradients of the sharded parameters and of the replicated scalars."""
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         return [grad for grad in grads if (held if grad.ndim else replicated)]
 
@@ -258,8 +268,8 @@ class ClassHead(nn.Module):
             return None
         if class_counts is None:
             raise ValueError(
-                f"the prior of {self.logit_map.kind} logits needs the training samples of each "
-                "class: pass class_counts"
+                f"the prior of {self.logit_map.kind} logits needs the number of training samples "
+                "of each class: pass class_counts"
             )
         return log_prior(tau, _checked_counts(class_counts, self.num_classes)).to(device, dtype)
 
@@ -269,7 +279,7 @@ class ClassHead(nn.Module):
     def initial_rows(
         self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
     ) -> np.ndarray:
-        """The rows [n, dim] of `heads/initial_rows.py`; a subclass may start with others."""
+        """Return the initial rows [n, dim] of `heads/initial_rows.py`; subclasses may override."""
         return initial_rows(weights, self.dim, seed=seed, std=std, first_class=first_class)
 
 
@@ -277,7 +287,8 @@ def _checked_counts(counts: Tensor, num_classes: int) -> Tensor:
     counts = torch.as_tensor(counts)
     if counts.shape != (num_classes,) or not (counts >= 0).all():
         raise ValueError(
-            f"class counts have shape {list(counts.shape)}: pass {num_classes} numbers of 0 or more"
+            f"class_counts have shape {list(counts.shape)}: pass {num_classes} numbers of at least "
+            "0"
         )
     return counts
 
@@ -291,8 +302,8 @@ def _checked_weights(
     fits = weights.shape == (num_classes,) and weights.isfinite().all() and (weights >= 0).all()
     if not fits or not weights.any():
         raise ValueError(
-            f"class weights have shape {list(weights.shape)}: give {num_classes} finite numbers "
-            "that are not negative, one a class, and not all of them zero"
+            f"class_weights have shape {list(weights.shape)}: pass {num_classes} finite, "
+            "non-negative numbers, not all of them zero"
         )
     return weights.to(device)
 

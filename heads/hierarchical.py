@@ -1,8 +1,9 @@
 """Hierarchical softmax over a label tree (Morin and Bengio 2005): a softmax at every inner node.
 
-p(class) is the product, down the class's path, of the softmax of each node among its siblings
-(roots among the roots). It is an ordinary sharded head whose columns are the nodes of the tree, so
-it shares the engine; what a class scores is its log-probability, no row of weights.
+p(class) is the product, along the class's path, of the softmax of each node among its siblings (of
+a root among the roots). The head is an ordinary sharded head whose columns are the nodes of the
+tree, so it uses the same engine. The score of a class is its log-probability; there is no row of
+weights per class.
 """
 
 from collections.abc import Iterator
@@ -21,15 +22,18 @@ from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
 
-# What an ignored label becomes: no id of a node, as an id of a class may be.
+# The node id of an ignored label. It is negative, because any id of a class may be `ignore_index`
+# and also be the id of a node.
 _IGNORED_NODE = -100
 
-# Shape legend: b rows, S nodes of a block of scores, C classes of it.
+# Shape legend: b rows, S nodes of a block of scores, C classes of that block.
 
 
 class HierarchicalSoftmaxHead(ClassHead):
-    """The head of hierarchical softmax: interface and sharding of `ClassHead`, over the nodes of
-    `tree`. A class at an inner node gets a leaf of its own below it, so that it can be chosen."""
+    """The head of hierarchical softmax: a `ClassHead` over the nodes of `tree`.
+
+    A class at an inner node is moved to a new leaf below that node, so that it can be predicted.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,8 @@ class HierarchicalSoftmaxHead(ClassHead):
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        """As `ClassHead.forward`: the mean of -log p(label) over the global batch (collective)."""
+        """Return the mean of -log p(label) over the global batch; see `ClassHead.forward`
+        (collective)."""
         return super().forward(features, self._leaves(labels), row_weights)
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -86,17 +91,17 @@ class HierarchicalSoftmaxHead(ClassHead):
         return self.label_tree.digest()
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
-        """There are none: raises ValueError."""
+        """Not supported: raises ValueError."""
         raise ValueError(
-            "hierarchical_softmax has no row of weights a class, so it cannot be exported for "
-            "one-class questions: train another head.loss for that"
+            "hierarchical_softmax does not have a row of weights per class and cannot be exported "
+            "for queries about single classes: train with another head.loss"
         )
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
-        """Log-probabilities [b, C] of this rank's classes, in blocks (collective when it starts).
+        """Yield log-probabilities [b, C] of this rank's classes, in blocks.
 
-        A block needs the siblings of its paths too, which other ranks may hold: every rank gathers
-        all node vectors once.
+        The first block is a collective: a block needs the siblings of the nodes on its paths, which
+        other ranks may hold, so every rank gathers all node vectors once.
         """
         nodes, bias = self._of_all_nodes(self.weight), None
         if self.bias is not None:
@@ -118,9 +123,9 @@ class HierarchicalSoftmaxHead(ClassHead):
         return all_gather_rows(held.detach(), [b - a for a, b in ranges], group)
 
     def _leaves(self, labels: Tensor) -> Tensor:
-        """The leaves of labels. An out-of-range label becomes a node that the engine rejects."""
+        """Map labels to leaves; an out-of-range label becomes a node that the engine rejects."""
         if not is_integral(labels) or labels.device != self.leaf_of_class.device:
-            return labels  # rejected there too, on all ranks
+            return labels  # the engine rejects these, too, on all ranks
         labels = class_ids(labels)
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]
@@ -135,10 +140,10 @@ class HierarchicalSoftmaxHead(ClassHead):
 
 @dataclass(frozen=True)
 class _ScoreBlock:
-    """The nodes `start:stop`, those that their softmaxes need besides, and their path sums.
+    """The nodes `start:stop`, the other nodes that their softmaxes need, and their path sums.
 
-    `nodes` [S] are all of them; `group` [S] says which softmax each belongs to; `layout` are the
-    positions in `nodes` of [ancestors of `start`] + [start:stop].
+    `nodes` [S] are all of these nodes, and `group` [S] is the index of the softmax that each one
+    belongs to. `layout` are the positions in `nodes` of [ancestors of `start`] + [start:stop].
     """
 
     nodes: np.ndarray
@@ -151,7 +156,9 @@ class _ScoreBlock:
     @classmethod
     def cut(cls, tree: LabelTree, start: int, stop: int) -> "_ScoreBlock":
         ancestors, levels = _path_levels(tree, start, stop)
-        # Only nodes on the paths to both ends have children outside the range.
+        # In pre-order, only ancestors of `start` and `stop` have children inside and outside the
+        # range. All siblings of a node are needed, so add the children of these nodes and the
+        # roots.
         inner = [ancestors, tree.ancestors(stop) if stop < tree.num_nodes else ancestors[:0], [-1]]
         siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate(inner)))
         nodes = np.union1d(np.arange(start, stop), siblings)
@@ -162,7 +169,7 @@ class _ScoreBlock:
         return cls(nodes, group, layout, levels, leaves, classes[classes >= 0])
 
     def log_probabilities(self, logits_bS: Tensor) -> Tensor:
-        """Logits of `nodes` [b, S] -> log-probabilities of the block's classes [b, C]."""
+        """Return the log-probabilities [b, C] of the block's classes from logits of `nodes`."""
         device = logits_bS.device
         group = torch.from_numpy(self.group).to(device)
         shape = (len(logits_bS), int(self.group.max()) + 1)
@@ -179,15 +186,16 @@ class _ScoreBlock:
 def _path_levels(
     tree: LabelTree, start: int, stop: int
 ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """How values of the nodes `start:stop` add up down their paths.
+    """Plan the sums of values over the paths of the nodes `start:stop`.
 
-    Gives the ancestors of the first node, root first, and by depth the (child, parent) positions in
-    the layout [ancestors] + [nodes], parents before their children.
+    Returns the ancestors of the first node, root first, and for each depth the (child, parent)
+    positions in the layout [ancestors] + [nodes]. Adding parents to children in this order, from
+    the top level down, gives the path sums.
     """
     ancestors = tree.ancestors(start)
     layout = np.concatenate([ancestors, np.arange(start, stop)])
     depth, parent = tree.depth[layout], tree.parent[layout]
-    # In pre-order a parent before `start` is an ancestor of the first node.
+    # In pre-order, a parent before `start` is an ancestor of the first node.
     position = np.where(
         parent >= start,
         parent - start + len(ancestors),
@@ -200,7 +208,7 @@ def _path_levels(
 
 
 def classes_at_leaves(tree: LabelTree) -> LabelTree:
-    """The tree with a new leaf below each inner node that carries a class, which moves there."""
+    """Return the tree with each class of an inner node moved to a new leaf below that node."""
     inner = np.flatnonzero(tree.has_children & (tree.class_of_node >= 0))
     moved = np.where(tree.has_children, -1, tree.class_of_node)
     return LabelTree.from_parents(

@@ -1,5 +1,7 @@
-"""The values that a head starts with. They depend on (seed, class, column) only, so no world size
-changes them."""
+"""Initial values of a head.
+
+They depend on (seed, class, column) only, so they are the same for every world size.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +16,11 @@ _ROWS_AT_ONCE = 1 << 14
 def initial_rows(
     weights: ClassWeights, dim: int, *, seed: int, std: float, first_class: int = 0
 ) -> NDArray[np.float32]:
-    """The rows [n, dim] of this rank's nodes: normal for leaves with a class from `first_class` on,
-    zero for all other nodes."""
+    """Return the initial rows [n, dim] of this rank's nodes.
+
+    They are normally distributed for leaves whose class is at least `first_class`, and zero for all
+    other nodes.
+    """
     tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
     classes = tree.class_of_node[nodes]
     leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
@@ -25,9 +30,11 @@ def initial_rows(
 
 
 def initial_bias(weights: ClassWeights, loss: Loss, *, first_class: int = 0) -> NDArray[np.float32]:
-    """The bias [n] of this rank's nodes: the loss's initial value at roots, so that the path of a
-    class has it once, and zero below. `first_class` other than 0: only at roots with a class from
-    there on."""
+    """Return the initial bias [n] of this rank's nodes.
+
+    It is the loss's initial value at roots and zero below, so that it occurs once in the path sum
+    of every class. A `first_class` other than 0 restricts it to roots whose class is at least that.
+    """
     tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
     roots = tree.parent[nodes] < 0
     if first_class:
@@ -36,7 +43,8 @@ def initial_bias(weights: ClassWeights, loss: Loss, *, first_class: int = 0) -> 
 
 
 def normal_rows(rows: NDArray[np.int64], dim: int, *, seed: int, std: float) -> NDArray[np.float32]:
-    """Normal deviates [len(rows), dim]: a hash of (seed, row, column) through Box and Muller."""
+    """Return normal deviates [len(rows), dim]: the Box-Muller transform of hashes of (seed, row,
+    column)."""
     columns = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
     start = _mix(np.array([seed], dtype=np.uint64) + _GOLDEN)
     result = np.empty((len(rows), dim), dtype=np.float32)

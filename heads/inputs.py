@@ -1,7 +1,7 @@
-"""What a head is called with, and the checks that all ranks make together.
+"""The inputs of a head, and their collective validation.
 
-Ranks wait for each other in collectives, so none may leave a call alone: they exchange sizes, types
-and mistakes first, and all of them raise the same error.
+Ranks wait for each other in collectives, so an error on one rank alone would leave the others
+waiting. Therefore all ranks first exchange sizes, dtypes and errors, and raise the same exception.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 from heads.collectives import all_gather_equal
 
 NOTHING_COUNTS = (
-    "the global batch has no rows that count (ignored, or of weight 0): give the head at least one"
+    "there are no rows that count in the global batch, because all are ignored or have weight 0: "
+    "pass at least one row with a positive weight"
 )
 _LARGEST = torch.iinfo(torch.int64).max
 _NAMED_ROWS = 8
@@ -25,12 +26,12 @@ _NAMED_RANKS = 8
 
 
 def is_integral(labels: Tensor) -> bool:
-    """Whether labels are of an integer type."""
+    """Return whether labels have an integer dtype."""
     return not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
 
 
 def class_ids(labels: Tensor) -> Tensor:
-    """Labels of an integer type as int64, which torch can compare and index with.
+    """Convert integer labels to int64, which torch can compare and index with.
 
     A uint64 above the range of int64 becomes the maximum of int64, which is outside the classes. A
     cast would wrap it to a negative number, possibly to `ignore_index`.
@@ -57,21 +58,23 @@ class Parameters(NamedTuple):
 
 @dataclass(frozen=True)
 class RowWeighting:
-    """The weights of rows in the mean: `class_weights` [K] of the label (None: 1), and 0 where the
+    """The weights of rows in the mean: `class_weights` [K] at the label (None: 1), and 0 if the
     label is `ignore_index`."""
 
     class_weights: Tensor | None = None
     ignore_index: int | None = None
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Which rows count at all, bool [b]."""
+        """Return which rows are not ignored, bool [b]."""
         if self.ignore_index is None:
             return torch.ones_like(labels, dtype=torch.bool)
         return labels != self.ignore_index
 
     def __call__(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """The weights of rows [b], times `factors` [b]. Labels outside the classes, which `agree`
-        rejects, get an arbitrary weight."""
+        """Return the weights of rows [b], times `factors` [b].
+
+        Labels outside the classes get an arbitrary weight; `agree` rejects them.
+        """
         counts = self.counts(labels)
         weights = counts.to(torch.float32)
         if self.class_weights is not None:
@@ -80,8 +83,10 @@ class RowWeighting:
         return weights if factors is None else weights * factors
 
     def masked(self, features: Tensor, labels: Tensor) -> Tensor:
-        """`features` [b, d] with zeros in the rows that do not count: they may contain anything,
-        and 0 times NaN would be NaN."""
+        """Return `features` [b, d] with zeros in the ignored rows.
+
+        These may contain NaN, and 0 times NaN is NaN.
+        """
         if self.ignore_index is None:
             return features
         return features.where(self.counts(labels).unsqueeze(1), 0)
@@ -93,14 +98,14 @@ class RowWeighting:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the ranks exchange before they compute, so that all of them make the same decisions.
+    """The results of the exchange before a computation, on which all ranks base their decisions.
 
-    `sizes` are the rows of each rank of the class group, `group_sizes` those of each class group
-    along `data`. Ranks may require different gradients, but all ranks that contribute to a gradient
-    must compute it. `needs_features`: a rank of the class group requires the gradient of its
-    features. `needs_vectors`: any rank requires that of a parameter. `partly_frozen`: some ranks
-    require that and some do not. `needs_backward`: any rank requires either, so every rank runs a
-    backward pass.
+    `sizes` are the numbers of rows of the ranks of the class group, `group_sizes` those of the
+    class groups along `data`. Ranks may require different gradients, but all ranks that contribute
+    to a gradient must compute their terms. `needs_features`: a rank of the class group requires the
+    gradient of its features. `needs_vectors`: any rank requires that of a parameter.
+    `partly_frozen`: some ranks require that of a parameter and some do not. `needs_backward`: any
+    rank requires any gradient, so every rank runs a backward pass.
     """
 
     sizes: list[int]
@@ -111,10 +116,10 @@ class Agreement:
     partly_frozen: bool
 
     def anchor(self, device: torch.device) -> Tensor:
-        """A zero that makes the loss differentiable on every rank or on none.
+        """Return a zero that makes the loss differentiable on every rank or on none.
 
-        Without it, `backward` would fail on a rank whose own inputs are all frozen, while the
-        others wait for that rank in a collective.
+        Without it, `backward` would fail on a rank whose inputs are all frozen, while the other
+        ranks wait for it in a collective.
         """
         return torch.zeros((), device=device, requires_grad=self.needs_backward)
 
@@ -131,9 +136,10 @@ def agree(
     class_group: ProcessGroup | None,
     data_group: ProcessGroup | None,
 ) -> Agreement:
-    """Exchange the sizes of a batch, its mistakes and which gradients are required (collective).
+    """Exchange the sizes and errors of a batch, and which gradients are required (collective).
 
-    Raises ValueError, on every rank, for a mistake of any of them.
+    One all-gather per group carries everything as a vector of integers. Raises ValueError on every
+    rank if the inputs of any rank are invalid.
     """
     held = parameters.vectors
     num_counting = outside = 0
@@ -144,7 +150,7 @@ def agree(
         num_counting = int((row_weighting(ids, row_weights).where(~unknown, 1) > 0).sum())
         outside = int(unknown.sum())
     num_rows = len(labels) if fits else 0
-    # Weights on some ranks only would leave the others in another collective.
+    # With row weights on some ranks only, these ranks would call a collective that others do not.
     types = _type_code(features.dtype, weighted=row_weights is not None)
     needs = features.requires_grad, parameters.requires_grad
     numbers = [num_rows, num_counting, outside, not fits, tree_digest, types, *needs]
@@ -156,26 +162,28 @@ def agree(
     group_trees, group_dtypes, all_by_features, by_vectors = others
     if len({*trees}) > 1 or len({*group_trees}) > 1:
         raise ValueError(
-            f"the ranks' label trees differ ({tree_digest:08x} on this rank): give every rank the "
-            "same tree, as a file that one of them built"
+            f"the label trees of the ranks differ ({tree_digest:08x} on this rank): build the tree "
+            "on one rank, save it to a file and load that file on every rank"
         )
     if any(misfits):
         raise ValueError(
-            f"features {list(features.shape)} of {features.dtype} on {features.device} and "
-            f"labels {list(labels.shape)} of {labels.dtype} on {labels.device}"
-            f"{_described(row_weights)}{'' if fits else ' do not fit'}, {sum(misfits)} ranks "
-            f"do not fit: give floats [b, {held.shape[1]}] and b integers, on {held.device}; "
-            "row weights are b finite floats of 0 or more"
+            f"inputs are invalid on {sum(misfits)} of {len(sizes) * len(group_sizes)} ranks; this "
+            f"rank has {'valid' if fits else 'invalid'} features {list(features.shape)} of "
+            f"{features.dtype} on {features.device} and labels {list(labels.shape)} of "
+            f"{labels.dtype} on {labels.device}{_described(row_weights)}: pass floats "
+            f"[b, {held.shape[1]}] and b integers, on {held.device}; row weights are b finite "
+            "floats of at least 0"
         )
     if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
         raise ValueError(
-            f"the ranks' features differ in type ({features.dtype} on this rank), or only some "
-            "have row weights: give all of them the same"
+            f"the features of the ranks differ in dtype ({features.dtype} on this rank), or only "
+            "some ranks have row weights: pass the same dtype, and row weights on all ranks or on "
+            "none"
         )
     if any(outsides):
         raise ValueError(
-            f"{sum(outsides)} labels are outside 0..{num_classes - 1}, {outside} of them on "
-            "this rank: the data and the head disagree on the classes"
+            f"labels are outside 0..{num_classes - 1} ({sum(outsides)} in the global batch, "
+            f"{outside} on this rank): check that the data and the head have the same classes"
         )
     if not any(counting):
         raise ValueError(NOTHING_COUNTS)
@@ -190,8 +198,8 @@ def agree(
 
 
 def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None) -> bool:
-    """Features are floats [b, d] for vectors [n, d], labels integers [b], weights finite floats [b]
-    of 0 or more, all on one device."""
+    """Return whether features are floats [b, d] for vectors [n, d], labels integers [b] and row
+    weights finite floats [b] of at least 0, all on one device."""
     shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
     together = features.device == labels.device == held.device
     fits = is_integral(labels) and shapes and features.is_floating_point() and together
@@ -212,8 +220,8 @@ def _described(row_weights: Tensor | None) -> str:
 
 
 def _type_code(dtype: torch.dtype, *, weighted: bool) -> int:
-    """A number that tells apart the types of features, and whether rows come with weights."""
-    return 2 * sum(ord(letter) << place for place, letter in enumerate(str(dtype))) + weighted
+    """Return a number that identifies the dtype of features and whether there are row weights."""
+    return 2 * sum(ord(letter) << bit for bit, letter in enumerate(str(dtype))) + weighted
 
 
 # ---------------------------------------------------------------------------- a loss that is NaN
@@ -226,8 +234,11 @@ def nan_loss(
     class_group: ProcessGroup | None,
     data_group: ProcessGroup | None,
 ) -> FloatingPointError:
-    """The same error on every rank (collective). It names what is not finite in each rank's
-    `features` [b, d], vectors [n, d] and their `bias` [n]. Rows are counted from 0."""
+    """Return the error for a NaN loss, the same on every rank (collective).
+
+    It lists the ranks whose `features` [b, d], vectors [n, d] or `bias` [n] are not finite. Rows
+    are counted from 0.
+    """
     mine = torch.tensor(_not_finite(features, held, bias), device=features.device)
     of_group = torch.stack(all_gather_equal(mine, class_group))
     ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
@@ -241,8 +252,8 @@ def nan_loss(
 
 
 def _not_finite(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
-    """This rank, its rows and how many are not finite, the same for its vectors with their bias,
-    and the first rows that are not finite."""
+    """Return this rank, its number of rows and of non-finite rows, the same for its vectors with
+    their bias, and the first non-finite rows."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
     finite = held.isfinite().all(1)

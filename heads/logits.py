@@ -3,11 +3,11 @@
     dot      z_j = s x·w_j + b_j + o
     cosine   z_j = s cos(x, w_j) + o, in training with a margin on the logit of the true class
 
-A map is an entry `head.logits` of a recipe and its math. `LogitMap.__call__` is what evaluation,
-export and serving apply; the engine applies the same parts block by block, with the margin and the
-prior of training. Losses see the logits only.
+A map defines the options of `head.logits` in a recipe and their math. Evaluation, export and
+serving call `LogitMap.__call__`; the engine applies the same steps block by block, with the margin
+and the prior of training. Losses see only the logits.
 
-To add one: a subclass of `LogitMap` and its name in `AnyLogitMap`.
+To add a map, subclass `LogitMap` and add the class to `AnyLogitMap`.
 """
 
 import math
@@ -21,16 +21,20 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 M1 = Annotated[float, Field(gt=0, le=8, description="factor of the angle to the true class")]
-M2 = Annotated[float, Field(ge=0, le=math.pi, description="added to that angle")]
-M3 = Annotated[float, Field(ge=0, le=2, description="subtracted from its cosine")]
+M2 = Annotated[
+    float, Field(ge=0, le=math.pi, description="margin added to the angle to the true class")
+]
+M3 = Annotated[
+    float, Field(ge=0, le=2, description="margin subtracted from the cosine of the true class")
+]
 
-# Shape legend: b features, C classes, d numbers of each.
+# Shape legend: b feature vectors, C classes, d dimensions.
 
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Rows of some classes: `class_ids` [C], `rows` [C, d] and, where the head has one, their
-    `bias` [C]."""
+    """Rows of some classes: `class_ids` [C], `rows` [C, d] and their `bias` [C], None without
+    bias."""
 
     class_ids: Tensor
     rows: Tensor
@@ -46,9 +50,9 @@ class ClassRows:
 
 
 class LogitMap(BaseModel):
-    """Options of a logit map; those that training alone uses are not part of `evaluated`.
+    """Options of a logit map. `evaluated` returns the map without those used only in training.
 
-    `normalizes`: the product is taken of unit vectors, and there is no bias.
+    `normalizes`: the product is that of unit vectors, and there is no bias.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -58,31 +62,31 @@ class LogitMap(BaseModel):
     kind: str
     scale: float = Field(1.0, gt=0, description="factor of the product of features and rows")
     offset: float = Field(0.0, description="added to every logit")
-    learn_scale: bool = Field(False, description="train the scale, as its logarithm")
-    learn_offset: bool = False
+    learn_scale: bool = Field(False, description="train the logarithm of the scale")
+    learn_offset: bool = Field(False, description="train the offset")
     prior: float = Field(
         0.0,
         ge=0,
-        description="tau of logit adjustment: training adds tau log((n_j + 1) / (N + K)) to the "
-        "logits of a class with n_j of N samples",
+        description="tau of logit adjustment; training adds tau log((n_j + 1) / (N + K)) to the "
+        "logit of class j with n_j of N samples",
     )
 
     @property
     def has_margin(self) -> bool:
-        """Whether training changes the logit of the true class by `with_margin`."""
+        """Whether training applies `with_margin` to the logit of the true class."""
         return False
 
     @property
     def is_plain(self) -> bool:
-        """Whether logits are x·w + b, in training too."""
+        """Whether logits are x·w + b, also in training."""
         return self == Dot()
 
     def normalized(self, vectors: Tensor) -> Tensor:
-        """What the product is taken of: features or rows, [n, d] -> [n, d]."""
+        """Normalize features or rows [n, d] if the map requires it, otherwise return them as is."""
         return unit_vectors(vectors) if self.normalizes else vectors
 
     def gradient(self, vectors: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of `vectors` from `grad`, that of `normalized(vectors)`."""
+        """Return the gradient of `vectors` from `grad`, the gradient of `normalized(vectors)`."""
         with torch.enable_grad():
             leaf = vectors.detach().requires_grad_()
             result = self.normalized(leaf)
@@ -90,18 +94,18 @@ class LogitMap(BaseModel):
         return grad_vectors
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
-        """The cosine of a feature and its true row [b] -> the one that replaces it in training."""
-        raise NotImplementedError(f"{self.kind} has no margin")
+        """Map the cosine of a feature vector and its true row [b] to its value in training."""
+        raise NotImplementedError(f"{self.kind} logits do not support a margin")
 
     def evaluated(self, *, scale: float, offset: float) -> "LogitMap":
-        """The map with these values of the scale and the offset, and without margin and prior."""
+        """Return the map with this scale and offset, and without margin and prior."""
         if self.normalizes:
             return Cosine(scale=scale, offset=offset)
         return Dot(scale=scale, offset=offset)
 
     def __call__(self, features: Tensor, classes: ClassRows) -> Tensor:
-        """`features` [b, d] -> the logits [b, C] of `classes` in the rows' precision, without
-        margin and prior."""
+        """Return the logits [b, C] of `classes` for `features` [b, d], in the dtype of the rows and
+        without margin and prior."""
         rows = self.normalized(classes.rows)
         features = self.normalized(features.to(rows.dtype))
         if self.scale != 1:
@@ -109,10 +113,11 @@ class LogitMap(BaseModel):
         return linear(features, rows, self._shift(classes))
 
     def of_one_class(self, features: np.ndarray, row: ClassRows) -> np.ndarray:
-        """The same for features [n, d] in a file, which may be larger than memory, and one class:
-        logits float32 [n].
+        """Return the logits float32 [n] of one class, for features [n, d] that may be mapped from a
+        file larger than memory.
 
-        One product without a copy: blocks of it take up to twice as long, and so does torch's.
+        It is one NumPy product without a copy, which takes about half the time of products in
+        blocks or of torch's product.
         """
         weight = self.scale * self.normalized(row.rows)[0]
         found = np.empty(len(features), np.float32)
@@ -126,7 +131,7 @@ class LogitMap(BaseModel):
         return found
 
     def _shift(self, classes: ClassRows) -> Tensor | None:
-        """What is added to the product [C]."""
+        """Return the sum of bias and offset [C], which is added to the product, or None."""
         if classes.bias is not None:
             return classes.bias + self.offset
         return classes.rows.new_full((len(classes.rows),), self.offset) if self.offset else None
@@ -142,8 +147,8 @@ class CosineMap(LogitMap):
     """s cos(x, w) + o. Training replaces the cosine of the true class, cos(theta), by
     psi(m1 theta + m2) - m3 (ArcFace, Deng et al. 2019, eq 4, for all three margins).
 
-    psi is the cosine up to pi; beyond it is continued so that it keeps falling (SphereFace, Liu et
-    al. 2017, eq 7): psi(phi) = (-1)^k cos(phi) - 2k with k = floor(phi / pi).
+    psi equals the cosine up to pi and keeps decreasing beyond pi (SphereFace, Liu et al. 2017, eq
+    7): psi(phi) = (-1)^k cos(phi) - 2k with k = floor(phi / pi).
     """
 
     normalizes: ClassVar[bool] = True
@@ -158,8 +163,8 @@ class CosineMap(LogitMap):
         return (self.m1, self.m2, self.m3) != (1.0, 0.0, 0.0)
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
-        """The angle is that of the cosine clamped to [-1 + eps, 1 - eps], where the derivative of
-        arccos is finite. Outside, the gradient is that of the clamped value, not zero."""
+        """Apply the margins to the cosine, clamped to [-1 + eps, 1 - eps] before the arccos, whose
+        derivative is finite there. Outside, the gradient is that of the clamped value, not zero."""
         if (self.m1, self.m2) != (1.0, 0.0):
             clamped = cosine.clamp(-1 + eps, 1 - eps).detach()
             angle = self.m1 * torch.acos(cosine + (clamped - cosine.detach())) + self.m2
@@ -169,20 +174,22 @@ class CosineMap(LogitMap):
 
 
 class Cosine(CosineMap):
-    """Any margins; none by default."""
+    """Cosine logits with any margins, by default none."""
 
     kind: Literal["cosine"] = "cosine"
 
 
 class NormFace(CosineMap):
-    """No margin (Wang et al. 2017)."""
+    """Cosine logits without margin (Wang et al. 2017)."""
 
     kind: Literal["normface"] = "normface"
 
 
 class SphereFace(CosineMap):
-    """A factor of the angle (Liu et al. 2017), of unit features and rows; 1.35 is that of Deng et
-    al. 2019. The original has m1 = 4 and anneals it."""
+    """A factor m1 of the angle (Liu et al. 2017), with unit features and rows.
+
+    The default 1.35 is that of Deng et al. 2019. The original uses m1 = 4 with annealing.
+    """
 
     kind: Literal["sphereface"] = "sphereface"
     m1: M1 = 1.35
@@ -208,8 +215,8 @@ LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class MappedFeatures:
-    """`features` [b, d] and what the rows of classes are multiplied with: `scale` times the
-    features after the logit map."""
+    """`features` [b, d] and their mapped values, which class rows are multiplied with: `scale`
+    times the features after the logit map."""
 
     logit_map: LogitMap
     features: Tensor
@@ -224,7 +231,7 @@ class MappedFeatures:
         return self.scale * features if self._is_scaled else features
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient of the features, from that of `mapped`."""
+        """Return the gradient of the features from `grad`, the gradient of `mapped`."""
         if self._is_scaled:
             grad = self.scale * grad
         if self.logit_map.normalizes:
@@ -233,11 +240,12 @@ class MappedFeatures:
 
 
 class Margins:
-    """The true logits of G rows with their margin, and their derivatives.
+    """The true logits of G rows with margin, and their derivatives.
 
-    The engine replaces the true logit of a row after the matrix product, which is without margin.
-    `slopes` are the derivatives of the true logits with respect to those without margin. `excess`
-    is what the margin adds to the derivative with respect to the logarithm of the scale.
+    The matrix product computes logits without margin; the engine then replaces the true logit of
+    each row. `slopes` are the derivatives of the true logits with respect to those without margin.
+    `excess` is the term that the margin adds to the derivative with respect to the logarithm of the
+    scale.
     """
 
     def __init__(
@@ -247,7 +255,7 @@ class Margins:
         self.logits, self.slopes, self.excess = (torch.zeros_like(like) for _ in range(3))
 
     def set(self, rows: Tensor, products: Tensor, shifts: Tensor | float) -> None:
-        """Compute the logits of `rows` [n] from scaled cosines [n] and what is added to them."""
+        """Compute the logits of `rows` [n] from scaled cosines [n] and additive `shifts`."""
         with torch.enable_grad():
             cosines = (products / self._scale).requires_grad_()
             replaced = self._map.with_margin(cosines, self._eps)
@@ -258,9 +266,11 @@ class Margins:
         self.excess[rows] = scaled - slopes * products
 
     def through(self, grad_GC: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
-        """Turn the gradient of the logits, in place, into that of logits without margins. `pairs`
-        are the (rows, columns) of the labels. Returns what the margins add to the gradient of the
-        logarithm of the scale, a scalar."""
+        """Convert the gradient of the logits, in place, to that of the logits without margins.
+
+        `pairs` are the (rows, columns) of the labels. Returns the scalar that the margins add to
+        the gradient of the logarithm of the scale.
+        """
         rows, _ = pairs
         by_true = grad_GC[pairs]
         grad_GC.index_put_(pairs, by_true * self.slopes[rows])
@@ -268,8 +278,10 @@ class Margins:
 
 
 def unit_vectors(vectors: Tensor) -> Tensor:
-    """[n, d] -> each over its Euclidean norm, in at least float32. A vector whose norm is 0 (or
-    squares to 0) stays zero and gets no gradient."""
+    """Divide each vector [n, d] by its Euclidean norm, in at least float32.
+
+    A vector whose norm is 0 (or so small that its square is 0) becomes zero and gets no gradient.
+    """
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     zero = norms <= torch.finfo(wide.dtype).tiny ** 0.5
@@ -277,7 +289,8 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 
 
 def log_prior(tau: float, class_counts: Tensor) -> Tensor:
-    """tau log((n_j + 1) / (N + K)) [K] (Menon et al. 2021, with one sample more of each class)."""
+    """Return tau log((n_j + 1) / (N + K)) [K] (Menon et al. 2021, with one more sample of each
+    class)."""
     counts = class_counts.double() + 1
     return tau * (counts / counts.sum()).log()
 

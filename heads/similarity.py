@@ -1,5 +1,8 @@
-"""Similarity of classes by their label vectors, and similarity accuracy (SA): a prediction earns
-the similarity of the predicted class to the true one. The K x K matrix is never formed."""
+"""Similarity of classes by their label vectors, and similarity accuracy (SA).
+
+SA is the mean similarity of the predicted class to the true class. The K x K matrix of similarities
+is never computed.
+"""
 
 import torch
 from torch import Tensor
@@ -8,29 +11,30 @@ from torch.distributed import ProcessGroup
 from heads.collectives import all_reduce_sum
 from heads.inputs import class_ids, is_integral
 
-_CHUNK = 1 << 16  # pairs whose vectors are gathered together
+_CHUNK = 1 << 16  # pairs of classes processed at a time; bounds the memory of their vectors
 
 
 def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Tensor:
-    """Similarity [n] of the classes `a` [n] and `b` [n] with label vectors [K, d].
+    """Return the similarity [n] of the classes `a` [n] and `b` [n] with label vectors [K, d].
 
-    max(0, (cos - lower) / (1 - lower)), as SimLoss has it; exactly 1 for a class and itself, and 0
-    between a class without direction (a zero vector) and any other. ValueError for a `lower`
+    It is max(0, (cos - lower) / (1 - lower)), as in SimLoss: exactly 1 for a class and itself, and
+    0 between a class with a zero vector and any other class. Raises ValueError for a `lower`
     outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
     """
     if not -1 <= lower < 1:
-        raise ValueError(f"lower is {lower}: give a cosine from -1 to below 1")
+        raise ValueError(f"lower is {lower}: pass a cosine of at least -1 and below 1")
     if a.shape != b.shape or a.dim() != 1 or not (is_integral(a) and is_integral(b)):
         raise ValueError(
-            f"classes to compare are {tuple(a.shape)} of {a.dtype} and {tuple(b.shape)} of "
-            f"{b.dtype}: pass two vectors of integers of one length"
+            f"class ids have shapes {tuple(a.shape)} and {tuple(b.shape)} and dtypes {a.dtype} and "
+            f"{b.dtype}: pass two integer vectors of the same length"
         )
     a, b = class_ids(a), class_ids(b)
     for ids in (a, b):
         outside = ids[(ids < 0) | (ids >= len(vectors))]
         if len(outside):
             raise ValueError(
-                f"class {int(outside[0])} has no label vector: there are {len(vectors)}"
+                f"there is no label vector of class {int(outside[0])}: pass class ids from 0 to "
+                f"{len(vectors) - 1}"
             )
     pairs = zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)
     return torch.cat([_of_pairs(vectors, left, right, lower) for left, right in pairs])
@@ -44,17 +48,17 @@ def similarity_accuracy(
     *,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Mean similarity of `predicted` [n] to `labels` [n], a float64 scalar; else as `similarity`.
+    """Return the mean `similarity` of `predicted` [n] to `labels` [n], a float64 scalar.
 
     The mean is over the samples of all ranks of `group` (collective). Only the vectors of these
-    classes are read: `vectors` may lie on another device, or in a mapped file.
+    classes are read, so `vectors` may be on another device or in a memory-mapped file.
     """
     own = similarity(vectors, labels.to(vectors.device), predicted.to(vectors.device), lower)
     count = torch.tensor(float(len(labels)), dtype=torch.float64)
     both = torch.stack([own.double().sum().cpu(), count]).to(labels.device)
     total, num_samples = all_reduce_sum(both, group)
     if num_samples == 0:
-        raise ValueError("no samples: similarity accuracy has nothing to average")
+        raise ValueError("similarity accuracy needs at least one sample, got 0")
     return total / num_samples
 
 
@@ -67,13 +71,19 @@ def _of_pairs(vectors: Tensor, a: Tensor, b: Tensor, lower: float) -> Tensor:
 
 
 def unit_rows(rows: Tensor, ids: Tensor) -> Tensor:
-    """Label vectors [n, d] of the classes `ids` [n], scaled to length 1 in at least float32; a zero
-    vector stays zero. ValueError for a vector that is not finite."""
+    """Scale label vectors [n, d] of the classes `ids` [n] to length 1, in at least float32.
+
+    A zero vector stays zero. Raises ValueError for a vector that is not finite.
+    """
     broken = (~rows.isfinite().all(1)).nonzero()
     if len(broken):
-        raise ValueError(f"the label vector of class {int(ids[broken[0, 0]])} is not finite")
+        raise ValueError(
+            f"the label vector of class {int(ids[broken[0, 0]])} is not finite: fix it, or set it "
+            "to zeros"
+        )
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    # Twice, because the squares of very large or small entries leave the range of the type.
+    # Divide by the largest entry first: squares of very large or small entries would overflow or
+    # underflow.
     rows = _divide(rows, rows.abs().amax(1, keepdim=True))
     return _divide(rows, rows.norm(dim=1, keepdim=True))
 

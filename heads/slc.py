@@ -1,8 +1,10 @@
-"""How well one logit alone tells whether a sample is of its class (paper 002, section 6.1).
+"""Single-logit classification: how well one logit tells whether a sample belongs to its class.
 
-Average precision, precision at a wanted recall and the threshold that reaches it, for one block of
-classes at a time. The samples may be spread over ranks: then true scores travel, and counts of
-scores above them, never the scores themselves. Where scores come from is not its business.
+The measures of paper 002, section 6.1: average precision, precision at a given recall, and the
+threshold that reaches this recall, for one block of classes at a time. If the samples are spread
+over ranks, the ranks exchange the true scores and counts of scores above them, never all scores.
+For example, a class with the true scores 5 and 2 and the false scores 3 and 1 has the counts 1 (at
+or above 5) and 3 (at or above 2), hence the precisions 1/1 and 2/3 and the average precision 5/6.
 """
 
 import math
@@ -15,9 +17,9 @@ from torch.distributed import ProcessGroup
 
 from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 
-# Shape legend: N samples, C classes of a block, P most positives of a class, R recalls.
+# Shape legend: N samples, C classes of a block, P largest number of positives, R recalls.
 
-_CHUNK = 1 << 22  # numbers processed together; bounds the memory in addition to the block
+_CHUNK = 1 << 22  # numbers processed at a time; bounds the memory in addition to the block
 _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold", "reached")
 
 
@@ -25,10 +27,10 @@ _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "th
 class ClassMeasures:
     """Measures of C classes at the R `recalls`; NaN for a class without positives.
 
-    `positives` [C] counts samples, `average_precision` [C] is the area under the precision-recall
-    curve, `threshold` [C, R] the largest score at which `score >= threshold` reaches the recall,
-    `precision_at` [C, R] the precision there; `reached` [C, R, 2] counts the samples at or above
-    the threshold: those of the class, and those of any class.
+    `positives` [C] are the numbers of samples, and `average_precision` [C] is the area under the
+    precision-recall curve. `threshold` [C, R] is the largest value for which `score >= threshold`
+    reaches the recall, and `precision_at` [C, R] the precision there. `reached` [C, R, 2] counts
+    the samples at or above the threshold: those of the class, and those of any class.
     """
 
     class_ids: Tensor
@@ -43,15 +45,20 @@ class ClassMeasures:
     def concatenate(blocks: Sequence["ClassMeasures"]) -> "ClassMeasures":
         """Join the measures of disjoint blocks, in ascending order of class id."""
         if not blocks or any(block.recalls != blocks[0].recalls for block in blocks):
-            raise ValueError("blocks of SLC measures need the same recalls, and at least one block")
+            raise ValueError(
+                "cannot concatenate SLC measures: pass at least one block, and blocks with the "
+                "same recalls"
+            )
         joined = _joined(blocks)
         ids, order = joined.class_ids.sort()
         _check_distinct(ids)
         return replace(joined, **{name: getattr(joined, name)[order] for name in _PER_CLASS})
 
     def over_all_classes(self, num_classes: int) -> "ClassMeasures":
-        """The same with a row for each of the classes 0..num_classes - 1: those that are not
-        measured have no positives."""
+        """Return measures with one row for each of the classes 0..num_classes - 1.
+
+        Classes that were not measured have no positives.
+        """
         ids, device = self.class_ids, self.class_ids.device
         fields: dict[str, Tensor] = {}
         for name in _PER_CLASS[1:]:
@@ -59,14 +66,14 @@ class ClassMeasures:
             nothing = math.nan if own.is_floating_point() else 0
             fields[name] = own.new_full((num_classes, *own.shape[1:]), nothing)
             fields[name][ids] = own
-        everyone = torch.arange(num_classes, device=device)
-        return ClassMeasures(class_ids=everyone, recalls=self.recalls, **fields)
+        all_ids = torch.arange(num_classes, device=device)
+        return ClassMeasures(class_ids=all_ids, recalls=self.recalls, **fields)
 
     def summary(self) -> dict[str, float]:
-        """Means over the classes that have positives: `auprc`, `precision_at_recall_0.9`, ..."""
+        """Return means over the classes with positives: `auprc`, `precision_at_recall_0.9`, ..."""
         present = self.positives > 0
         if not present.any():
-            raise ValueError("no class has a sample: SLC measures have nothing to average")
+            raise ValueError("SLC measures need at least one class with a sample, got none")
         means = {"auprc": self.average_precision[present].mean().item()}
         for recall, mean in zip(self.recalls, self.precision_at[present].mean(0), strict=True):
             means[f"precision_at_recall_{recall:g}"] = mean.item()
@@ -83,40 +90,44 @@ def block_measures(
 ) -> ClassMeasures:
     """Measure the classes `class_ids` [C] from `scores` [N, C] of samples with `labels` [N].
 
-    The ranks of `group` give the same classes on other samples, N of each its own or 0, and get the
-    measures over all samples (collective).
+    The ranks of `group` pass the same classes and different samples; N may differ and be 0. Every
+    rank returns the measures over all samples (collective).
 
-    Average precision is the mean over the positives of the precision at their own score, all
-    samples of an equal score counted together. Labels outside the block are negatives; a block may
-    have no class. Precisions are float64, thresholds of the scores' type. Beside the scores it
-    holds their NaN mask and a working set of about 300 MB at most, whatever the block. ValueError
-    for NaN, shapes that do not fit, a class given twice or a recall outside (0, 1].
+    Average precision is the mean over the positives of the precision at their own score, where
+    samples with equal scores are counted together. Labels outside the block are negatives; a block
+    may be without classes. Precisions are float64; thresholds have the dtype of the scores. In
+    addition to the scores, memory is needed for their NaN mask and a working set of at most about
+    300 MB. Raises ValueError for NaN, shapes that do not match, a duplicate class or a recall
+    outside (0, 1].
     """
     recalls = _checked_recalls(recalls)
     scores, num_classes = scores.detach(), len(class_ids)
     if scores.shape != (len(labels), num_classes):
         raise ValueError(
-            f"scores have shape {tuple(scores.shape)}: give [{len(labels)}, {num_classes}], "
+            f"scores have shape {tuple(scores.shape)}: pass [{len(labels)}, {num_classes}], "
             "samples x classes"
         )
     if scores.isnan().any():
         column = int(scores.isnan().any(0).nonzero()[0])
-        raise ValueError(f"a score of class {int(class_ids[column])} is NaN: nothing to rank by")
-    rows, columns = places_of_labels(labels, class_ids)
+        raise ValueError(
+            f"a score of class {int(class_ids[column])} is NaN, which cannot be ranked: check the "
+            "model's weights and inputs"
+        )
+    rows, columns = positions_of_labels(labels, class_ids)
     own = torch.bincount(columns, minlength=num_classes)
     on_ranks = torch.stack(all_gather_equal(own, group))
     positives, before = on_ranks.sum(0), on_ranks[: group_rank(group)].sum(0)
-    # Its place among all true scores of its class [n].
+    # The index of each true score among all true scores of its class, on all ranks [n].
     first = before - (own.cumsum(0) - own)
-    places = torch.arange(len(columns), device=scores.device) + first[columns]
+    positions = torch.arange(len(columns), device=scores.device) + first[columns]
     ends = [0, *own.cumsum(0).tolist()]
-    # A frequent class makes C x P large: then fewer classes are measured together.
+    # A frequent class makes C x P large; measure fewer classes at a time then.
     width = max(1, _CHUNK // max([1, *positives.tolist()]))
     parts = []
     for start in range(0, max(1, num_classes), width):
         part = slice(start, min(start + width, num_classes))
         true = slice(ends[part.start], ends[part.stop])
-        at = (columns[true] - start, places[true])
+        at = (columns[true] - start, positions[true])
         true_scores = scores[rows[true], columns[true]]
         true_CP = _true_scores(true_scores, at, positives[part], group)
         reached_CP = _num_at_or_above(true_CP, scores[:, part], group)
@@ -131,78 +142,87 @@ def _measures(
     positives: Tensor,
     recalls: tuple[float, ...],
 ) -> ClassMeasures:
-    places = torch.arange(true_CP.shape[1], device=true_CP.device)
-    # Ascending, so the positives at or above a score are those from its leftmost equal onwards.
+    index = torch.arange(true_CP.shape[1], device=true_CP.device)
+    # True scores are ascending, so the positives at or above a score start at the first one that is
+    # equal to it.
     true_above = positives[:, None] - torch.searchsorted(true_CP, true_CP)
     precision_CP = true_above.double() / reached_CP
-    is_positive = places < positives[:, None]
+    is_positive = index < positives[:, None]
     average = precision_CP.where(is_positive, 0).sum(1) / positives
     rank_CR = torch.stack([_needed(positives, recall) for recall in recalls], 1)
-    place_CR = (positives[:, None] - rank_CR).clamp(min=0)
+    index_CR = (positives[:, None] - rank_CR).clamp(min=0)
     empty = (positives == 0)[:, None]
-    counts = (true_above.gather(1, place_CR), reached_CP.gather(1, place_CR))
+    counts = (true_above.gather(1, index_CR), reached_CP.gather(1, index_CR))
     return ClassMeasures(
         class_ids=class_ids,
         positives=positives,
         average_precision=average,
-        precision_at=precision_CP.gather(1, place_CR).masked_fill(empty, math.nan),
-        threshold=true_CP.gather(1, place_CR).masked_fill(empty, math.nan),
-        reached=torch.stack([one.masked_fill(empty, 0) for one in counts], 2),
+        precision_at=precision_CP.gather(1, index_CR).masked_fill(empty, math.nan),
+        threshold=true_CP.gather(1, index_CR).masked_fill(empty, math.nan),
+        reached=torch.stack([count.masked_fill(empty, 0) for count in counts], 2),
         recalls=recalls,
     )
 
 
 def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99)) -> Tensor:
-    """One threshold [R] for all classes: the largest that reaches each recall over all of
-    `true_scores` [N], every sample's score of its own class."""
+    """Return one threshold per recall [R] for all classes together: the largest that reaches the
+    recall over `true_scores` [N], the scores of samples for their own class."""
     recalls = _checked_recalls(recalls)
     if true_scores.numel() == 0:
-        raise ValueError("no true scores: a threshold needs at least one sample")
+        raise ValueError("a pooled threshold needs at least one true score, got none")
     if true_scores.isnan().any():
-        raise ValueError("a true score is NaN: nothing to rank by")
+        raise ValueError(
+            "a true score is NaN, which cannot be ranked: check the model's weights and inputs"
+        )
     ascending = true_scores.flatten().sort().values
     total = torch.tensor(len(ascending), device=true_scores.device)
     return torch.stack([ascending[total - _needed(total, recall)] for recall in recalls])
 
 
-def places_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns [n] of the true scores in a block of classes, in the order of columns.
+def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows and columns [n] of the true scores in a block of classes, ordered by column.
 
-    `labels` [N] are of any classes, `class_ids` [C] distinct (else ValueError) and in any order.
+    `labels` [N] may be of classes outside the block; `class_ids` [C] may be in any order. Raises
+    ValueError if they are not distinct.
     """
     ids, order = class_ids.sort()
     _check_distinct(ids)
     labels = labels.to(ids.dtype).contiguous()
-    places = torch.searchsorted(ids, labels).clamp_(max=max(0, len(ids) - 1))
-    # Not torch.isin: it compares all pairs where there are not many labels.
-    rows = (ids[places] == labels).nonzero().squeeze(1) if len(ids) else places[:0]
-    columns, by_column = order[places[rows]].sort(stable=True)
+    positions = torch.searchsorted(ids, labels).clamp_(max=max(0, len(ids) - 1))
+    # Not torch.isin, which compares all pairs if there are few labels.
+    rows = (ids[positions] == labels).nonzero().squeeze(1) if len(ids) else positions[:0]
+    columns, by_column = order[positions[rows]].sort(stable=True)
     return rows[by_column], columns
 
 
 def _true_scores(
     scores: Tensor, at: tuple[Tensor, Tensor], positives: Tensor, group: ProcessGroup | None
 ) -> Tensor:
-    """Each class's true scores, ascending, with +inf behind them [C, P]; P is at least 1. `scores`
-    [n] are this rank's, `at` their columns and places [n]."""
+    """Return the true scores of each class on all ranks, ascending and padded with +inf [C, P].
+
+    P is at least 1. `scores` [n] are this rank's true scores, and `at` their (column, index) in the
+    result before sorting. Collective.
+    """
     most = max([1, *positives.tolist()])
     true_CP = scores.new_zeros((len(positives), most))
     true_CP[at] = scores
-    all_reduce_sum(true_CP, group)  # every place is some rank's, zero on the others
-    is_filling = torch.arange(most, device=scores.device) >= positives[:, None]
-    return true_CP.masked_fill_(is_filling, math.inf).sort(dim=1).values
+    # Each entry is set on one rank and zero on all others, so the sum concatenates the scores.
+    all_reduce_sum(true_CP, group)
+    is_padding = torch.arange(most, device=scores.device) >= positives[:, None]
+    return true_CP.masked_fill_(is_padding, math.inf).sort(dim=1).values
 
 
 def _num_at_or_above(true_CP: Tensor, scores: Tensor, group: ProcessGroup | None) -> Tensor:
-    """How many of a class's scores on all ranks are at or above each of its true scores [C, P].
+    """Count the scores of a class on all ranks at or above each of its true scores [C, P].
 
-    Every score falls into the gap between two true scores: one pass of binary searches, and no
-    comparison of all scores with all true scores.
+    A binary search finds for every score the two true scores between which it lies, and a histogram
+    counts the scores per interval; sums of the histogram from the right are the result. This avoids
+    comparing all scores with all true scores. Collective.
     """
     num_classes, most = true_CP.shape
     bins = torch.zeros(num_classes * (most + 1), dtype=torch.int64, device=scores.device)
     offset = torch.arange(0, len(bins), most + 1, dtype=torch.int32, device=scores.device)[:, None]
-    # 32 bits hold C x P, which block_measures bounds, and halve what is written and read again.
+    # 32-bit indices suffice, because block_measures bounds C x P, and halve the memory traffic.
     for rows in scores.split(max(1, _CHUNK // max(1, num_classes))):
         reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True, out_int32=True)
         bins += torch.bincount(reached.add_(offset).flatten(), minlength=len(bins))
@@ -217,20 +237,22 @@ def _joined(blocks: Sequence[ClassMeasures]) -> ClassMeasures:
 
 
 def _needed(positives: Tensor, recall: float) -> Tensor:
-    """ceil(recall * positives), not pushed up one by the rounding of a product like 0.55 * 100."""
+    """Return ceil(recall * positives), robust to rounding: 0.55 * 100 is 55.00000000000001."""
     return (positives.double() * recall * (1 - 1e-12)).ceil().long()
 
 
 def _checked_recalls(recalls: Sequence[float]) -> tuple[float, ...]:
     for recall in recalls:
         if not 0 < recall <= 1:
-            raise ValueError(f"recall is {recall}: give one above 0 and at most 1")
+            raise ValueError(f"recall is {recall}: pass a value above 0 and at most 1")
     if not recalls:
-        raise ValueError("no recalls: give at least one above 0 and at most 1")
+        raise ValueError("recalls are empty: pass at least one value above 0 and at most 1")
     return tuple(float(recall) for recall in recalls)
 
 
 def _check_distinct(ascending_ids: Tensor) -> None:
     twice = (ascending_ids.diff() == 0).nonzero()
     if len(twice):
-        raise ValueError(f"class {int(ascending_ids[twice[0, 0]])} is measured twice")
+        raise ValueError(
+            f"class {int(ascending_ids[twice[0, 0]])} occurs twice: pass distinct class ids"
+        )

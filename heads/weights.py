@@ -1,9 +1,9 @@
-"""Class weights: which node vectors a rank holds, and how they add up to rows of classes.
+"""Sharded class weights: which node vectors a rank holds, and how they sum to class rows.
 
-One structure serves dense, U-tree and V-tree weights: w_class is the sum of the node vectors on the
-path to the root (paper 000, eq 3). Nodes are numbered in depth-first pre-order and sharded
-contiguously, as `Shard(0)` does; then the only vectors that a rank's classes need and it does not
-hold are the ancestors of its first node, its boundary.
+Dense, U-tree and V-tree weights share one structure: w_class is the sum of the node vectors on the
+path from the root to the class (paper 000, eq 3). Nodes are numbered in depth-first pre-order and
+sharded contiguously, as `Shard(0)` does. Then the only vectors that a rank's classes need from
+other ranks are those of the ancestors of its first node, the boundary of the rank.
 
 For example, eight nodes on two ranks. The first node of rank 1 is 4; its ancestors are 0 and 1:
 
@@ -14,11 +14,12 @@ For example, eight nodes on two ranks. The first node of rank 1 is 4; its ancest
 A path of rank 1 begins with the first few of these ancestors and continues with nodes that rank 1
 holds: 0 1 | 4, and 0 | 5 6, and 0 | 5 7. So a row is the sum over the held part of its path plus
 one of the prefix sums 0, v0 and v0 + v1. Forward all-reduces the vectors of the boundary nodes of
-all ranks, at most `depth` per rank, and each rank takes the prefix sums of its own.
+all ranks, at most `depth` per rank; each rank then computes the prefix sums of its own boundary.
 
-Backward sums the gradients of rows over subtrees, from the deepest level up. Node 4 and node 5 have
-parents on another rank: their sums are added up along the boundary from below, so node 1 gets that
-of node 4 and node 0 those of both, and one all-reduce returns them to the rank that holds 0 and 1.
+Backward sums the gradients of class rows over subtrees, from the deepest level up. The parents of
+nodes 4 and 5 are on another rank. Their sums are accumulated along the boundary from the bottom:
+node 1 gets that of node 4, and node 0 those of nodes 4 and 5. One all-reduce returns both to the
+rank that holds nodes 0 and 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,27 +35,31 @@ from heads.collectives import all_reduce_sum
 from heads.losses.base import Choice, HeldClasses
 from heads.tree import LabelTree
 
-# Parents whose children are summed together: bounds the memory in addition to the gradient.
+# Number of parents whose children are summed at a time; bounds the memory beyond the gradient.
 _PARENTS_AT_ONCE = 8192
-# Every class keeps its path: far deeper than any label tree, far below what memory holds.
+# The path of every class is stored. Label trees are far less deep, and 1,000 nodes per class still
+# fit in memory.
 _DEEPEST = 1000
 
 # Shape legend: N nodes, n nodes of this rank, C classes of a block, d features, M boundary nodes.
 
 
 def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The contiguous range of rows that `Shard(0)` gives to a rank; trailing ranks may be empty."""
+    """Return the contiguous range of rows that `Shard(0)` assigns to a rank.
+
+    The ranges of trailing ranks may be empty.
+    """
     chunk = -(-num_rows // size)
     return min(rank * chunk, num_rows), min((rank + 1) * chunk, num_rows)
 
 
 @dataclass(frozen=True)
 class ClassBlock:
-    """Some of a rank's classes: their positions among these (ascending) and their ids [C].
+    """Some of a rank's classes: their ascending positions among its classes, and their ids [C].
 
-    `paths` are the nodes of their paths that this rank holds, class after class, and `offsets` [C]
-    where each path begins; None where every class is a node without parent. `num_remote` [C] counts
-    the nodes of a path that other ranks hold. `weights` as in `Choice`.
+    `paths` concatenates the nodes of their paths that this rank holds, and `offsets` [C] are the
+    starts of the paths; None if every class is a root. `num_remote` [C] counts the nodes of a path
+    that other ranks hold. `weights` are those of `Choice`.
     """
 
     positions: slice | Tensor
@@ -67,10 +72,10 @@ class ClassBlock:
 
 @dataclass(frozen=True)
 class NodeValues:
-    """What belongs to the nodes of a rank: `held` [n, d], d = 1 for the bias.
+    """Values of a rank's nodes: `held` [n, d], with d = 1 for the bias.
 
-    `boundary` [m + 1, d] are the sums of the first 0..m of the m ancestors of the rank's first node
-    that other ranks hold, root first.
+    `boundary` [m + 1, d] are prefix sums over the m ancestors of the rank's first node, root first:
+    row i is the sum over the first i of them. All of these ancestors are on other ranks.
     """
 
     held: Tensor
@@ -78,12 +83,11 @@ class NodeValues:
 
 
 class ClassWeights:
-    """The part of a label tree's node matrix V [N, d] that one rank holds: rows `start:stop`.
+    """The rows `start:stop` of a label tree's node matrix V [N, d] that one rank holds.
 
-    Everything here is index arithmetic; the values are passed in by the head: node vectors [n, d],
-    or the bias as [n, 1]. With `damping` p the gradient of an inner node, a sum over the classes
-    below it, is divided by their number to the power p. Raises ValueError for a tree that is deeper
-    than any label tree.
+    The class stores indices only. The head passes the values: node vectors [n, d], or the bias as
+    [n, 1]. With `damping` p, the gradient of an inner node, a sum over the classes below it, is
+    divided by their number to the power p. Raises ValueError for a tree of more than 1,000 levels.
     """
 
     def __init__(
@@ -97,7 +101,8 @@ class ClassWeights:
     ) -> None:
         if tree.depth.max() > _DEEPEST:
             raise ValueError(
-                f"the label tree is {tree.depth.max()} levels deep: give one of at most {_DEEPEST}"
+                f"the label tree has a depth of {tree.depth.max()}: use a tree with a depth of at "
+                f"most {_DEEPEST}"
             )
         self.tree, self.device, self.damping = tree, device, damping
         self.group_rank, self.group_size = group_rank, group_size
@@ -114,8 +119,8 @@ class ClassWeights:
             self._plan_paths(tree.node_of_class[tree.class_order[first:last]])
             self._plan_gradients(group_size)
 
-    def again(self, tree: LabelTree, device: torch.device) -> "ClassWeights":
-        """The same rank's part of another tree, or for vectors on another device."""
+    def rebuilt(self, tree: LabelTree, device: torch.device) -> "ClassWeights":
+        """Return the same rank's part of another tree, or for vectors on another device."""
         return ClassWeights(
             tree,
             group_rank=self.group_rank,
@@ -130,11 +135,11 @@ class ClassWeights:
 
     @property
     def is_plain(self) -> bool:
-        """Every node is a class and a root: class rows are the held vectors as they lie."""
+        """Whether every node is a class and a root, so that class rows are the held vectors."""
         return self._plain
 
     def blocks(self, classes_at_once: int, choice: Choice | None = None) -> Iterator[ClassBlock]:
-        """This rank's classes, or those that a loss chose, `classes_at_once` a block."""
+        """Yield this rank's classes, or those of `choice`, in blocks of `classes_at_once`."""
         num = len(self.held.class_ids) if choice is None else len(choice.positions)
         for start in range(0, num, classes_at_once):
             part = slice(start, min(start + classes_at_once, num))
@@ -145,7 +150,7 @@ class ClassWeights:
                 yield replace(self._block(choice.positions[part]), weights=weights)
 
     def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
-        """The labels' columns [b] in a block, outside 0..C-1 for a label that is elsewhere."""
+        """Return the columns [b] of labels in a block; outside 0..C-1 if not in the block."""
         positions = self.held.position[labels] - self.held.first
         if isinstance(block.positions, slice):
             return positions - block.positions.start
@@ -155,28 +160,32 @@ class ClassWeights:
         return torch.where(block.positions[columns] == positions, columns, -1)
 
     def with_boundary(self, held: Tensor, group: ProcessGroup | None) -> NodeValues:
-        """Held values [n, d] and what their path sums need of other ranks (collective)."""
+        """Return the held values [n, d] with the boundary sums of this rank (collective)."""
         if self._plain or not len(self._boundary):
             return NodeValues(held, held.new_zeros((1, held.shape[1])))
         rows = held.new_zeros((len(self._boundary), held.shape[1]))
         rows[self._boundary_mine] = held[self._boundary_local]
+        # Each boundary row is set on the rank that holds it and zero on the others, so the sum
+        # sends all boundary rows to all ranks. `_chain` selects the ancestors of this rank.
         chain = all_reduce_sum(rows, group)[self._chain]
         return NodeValues(held, torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)]))
 
     def rows(self, block: ClassBlock, values: NodeValues) -> Tensor:
-        """Class rows [C, d] of a block: the values along each path, summed in one pass.
+        """Return the class rows [C, d] of a block: the sum of the values along each path.
 
-        In blocks that fit a cache this costs no more than a copy, whatever the batch: summing
-        logits down the tree instead would multiply every inner node with the features.
+        In blocks that fit in a cache, this costs no more than a copy and does not depend on the
+        batch size. The alternative, summing logits down the tree, would need the product of every
+        inner node with the features.
         """
         if block.paths is None:
             return values.held[block.positions]
         rows = embedding_bag(block.paths, values.held, block.offsets, mode="sum")
+        # The remote nodes of a path are always the first ones of the rank's boundary.
         boundary = values.boundary
         return rows if len(boundary) == 1 else rows + boundary[block.num_remote]
 
     def gradient_like(self, held: Tensor, dtype: torch.dtype, *, every_class: bool) -> Tensor:
-        """A gradient [n, d] to put the rows of blocks into, zero where none will be put."""
+        """Create a gradient buffer [n, d] for `put_gradient`, zero in rows that it never writes."""
         if not every_class:
             return torch.zeros_like(held, dtype=dtype)
         grad = torch.empty_like(held, dtype=dtype)
@@ -185,18 +194,22 @@ class ClassWeights:
         return grad
 
     def contiguous_part(self, block: ClassBlock, grad_held: Tensor) -> Tensor | None:
-        """The part of `grad_held` that the gradient of a block's rows is, if it is contiguous."""
-        whole = self._plain and isinstance(block.positions, slice)
-        return grad_held[block.positions] if whole else None
+        """Return the slice of `grad_held` for a block's class rows if it is contiguous, otherwise
+        None."""
+        is_contiguous = self._plain and isinstance(block.positions, slice)
+        return grad_held[block.positions] if is_contiguous else None
 
     def put_gradient(self, block: ClassBlock, grad_rows: Tensor, grad_held: Tensor) -> None:
-        """Put the gradient [C, d] of a block's class rows where its classes' nodes are."""
+        """Write the gradient [C, d] of a block's class rows to the nodes of its classes."""
         positions = block.positions if self._plain else self._node_of_position[block.positions]
         grad_held[positions] = grad_rows.to(grad_held.dtype)
 
     def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
-        """Turn gradients of class rows into those of node vectors: each node's is the sum over its
-        subtree, level by level from the deepest (collective)."""
+        """Turn gradients of class rows into those of node vectors, in place (collective).
+
+        A node vector is a term of every class row in its subtree, so its gradient is the sum over
+        the subtree, computed level by level from the deepest one.
+        """
         if self._plain:
             return
         for parents, children, offsets in self._levels:
@@ -209,11 +222,16 @@ class ClassWeights:
             grad_held[self._inner] *= self._inner_scale.to(grad_held.dtype)
 
     def _return_boundary(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
-        """Add what each rank's classes give to the vectors that other ranks hold (collective)."""
+        """Add the gradients of boundary nodes on the ranks that hold them (collective).
+
+        In the example of the module docstring, the orphans of rank 1 are nodes 4 and 5. `below` is
+        (g5, g4) for the boundary nodes (0, 1), and its suffix sums (g5 + g4, g4) are their
+        gradients from the classes of rank 1.
+        """
         below = grad_held.new_zeros((len(self._chain), grad_held.shape[1]))
         below.index_add_(0, self._orphan_chain_position, grad_held[self._orphans])
         grad = grad_held.new_zeros((len(self._boundary), grad_held.shape[1]))
-        grad[self._chain] = below.flip(0).cumsum(0).flip(0)
+        grad[self._chain] = below.flip(0).cumsum(0).flip(0)  # suffix sums, the root first
         all_reduce_sum(grad, group)
         grad_held.index_add_(0, self._boundary_local, grad[self._boundary_mine])
 
@@ -231,14 +249,14 @@ class ClassWeights:
         return ClassBlock(positions, class_ids, paths, offsets, self._num_remote[positions])
 
     def _plan_paths(self, nodes: np.ndarray) -> None:
-        """The path of each class's node, root first, as far as this rank holds it."""
+        """Plan the path of each class's node, root first, restricted to nodes of this rank."""
         tree, start = self.tree, self.start
-        first_held, remote = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
+        lengths, remote = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
+        # Walk all paths up at the same time, until each one leaves this rank at `above`.
         above = nodes
         while (inside := above >= start).any():
-            first_held += inside
+            lengths += inside
             above = np.where(inside, tree.parent[above], above)
-        lengths = first_held
         remote[above >= 0] = tree.depth[above[above >= 0]] + 1
         ends = np.append(0, lengths.cumsum())
         paths = np.empty(ends[-1], np.int32 if self.num_held < 2**31 else np.int64)
@@ -249,7 +267,7 @@ class ClassWeights:
             inside = node >= start
             node, position = node[inside], position[inside]
         self._paths = torch.from_numpy(paths).to(self.device)
-        self._path_ends = ends  # on the host: slicing waits for no device
+        self._path_ends = ends  # on the host, so that slicing does not synchronize with the device
         self._path_starts = self._to_device(ends[:-1])
         self._path_lengths = self._to_device(lengths)
         self._num_remote = self._to_device(remote)
@@ -264,7 +282,7 @@ class ClassWeights:
         by_depth = np.argsort(depth, kind="stable")
         edges = np.cumsum(np.bincount(depth)) if len(depth) else depth
         for level in reversed(np.split(by_depth, edges[:-1])):
-            # In pre-order the children of one parent follow one another among those of a level.
+            # In pre-order, the children of a parent are consecutive among the nodes of a level.
             children = level[parent[level] >= start]
             self._levels.extend(self._sum_plans(children, parent - start))
         inner = local[tree.has_children[start:stop]]
@@ -276,7 +294,7 @@ class ClassWeights:
     def _sum_plans(
         self, children: np.ndarray, parent: np.ndarray
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Parents, their children one parent after another, and where each one's begin."""
+        """Yield parents, their concatenated children, and the offset of each parent's children."""
         first = np.flatnonzero(np.diff(parent[children], prepend=-1))
         for start in range(0, len(first), _PARENTS_AT_ONCE):
             begin = first[start : start + _PARENTS_AT_ONCE]
@@ -288,8 +306,11 @@ class ClassWeights:
             )
 
     def _plan_boundary(self, group_size: int) -> None:
-        """The nodes that some rank needs and another holds; which of them this rank holds, which it
-        needs (its chain), and its nodes whose parents are on that chain."""
+        """Plan the exchange of boundary nodes, which some rank needs and another rank holds.
+
+        `_boundary_mine` are those that this rank holds; `_chain` those that it needs, the ancestors
+        of its first node; `_orphans` its nodes whose parents are on the chain.
+        """
         tree = self.tree
         self._boundary = _boundary_nodes(tree, group_size)
         mine = (self._boundary >= self.start) & (self._boundary < self.stop)
@@ -309,15 +330,15 @@ class ClassWeights:
 def _ragged(
     values: Tensor, starts: Tensor, lengths: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The pieces of `values` at `positions`, one after another, and where each begins."""
-    wanted = lengths[positions]
-    offsets = wanted.cumsum(0) - wanted
-    shift = torch.repeat_interleave(starts[positions] - offsets, wanted)
+    """Concatenate the segments of `values` at `positions`; also return the start of each one."""
+    chosen = lengths[positions]
+    offsets = chosen.cumsum(0) - chosen
+    shift = torch.repeat_interleave(starts[positions] - offsets, chosen)
     return values[shift + torch.arange(len(shift), device=values.device)], offsets
 
 
 def _boundary_nodes(tree: LabelTree, group_size: int) -> np.ndarray:
-    """Sorted ids of the ancestors that any rank's first node has on ranks before it."""
+    """Return the sorted ids of all ancestors of the first nodes of all ranks."""
     starts = [shard_range(tree.num_nodes, rank, group_size) for rank in range(1, group_size)]
     paths: Sequence[np.ndarray] = [tree.ancestors(a) for a, b in starts if b > a]
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *paths]))

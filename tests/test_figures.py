@@ -1,4 +1,4 @@
-"""docs/heads.md: its figures are drawn by code, the same each time, and its examples run."""
+"""docs/heads.md: its figures are reproducible, and its examples run."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def examples(text: str) -> list[str]:
 
 
 def example(words: str) -> str:
-    """The one example of docs/heads.md with these words in it."""
+    """The only example of docs/heads.md that contains these words."""
     (code,) = [code for code in examples(PAGE) if words in code]
     return code
 
@@ -42,20 +42,20 @@ def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_same_code_draws_the_same_bytes(tmp_path):
+def test_a_figure_is_reproduced_byte_for_byte(tmp_path):
     drawn = []
     for folder in (tmp_path / "first", tmp_path / "second"):
         folder.mkdir()
-        done = draw("scores", "--out", folder)
-        assert (done.returncode, done.stderr) == (0, "")
+        result = draw("scores", "--out", folder)
+        assert (result.returncode, result.stderr) == (0, "")
         (figure,) = folder.iterdir()
         assert figure.name == "heads-scores.png"
         drawn.append(figure.read_bytes())
     assert drawn[0] == drawn[1]
 
 
-def test_every_figure_is_drawn_by_code_and_shown_with_a_caption():
-    from docs.figures.__main__ import FIGURES  # here: ranks import this module
+def test_every_figure_is_shown_on_the_page_with_a_caption():
+    from docs.figures.__main__ import FIGURES  # imported here, because ranks import this module
 
     drawn = sorted(f"heads-{name}.png" for name in FIGURES)
     assert sorted(path.name for path in (ROOT / "docs").glob("heads-*.png")) == drawn
@@ -64,19 +64,19 @@ def test_every_figure_is_drawn_by_code_and_shown_with_a_caption():
     assert PAGE.count("](heads-") == len(drawn)
 
 
-def test_a_name_that_no_figure_has_is_one_line(tmp_path, monkeypatch, capsys):
-    from docs.figures.__main__ import main  # here: ranks import this module
+def test_an_unknown_figure_is_a_one_line_error(tmp_path, monkeypatch, capsys):
+    from docs.figures.__main__ import main  # imported here, because ranks import this module
 
     monkeypatch.setattr(sys, "argv", ["figures", "enigne", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         main()
-    assert ended.value.code == 2
+    assert exited.value.code == 2
     (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: no figure 'enigne': choose of engine, ")
+    assert error.startswith("error: unknown figure 'enigne': choose from engine, ")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_of_losses_has_their_alignment():
+def test_the_table_of_losses_shows_their_alignment():
     shown = {}
     for row in re.findall(r"^\| (`.*) \|$", PAGE.partition("## Losses")[2], re.MULTILINE):
         kinds, *_, aligned = (cell.strip() for cell in row.split("|"))
@@ -90,23 +90,23 @@ def test_the_table_of_losses_has_their_alignment():
     }
 
 
-def test_every_file_that_the_page_names_exists():
+def test_every_file_mentioned_on_the_page_exists():
     files = re.findall(r"(?:tests|heads|trainer)/[\w/]+\.py", PAGE)
     assert files
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-def test_the_examples_of_the_readme_and_of_the_page_that_stand_alone_run():
+def test_the_self_contained_examples_of_the_readme_and_the_page_run():
     (readme,) = examples((ROOT / "README.md").read_text(encoding="utf-8"))
     with_files = [example("init_process_group"), example("dcp.load")]
-    alone = [code for code in examples(PAGE) if code not in with_files]
-    assert len(alone) == 5
-    for code in [readme, *alone]:
+    self_contained = [code for code in examples(PAGE) if code not in with_files]
+    assert len(self_contained) == 5
+    for code in [readme, *self_contained]:
         run(code)
 
 
 def example_on_a_rank(rank: int, port: int, folder: Path) -> None:
-    """The example for two ranks, in a process with the variables that torchrun sets."""
+    """Run the example for two ranks, with the environment variables that torchrun sets."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     os.chdir(folder)
@@ -133,14 +133,14 @@ def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, mo
     ran = run(example("dcp.load"))
     head, momentum = ran["head"], ran["state"]["weight.momentum"]
     assert head.num_classes == 100_002
-    kept = ran["optimizer"].state[head.weight]["momentum_buffer"]
+    appended = ran["optimizer"].state[head.weight]["momentum_buffer"]
     assert momentum.any()
-    assert kept.shape == head.weight.shape
-    assert torch.equal(kept[:100_000], momentum)
-    assert not kept[100_000:].any()
+    assert appended.shape == head.weight.shape
+    assert torch.equal(appended[:100_000], momentum)
+    assert not appended[100_000:].any()
 
 
-def test_the_loss_of_ones_own_is_what_its_docstring_says():
+def test_the_custom_loss_of_the_page_equals_its_definition():
     loss = run(example("SquaredHinge"))["SquaredHinge"]()
     head = ClassHead(5, 90, loss, bias=False, init_std=1.0, memory_mib=1, dtype=torch.float64)
     features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

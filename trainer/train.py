@@ -14,7 +14,7 @@ from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
 from data.shards.manifest import Manifest
 from data.shards.split import Split
-from heads.collectives import listening
+from heads.collectives import collective_hook
 from trainer.backbone.batch_norm import copy_buffers, restore_buffers
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
@@ -67,7 +67,7 @@ def _train(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
     )
     busy_timer = BusyTimer(phases.collective)
-    opened.enter_context(listening(busy_timer.around))
+    opened.enter_context(collective_hook(busy_timer.around))
 
     # ---------------------------------------------------------------- data
     data = recipe.data

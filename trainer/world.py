@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from heads.collectives import announced
+from heads.collectives import hooked
 
 # Size of torch's flight recorder, from which the watchdog gets the name of a hung collective.
 _RECORDED_COLLECTIVES = 256
@@ -65,7 +65,7 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            with announced("barrier"):
+            with hooked("barrier"):
                 dist.barrier()
 
 

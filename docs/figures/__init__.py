@@ -1,4 +1,4 @@
-"""The figures of README.md, docs/heads.md and docs/data.md, drawn by code.
+"""Scripts that draw the figures of README.md, docs/heads.md and docs/data.md.
 
-`python -m docs.figures` from the repository draws them all into docs/.
+`python -m docs.figures`, run in the root of the repository, writes all of them to docs/.
 """

@@ -1,6 +1,6 @@
-"""Draws the figures of docs/: `python -m docs.figures [NAME ...] [--out DIR]`.
+"""Draw the figures of docs/: `python -m docs.figures [NAME ...] [--out DIR]`.
 
-The same code gives the same files, byte for byte: random numbers are seeded, one thread computes.
+The files are reproducible byte for byte: random numbers are seeded and one thread is used.
 """
 
 import argparse
@@ -51,15 +51,20 @@ _ALL = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.figures", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(_ALL)}; all of them by default"
+        "names", nargs="*", metavar="NAME", help=f"figures to draw: {', '.join(_ALL)}; default: all"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parents[1],
+        help="existing output folder; default: docs",
+    )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in _ALL]
     if unknown:
-        parser.exit(2, f"error: no figure {unknown[0]!r}: choose of {', '.join(_ALL)}\n")
+        parser.exit(2, f"error: unknown figure {unknown[0]!r}: choose from {', '.join(_ALL)}\n")
     if not arguments.out.is_dir():
-        parser.exit(2, f"error: --out {arguments.out} is no folder: make it first\n")
+        parser.exit(2, f"error: --out {arguments.out} is not a folder: create it first\n")
     torch.set_num_threads(1)
     names = arguments.names or list(_ALL)
     with look():

@@ -1,7 +1,7 @@
-"""One photograph under every change that training can make to it, and every operation alone.
+"""A photograph with every setting of `data.augment`, and with every operation of rand_augment.
 
-The photograph is matplotlib's sample (Grace Hopper, U.S. Navy, public domain); the partner that it
-is mixed with is drawn here.
+The photograph is a sample of matplotlib (Grace Hopper, U.S. Navy, public domain). The other image
+for mixup and cutmix is drawn by this module.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _IMAGE = ImageConfig(size=192)
 _STILL = {"crop_area": None, "flip": 0}
 _FILL = tuple(round(255 * mean) for mean in _IMAGE.mean)
 
-# Title of a tile -> its settings, and a sample whose draw shows well what they do.
+# Title of a tile -> its settings, and the index of a sample whose random draw shows their effect.
 _ALONE: dict[str, tuple[dict, int]] = {
     "crop_area": ({"flip": 0}, 3),
     "flip": ({**_STILL, "flip": 1}, 0),
@@ -45,23 +45,23 @@ def draw() -> Figure:
     _tiles(settings, "data.augment, one setting at a time", _settings())
     photograph = np.ascontiguousarray(for_evaluation(_photograph(), _IMAGE).transpose(1, 2, 0))
     alone = {name: change(photograph, 0.9, _FILL) for name, change in OPERATIONS.items()}
-    _tiles(operations, "the operations of rand_augment, at magnitude 9", alone)
+    _tiles(operations, "operations of rand_augment at magnitude 9", alone)
     return figure
 
 
 def _settings() -> dict[str, np.ndarray]:
-    tiles = {"the image": for_evaluation(_photograph(), _IMAGE)}
+    tiles = {"original": for_evaluation(_photograph(), _IMAGE)}
     for title, (settings, index) in _ALONE.items():
         augment = AugmentConfig.model_validate(settings)
         tiles[title] = for_training(
             _photograph(), _IMAGE, augment, SampleGenerator().at(0, 0, index)
         )
-    own, partner = tiles["the image"], for_evaluation(_letter(), _IMAGE)
+    own, partner = tiles["original"], for_evaluation(_letter(), _IMAGE)
     tiles["another image"] = partner
     for kind in ("mixup", "cutmix"):
         draw = Mix.model_validate({f"{kind}_alpha": 1}).draw(_IMAGE.size, pair_rng(0, 0))
         tiles[f"{kind}: {draw.weight:.2f}"] = draw(own, partner)
-    tiles["its partner"] = draw(partner, own)
+    tiles["cutmix partner"] = draw(partner, own)
     return {title: pixels.transpose(1, 2, 0) for title, pixels in tiles.items()}
 
 
@@ -72,7 +72,7 @@ def _photograph() -> np.ndarray:
 
 
 def _letter() -> np.ndarray:
-    """A white letter on blue, as large as the photograph."""
+    """A white letter on a blue background, with the size of the photograph."""
     letter = Image.new("RGB", (512, 600), "#2680c2")
     font = ImageFont.truetype(str(font_folder() / "DejaVuSerif-Bold.ttf"), 420)
     ImageDraw.Draw(letter).text((256, 300), "ß", fill="white", font=font, anchor="mm")

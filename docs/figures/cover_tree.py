@@ -1,4 +1,4 @@
-"""A cover tree of points in the plane: its nets level by level, and the V-tree they give."""
+"""A cover tree of points in the plane: its nets level by level, and its V-tree."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def draw() -> Figure:
 
 
 def _draw_net(ax: Axes, cover: CoverTree, level: int) -> None:
-    """The net of a level: every point lies in a ball around a member."""
+    """Draw the net of a level: every point is in a ball around a member."""
     radius = cover.base ** -(level + 1) / cover.scale
     members = cover.level <= level
     for member in _POINTS[members]:
@@ -52,13 +52,14 @@ def _draw_net(ax: Axes, cover: CoverTree, level: int) -> None:
         )
     ax.set(xlim=(-1.3, 8.7), ylim=(-2.0, 7.0))
     bare(ax)
-    ax.set_title(f"level {level}: {int(members.sum())} in the net")
+    num_members = int(members.sum())
+    ax.set_title(f"level {level}: {num_members} member{'' if num_members == 1 else 's'}")
 
 
 def _draw_vtree(ax: Axes, cover: CoverTree) -> None:
-    tree, centres = cover.vtree(), cover.pseudoclass_centers()
-    x = _leaf_places(tree)
-    names = _node_names(tree, centres)
+    tree, centers = cover.vtree(), cover.pseudoclass_centers()
+    x = _x_of_nodes(tree)
+    names = _node_names(tree, centers)
     for node, name in enumerate(names):
         y, parent = -tree.depth[node], tree.parent[node]
         if parent >= 0:
@@ -76,11 +77,12 @@ def _draw_vtree(ax: Axes, cover: CoverTree) -> None:
         )
     ax.set(xlim=(-0.7, max(x) + 0.7), ylim=(-tree.depth.max() - 0.5, 0.5))
     ax.axis("off")
-    ax.set_title("its V-tree: inner nodes are pseudoclasses, named by their centres", y=0.97)
+    ax.set_title("V-tree: inner nodes are pseudoclasses, named after their centers", y=0.97)
 
 
-def _leaf_places(tree: LabelTree) -> np.ndarray:
-    """Leaves [N] side by side in pre-order, inner nodes amid their children."""
+def _x_of_nodes(tree: LabelTree) -> np.ndarray:
+    """The x coordinates [N] of nodes: leaves in pre-order, inner nodes centered on their
+    children."""
     x = np.zeros(tree.num_nodes)
     x[~tree.has_children] = np.arange(tree.num_nodes - tree.has_children.sum())
     for node in np.flatnonzero(tree.has_children)[::-1]:
@@ -88,6 +90,6 @@ def _leaf_places(tree: LabelTree) -> np.ndarray:
     return x
 
 
-def _node_names(tree: LabelTree, centres: np.ndarray) -> list[str]:
-    pseudoclasses = iter(centres.tolist())
+def _node_names(tree: LabelTree, centers: np.ndarray) -> list[str]:
+    pseudoclasses = iter(centers.tolist())
     return [_NAMES[c if c >= 0 else next(pseudoclasses)] for c in tree.class_of_node.tolist()]

@@ -1,4 +1,4 @@
-"""One small network on 8 x 8 images of handwritten digits, trained with one loss or another."""
+"""A small network on 8 x 8 images of handwritten digits, trained with a given loss."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +15,15 @@ _STEPS, _BATCH, _WIDTH = 600, 128, 64
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """Logits [N, 10] of the held-out images and their labels [N]."""
 
     logits: Tensor
     labels: Tensor
 
     @cached_property
-    def own(self) -> Tensor:
-        """Where the true logits are, bool [N, 10]."""
+    def is_true(self) -> Tensor:
+        """The mask of the true logits, bool [N, 10]."""
         return self.labels[:, None] == torch.arange(NUM_CLASSES)
 
     @cached_property
@@ -31,8 +31,9 @@ class Answers:
         return float((self.logits.argmax(1) == self.labels).float().mean())
 
 
-def answers(loss: str) -> Answers:
-    """Train with `loss`, all else equal, and answer for the held-out images."""
+def predictions(loss: str) -> Predictions:
+    """Train with `loss`, with the same seed and settings for every loss, and predict the held-out
+    images."""
     images, labels = _images()
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(images.shape[1], _WIDTH), nn.ReLU())
@@ -48,11 +49,11 @@ def answers(loss: str) -> Answers:
         logits = torch.empty(len(features), NUM_CLASSES)
         for block in head.score_blocks(features):
             logits[:, block.class_ids] = block.scores
-    return Answers(logits, labels[_TRAINED_ON:])
+    return Predictions(logits, labels[_TRAINED_ON:])
 
 
 def _images() -> tuple[Tensor, Tensor]:
-    """All images [1797, 64] from 0 to 1 and their labels, in a fixed random order."""
+    """All images [1797, 64] with values from 0 to 1 and their labels, in a fixed random order."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     images = torch.from_numpy(digits.data).to(torch.float32) / 16

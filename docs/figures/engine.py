@@ -1,6 +1,6 @@
-"""The engine: classes in blocks and on ranks, of which only a row's statistics leave.
+"""The engine: blocks of classes on ranks, reduced to statistics of each row.
 
-A real batch of cross-entropy: every cell drawn is a number that the loss's own code computed.
+The figure shows a real batch: the code of cross-entropy computed the values of all cells.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from docs.figures.diagram import arrow, cells
-from docs.figures.look import GREY, INK, RANKS, bare, new_figure
+from docs.figures.look import GRAY, INK, RANKS, bare, new_figure
 from heads.losses import Block, CrossEntropy, Rows, Stats
 from heads.weights import shard_range
 
@@ -20,12 +20,12 @@ _LABELS = (1, 9, 14, 22)
 _BLOCK_GAP, _RANK_GAP = 0.6, 1.8
 # Upper edges of the bands, y downwards, in cells.
 _WEIGHTS, _LOGITS, _STATISTICS, _OF_RANK, _TOTAL = 0.0, 4.2, 10.8, 17.0, 23.2
-_FEATURES, _WORDS = -4.4, -11.0  # left edges
+_FEATURES, _LABEL_X = -4.4, -11.0  # left edges
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A block's place in the figure and what it computes."""
+    """A block: its position in the figure and its tensors."""
 
     x: float
     rank: int
@@ -47,13 +47,13 @@ def draw() -> Figure:
     total = loss.merge([part.stats for part in parts])
     middle = sum(middles) / len(middles)
     _draw_statistics(ax, total, middle, _TOTAL, INK)
-    for x, colour in zip(middles, RANKS, strict=True):
+    for x, color in zip(middles, RANKS, strict=True):
         side = 0.0 if abs(x - middle) < 1 else (1.2 if x > middle else -1.2)
-        arrow(ax, (x, _OF_RANK + 4.3), (middle + side, _TOTAL - 0.3), colour=colour)
+        arrow(ax, (x, _OF_RANK + 4.3), (middle + side, _TOTAL - 0.3), color=color)
     value = float(loss.value(total, Rows(_CLASSES, labels)))
-    arrow(ax, (middle + 1.4, _TOTAL + 2), (middle + 4.2, _TOTAL + 2), colour=INK)
-    ax.text(middle + 4.6, _TOTAL + 2, f"value: the loss, {value:.3f}", va="center", weight="bold")
-    _draw_words(ax, right=parts[-1].x + _BLOCK)
+    arrow(ax, (middle + 1.4, _TOTAL + 2), (middle + 4.2, _TOTAL + 2), color=INK)
+    ax.text(middle + 4.6, _TOTAL + 2, f"loss: {value:.3f}", va="center", weight="bold")
+    _draw_labels(ax, right=parts[-1].x + _BLOCK)
     return figure
 
 
@@ -75,51 +75,51 @@ def _draw_blocks(ax: Axes, features: Tensor, parts: list[_Part]) -> None:
     cells(ax, features, _FEATURES, _LOGITS)
     ax.text(_FEATURES + _DIM / 2, _LOGITS - 0.5, "features", ha="center")
     for part in parts:
-        colour, middle = RANKS[part.rank], part.x + _BLOCK / 2
-        cells(ax, part.weights.T, part.x, _WEIGHTS, edge=colour)
-        cells(ax, part.logits, part.x, _LOGITS, edge=colour)
+        color, middle = RANKS[part.rank], part.x + _BLOCK / 2
+        cells(ax, part.weights.T, part.x, _WEIGHTS, edge=color)
+        cells(ax, part.logits, part.x, _LOGITS, edge=color)
         for row, label in enumerate(_LABELS):
             if part.first <= label < part.first + _BLOCK:
                 x = part.x + label - part.first + 0.5
                 ax.plot(x, _LOGITS + row + 0.5, "o", color=INK, ms=4)
-        arrow(ax, (middle, _LOGITS + 4.3), (middle, _STATISTICS - 0.3), colour=colour)
-        _draw_statistics(ax, part.stats, middle, _STATISTICS, colour)
+        arrow(ax, (middle, _LOGITS + 4.3), (middle, _STATISTICS - 0.3), color=color)
+        _draw_statistics(ax, part.stats, middle, _STATISTICS, color)
 
 
 def _draw_ranks(ax: Axes, loss: CrossEntropy, parts: list[_Part]) -> list[float]:
-    """Each rank's own total; returns where they stand."""
+    """Draw the merged statistics of each rank; return their x coordinates."""
     middles = []
-    for rank, colour in enumerate(RANKS):
+    for rank, color in enumerate(RANKS):
         own = [part for part in parts if part.rank == rank]
         middle = (own[0].x + own[-1].x + _BLOCK) / 2
         ax.text(middle, _WEIGHTS - 0.5, f"rank {rank}", ha="center", weight="bold")
-        _draw_statistics(ax, loss.merge([p.stats for p in own]), middle, _OF_RANK, colour)
+        _draw_statistics(ax, loss.merge([p.stats for p in own]), middle, _OF_RANK, color)
         for part in own:
             side = -0.7 if part.x + _BLOCK / 2 < middle else 0.7
             start = part.x + _BLOCK / 2, _STATISTICS + 4.3
-            arrow(ax, start, (middle + side, _OF_RANK - 0.3), colour=colour)
+            arrow(ax, start, (middle + side, _OF_RANK - 0.3), color=color)
         middles.append(middle)
     return middles
 
 
-def _draw_statistics(ax: Axes, stats: Stats, middle: float, y: float, colour: str) -> None:
-    cells(ax, torch.stack(stats, dim=1), middle - 1, y, edge=colour)
+def _draw_statistics(ax: Axes, stats: Stats, middle: float, y: float, color: str) -> None:
+    cells(ax, torch.stack(stats, dim=1), middle - 1, y, edge=color)
 
 
-def _draw_words(ax: Axes, right: float) -> None:
-    head = "a head = class weights × a loss"
-    ax.text(_WORDS, _WEIGHTS - 2, head, fontsize=11.5, weight="bold")
+def _draw_labels(ax: Axes, right: float) -> None:
+    head = "head = class weights × loss"
+    ax.text(_LABEL_X, _WEIGHTS - 2, head, fontsize=11.5, weight="bold")
     for y, text in (
         (_WEIGHTS, "class weights"),
-        (_LOGITS, "logits of a block:\nmade, reduced,\ndropped\n• the true ones"),
-        (_STATISTICS, "statistics of ce,\nlogsumexp z and z_y:\nall that leaves"),
-        (_OF_RANK, "merged over\na rank's blocks"),
+        (_LOGITS, "logits of a block:\ncomputed,\nreduced, freed\n• true logits"),
+        (_STATISTICS, "statistics of ce,\nlogsumexp(z) and z_y:\nonly these are kept"),
+        (_OF_RANK, "merged over the\nblocks of a rank"),
         (_TOTAL, "merged over\nthe ranks"),
     ):
-        ax.text(_WORDS, y + (1.5 if y == _WEIGHTS else 2), text, va="center", linespacing=1.25)
-    arrow(ax, (right + 1, _TOTAL + 2), (right + 1, _LOGITS), colour=GREY)
-    text = "backward: the gradient of the statistics\ngoes back up, logits are made again"
+        ax.text(_LABEL_X, y + (1.5 if y == _WEIGHTS else 2), text, va="center", linespacing=1.25)
+    arrow(ax, (right + 1, _TOTAL + 2), (right + 1, _LOGITS), color=GRAY)
+    text = "backward: from the gradients of the\nstatistics, with recomputed logits"
     middle = (_LOGITS + _TOTAL + 2) / 2
     ax.text(right + 1.6, middle, text, rotation=90, ha="left", va="center")
-    ax.set(xlim=(_WORDS, right + 4), ylim=(_TOTAL + 4.2, _WEIGHTS - 3))
+    ax.set(xlim=(_LABEL_X, right + 4), ylim=(_TOTAL + 4.2, _WEIGHTS - 3))
     bare(ax)

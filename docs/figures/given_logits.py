@@ -1,7 +1,7 @@
-"""What a loss says of given logits, through the head itself.
+"""The value and gradient of a loss for given logits, computed by a `ClassHead`.
 
-The features are the unit vectors, so that the class weights are the logits and their gradient is
-the gradient of the logits.
+The features are unit vectors, so the class weights are the logits, and the gradient of the weights
+is that of the logits.
 """
 
 import torch
@@ -11,7 +11,7 @@ from heads import ClassHead, Loss
 
 
 def value_and_gradient(loss: Loss, logits_BK: Tensor, labels_B: Tensor) -> tuple[float, Tensor]:
-    """The loss, the mean over the rows, and its gradient [B, K] in float64."""
+    """Return the loss, which is the mean over the rows, and its gradient [B, K] in float64."""
     num_rows, num_classes = logits_BK.shape
     head = ClassHead(num_rows, num_classes, loss, bias=False, dtype=torch.float64)
     with torch.no_grad():

@@ -1,6 +1,7 @@
-"""How the figures look: colours, sizes, and the file they are written to.
+"""The style of the figures: colors, sizes and the file format.
 
-The colours stay apart for colour-blind readers; no figure tells by colour what nothing else says.
+The colors can be distinguished by color-blind readers, and no figure encodes information by color
+alone.
 """
 
 import io
@@ -13,18 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-INK, GREY, PALE = "#1f2933", "#7b8794", "#cbd2d9"
+INK, GRAY, PALE = "#1f2933", "#7b8794", "#cbd2d9"
 BLUE, AMBER, RED, TEAL = "#2680c2", "#edae49", "#d1495b", "#00798c"
 RANKS = (BLUE, AMBER, RED)
 FALSE, TRUE = "#9aa5b1", RED
 OF_LOSS = {"ce": AMBER, "batch_ce": TEAL, "bce": BLUE}
 
-_WIDTH, _DPI = 8.6, 160  # inches; text of 10 points is read at half the size, too
+_WIDTH, _DPI = 8.6, 160  # inches; text of 10 points is readable at half the size, too
 
 
 @contextmanager
 def look() -> Iterator[None]:
-    """The house's settings of matplotlib, whatever the reader's own are."""
+    """Apply the style of the figures, independent of the user's matplotlib settings."""
     matplotlib.use("Agg")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -36,7 +37,7 @@ def look() -> Iterator[None]:
                 "axes.titlelocation": "left",
                 "axes.spines.top": False,
                 "axes.spines.right": False,
-                "axes.edgecolor": GREY,
+                "axes.edgecolor": GRAY,
                 "axes.labelcolor": INK,
                 "axes.titlecolor": INK,
                 "text.color": INK,
@@ -51,20 +52,20 @@ def look() -> Iterator[None]:
 
 
 def new_figure(height: float) -> Figure:
-    """An empty figure, `height` inches high and as wide as all the others."""
+    """Create an empty figure of the common width, `height` inches high."""
     return Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
 
 
 def bare(axes: Axes) -> None:
-    """Leave nothing of the axes but what is drawn on them, a unit as long as it is high."""
+    """Hide the axes, and use the same scale for x and y."""
     axes.set_aspect("equal")
     axes.axis("off")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG of at most 256 colours, a third as large as with all of them.
+    """Write a PNG with at most 256 colors, which has a third of the size of a full-color one.
 
-    Without dates or versions in it, so that the same figure is the same file.
+    The file contains no dates or versions, so that it is reproducible.
     """
     pixels = io.BytesIO()
     figure.savefig(pixels, dpi=_DPI, format="png")

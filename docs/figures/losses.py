@@ -1,4 +1,4 @@
-"""All losses at a glance: each as a function of the true logit, and of the level of the row."""
+"""All losses, each as a function of the true logit and of the level of the row."""
 
 import torch
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from docs.figures.look import BLUE, INK, RED, new_figure
 from heads.losses import LOSSES, ClassFacts, Loss
 
 _CLASSES, _COLUMNS = 10, 4
-_LEAD = 4.0  # of the true logit over the middle of the false ones, where the level moves
+_LEAD = 4.0  # of the true logit over the mean of the false ones when the level changes
 _FACTS = ClassFacts(
     _CLASSES,
     counts=torch.ones(_CLASSES),
@@ -19,14 +19,14 @@ _FACTS = ClassFacts(
 
 
 def draw() -> Figure:
-    made = [loss().prepare(_FACTS) for loss in LOSSES.values() if not loss.over_nodes]
-    aligned = [loss for loss in made if loss.aligned]
-    others = [loss for loss in made if not loss.aligned]
+    prepared = [loss().prepare(_FACTS) for loss in LOSSES.values() if not loss.over_nodes]
+    aligned = [loss for loss in prepared if loss.aligned]
+    others = [loss for loss in prepared if not loss.aligned]
     heights = [-(-(len(others) + 1) // _COLUMNS), -(-len(aligned) // _COLUMNS)]
     figure = new_figure(1.62 * sum(heights) + 0.9)
     titles = (
-        "Not aligned: a small loss leaves a row's level, or its scale, open",
-        "Aligned with the Principle of Logit Separation: a small loss fixes a row's level",
+        "Not aligned: a small loss does not determine the level or the scale of a row",
+        "Aligned with the Principle of Logit Separation: a small loss determines the level",
     )
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=[h + 0.28 for h in heights])
     for part, rows, title, losses in zip(
@@ -40,7 +40,8 @@ def draw() -> Figure:
             _draw_loss(tile, loss)
         if losses is others:
             _draw_legend(tiles[len(losses)])
-    part.supxlabel("the true logit; the level of the whole row (dashed)", fontsize=10.5)
+        part.supylabel("loss", fontsize=10.5)
+    part.supxlabel("true logit (solid), or shift of all logits (dashed)", fontsize=10.5)
     return figure
 
 
@@ -50,7 +51,7 @@ def _draw_loss(ax: Axes, loss: Loss) -> None:
     ax.plot(moves, of_true, color=BLUE)
     ax.plot(moves, [_value(loss, true=_LEAD, level=c) for c in moves], "--", color=RED)
     if ax.get_ylim()[1] > 2 * max(of_true) > 0:
-        ax.set_ylim(top=2 * max(of_true))  # a steep level would flatten the rest
+        ax.set_ylim(top=2 * max(of_true))  # a steep dashed curve would flatten the other one
     ax.set_title(loss.kind, fontsize=10.5, pad=3)
     ax.yaxis.set_major_locator(MaxNLocator(2))
     ax.set_xticks([-8, 0, 8])
@@ -58,7 +59,8 @@ def _draw_loss(ax: Axes, loss: Loss) -> None:
 
 
 def _value(loss: Loss, *, true: float, level: float) -> float:
-    """A row of label 0 whose false logits lie around 0; batch losses see a good row beside it."""
+    """The loss of a row with label 0 and false logits around 0. For batch losses, the batch also
+    contains a second row with a small loss."""
     false = torch.linspace(-1, 1, _CLASSES - 1, dtype=torch.float64)
     row = torch.cat([torch.tensor([true], dtype=torch.float64), false]) + level
     good = torch.cat([false[:1], torch.tensor([_LEAD], dtype=torch.float64), false[1:]])
@@ -67,6 +69,6 @@ def _value(loss: Loss, *, true: float, level: float) -> float:
 
 
 def _draw_legend(ax: Axes) -> None:
-    ax.plot([], [], color=BLUE, label="true logit moves")
-    ax.plot([], [], "--", color=RED, label="whole row moves,\ntrue logit 4 ahead")
+    ax.plot([], [], color=BLUE, label="only the true\nlogit changes")
+    ax.plot([], [], "--", color=RED, label="all logits change,\ntrue logit 4 ahead")
     ax.legend(loc="center", labelcolor=INK, fontsize=10)

@@ -1,15 +1,15 @@
-"""Quadratic losses: how much of a row's gradient is about its correct class, as classes grow."""
+"""Quadratic losses: the share of the true class in the gradient, by the number of classes."""
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from docs.figures.given_logits import value_and_gradient
-from docs.figures.look import BLUE, GREY, INK, RED, new_figure
+from docs.figures.look import BLUE, GRAY, INK, RED, new_figure
 from heads.losses import CorrectClassQuadratic, CrossEntropy, Loss, Quadratic
 
 _LOSSES: dict[str, tuple[Loss, str, str]] = {
-    "ce": (CrossEntropy(), GREY, ":"),
+    "ce": (CrossEntropy(), GRAY, ":"),
     "ccql": (CorrectClassQuadratic(), BLUE, "-"),
     "quadratic": (Quadratic(), RED, "--"),
 }
@@ -26,21 +26,22 @@ def draw() -> Figure:
 
 
 def _draw_shares(ax: Axes) -> None:
-    for kind, (loss, colour, style) in _LOSSES.items():
+    for kind, (loss, color, style) in _LOSSES.items():
         shares = [_share(loss, num_classes) for num_classes in _CLASSES]
-        ax.plot(_CLASSES, shares, style, color=colour)
+        ax.plot(_CLASSES, shares, style, color=color)
         ax.annotate(
             kind,
             (_CLASSES[-1], shares[-1]),
             (6, 0),
             textcoords="offset points",
-            color=colour,
+            color=color,
             va="center",
             fontweight="bold",
         )
     ax.set(
-        title="Share of the correct class in |gradient|,\nevery logit at 1/2",
-        xlabel="classes K",
+        title="Share of the true class in |gradient|,\nall logits at 1/2",
+        xlabel="number of classes K",
+        ylabel="share",
         xscale="log",
         yscale="log",
         ylim=(5e-6, 1),
@@ -54,19 +55,17 @@ def _share(loss: Loss, num_classes: int) -> float:
 
 
 def _draw_costs(ax: Axes) -> None:
-    """What an error of one logit costs; the curves of a false logit are those of both losses."""
+    """Draw the loss for an error in one logit; for a false logit both losses are the same."""
     errors = torch.linspace(-1, 1, 81, dtype=torch.float64).tolist()
     ccql, quadratic = CorrectClassQuadratic(), Quadratic()
-    for loss, column, line, colour, name in (
-        (ccql, 0, "-", BLUE, "correct class, ccql"),
-        (quadratic, 0, "--", RED, "correct class, quadratic"),
-        (ccql, 1, ".", INK, "false class, either loss"),
+    for loss, column, line, color, name in (
+        (ccql, 0, "-", BLUE, "true class, ccql"),
+        (quadratic, 0, "--", RED, "true class, quadratic"),
+        (ccql, 1, ".", INK, "false class, both losses"),
     ):
         at = errors[::8] if line == "." else errors
-        ax.plot(at, [_cost(loss, column, e) for e in at], line, color=colour, label=name)
-    ax.set(
-        title=f"What an error of one logit costs,\n{_SHOWN} classes", xlabel="error of the logit"
-    )
+        ax.plot(at, [_cost(loss, column, e) for e in at], line, color=color, label=name)
+    ax.set(title=f"Loss for an error in one logit,\n{_SHOWN} classes", xlabel="error of the logit")
     ax.set(ylabel="loss", ylim=(-0.2, 7.6))
     ax.legend(loc="upper center")
 

@@ -1,10 +1,10 @@
-"""The Principle of Logit Separation: can one threshold tell true logits from false ones?"""
+"""The Principle of Logit Separation: one threshold for true and false logits."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.figures.digits import Answers, answers
+from docs.figures.digits import Predictions, predictions
 from docs.figures.look import FALSE, INK, TRUE, new_figure
 from heads import LOSSES
 from heads.slc import pooled_thresholds
@@ -16,16 +16,16 @@ _RECALL = 0.99
 def draw() -> Figure:
     figure = new_figure(5.6)
     for ax, loss in zip(figure.subplots(len(_SHOWN), 1), _SHOWN, strict=True):
-        _draw_logits(ax, loss, answers(loss))
+        _draw_logits(ax, loss, predictions(loss))
     ax.set_xlabel("logit")
     return figure
 
 
-def _draw_logits(ax: Axes, loss: str, given: Answers) -> None:
-    true, false = given.logits[given.own], given.logits[~given.own]
+def _draw_logits(ax: Axes, loss: str, given: Predictions) -> None:
+    true, false = given.logits[given.is_true], given.logits[~given.is_true]
     threshold = float(pooled_thresholds(true, [_RECALL])[0])
     bins = np.linspace(float(false.min()), float(true.max()), 90).tolist()
-    for values, colour, name in (
+    for values, color, name in (
         (false, FALSE, "logits of the other digits"),
         (true, TRUE, "logit of the true digit"),
     ):
@@ -33,7 +33,7 @@ def _draw_logits(ax: Axes, loss: str, given: Answers) -> None:
             values.numpy(),
             bins,
             weights=np.full(len(values), 100 / len(values)),
-            color=colour,
+            color=color,
             alpha=0.75,
             label=name,
         )
@@ -44,7 +44,7 @@ def _draw_logits(ax: Axes, loss: str, given: Answers) -> None:
         f"{loss} ({aligned}): {above:.1%} of the false logits reach the threshold; "
         f"top-1 {given.accuracy:.1%}"
     )
-    ax.set_ylabel("%")
+    ax.set_ylabel("share (%)")
     ax.locator_params("y", nbins=4, integer=True)
     ax.locator_params("x", integer=True)
     if loss == _SHOWN[0]:

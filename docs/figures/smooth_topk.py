@@ -1,4 +1,4 @@
-"""Smooth top-k: what the temperature does to the loss and to who is pushed down."""
+"""Smooth top-k: the effect of the temperature on the loss and on its gradient."""
 
 import torch
 from matplotlib.axes import Axes
@@ -7,13 +7,13 @@ from matplotlib.ticker import MultipleLocator
 from torch import Tensor
 
 from docs.figures.given_logits import value_and_gradient
-from docs.figures.look import GREY, INK, new_figure
+from docs.figures.look import GRAY, INK, new_figure
 from heads.losses import CrossEntropy, Loss, SmoothTopK, TopKHinge
 
 _K = 5
-# (loss, colour, line, marker), from the smoothest to the hard one.
+# (loss, color, line, marker), from the smoothest loss to the hinge.
 _LOSSES: dict[str, tuple[Loss, str, str, str]] = {
-    "ce": (CrossEntropy(), GREY, ":", "x"),
+    "ce": (CrossEntropy(), GRAY, ":", "x"),
     "τ = 1": (SmoothTopK(k=_K, tau=1.0), "#f0a63a", "-", "o"),
     "τ = 0.3": (SmoothTopK(k=_K, tau=0.3), "#d1495b", "-", "s"),
     "τ = 0.1": (SmoothTopK(k=_K, tau=0.1), "#7a2a8c", "-", "^"),
@@ -42,22 +42,22 @@ def _of_true(loss: Loss, true: float) -> tuple[float, Tensor]:
 
 def _draw_values(ax: Axes) -> None:
     trues = torch.linspace(-3, 17, 161).tolist()
-    for loss, colour, line, _ in _LOSSES.values():
-        ax.plot(trues, [_of_true(loss, z)[0] for z in trues], line, color=colour)
+    for loss, color, line, _ in _LOSSES.values():
+        ax.plot(trues, [_of_true(loss, z)[0] for z in trues], line, color=color)
     kth = float(_FALSE[_K - 1])
-    ax.axvline(kth, color=GREY, lw=1, zorder=0)
-    ax.text(kth + 0.2, 4.4, f"{_K}th largest\nfalse score", color=GREY)
+    ax.axvline(kth, color=GRAY, lw=1, zorder=0)
+    ax.text(kth + 0.2, 4.4, f"{_K}th largest\nfalse score", color=GRAY)
     ax.set(title=f"The loss, k = {_K}, α = 1", xlabel="true score", ylabel="loss", ylim=(0, 5.2))
 
 
 def _draw_gradients(ax: Axes) -> None:
     ranks = list(range(1, _RANKS + 1))
-    for name, (loss, colour, line, marker) in _LOSSES.items():
+    for name, (loss, color, line, marker) in _LOSSES.items():
         gradient = _of_true(loss, _SHOWN_TRUE)[1]
         share = (gradient / gradient.sum())[:_RANKS]
-        ax.plot(ranks, share, line, marker=marker, color=colour, ms=5, label=name)
+        ax.plot(ranks, share, line, marker=marker, color=color, ms=5, label=name)
     ax.set(
-        title=f"Who is pushed down, true score {_SHOWN_TRUE:g}",
+        title=f"Gradient of the false classes, true score {_SHOWN_TRUE:g}",
         xlabel="rank of the false class, by its score",
         ylabel="share of the gradient",
         ylim=(0, 1.03),

@@ -1,4 +1,4 @@
-"""Tree weights: pre-order rows, their shards, the boundary path, and a class's row as a sum."""
+"""Tree weights: node vectors in pre-order, their shards, the boundary, and a class row as a sum."""
 
 import torch
 from matplotlib.axes import Axes
@@ -7,12 +7,12 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from docs.figures.diagram import cells
-from docs.figures.look import GREY, INK, RANKS, bare, new_figure
+from docs.figures.look import GRAY, INK, RANKS, bare, new_figure
 from heads import ClassHead, CrossEntropy, LabelTree
 from heads.tree.label_tree import preorder
 from heads.weights import shard_range
 
-# Children by parent; what has none is a class.
+# The children of each inner node; names without children are classes.
 _TREE = {
     "things": ("animals", "vehicles"),
     "animals": ("dogs", "cats"),
@@ -23,8 +23,8 @@ _TREE = {
     "boats": ("canoe", "ferry", "yacht"),
 }
 _DIM = 6
-_STRIPS, _COLUMNS, _GAP = 9.0, 18.5, 3.6  # where the rows of V and the ranks' columns stand
-_SUM = 18.8  # where the path's sum stands
+_STRIPS, _COLUMNS, _GAP = 9.0, 18.5, 3.6  # x of the rows of V, x and distance of rank columns
+_SUM = 18.8  # y of the sum over a path
 
 
 def draw() -> Figure:
@@ -36,12 +36,12 @@ def draw() -> Figure:
     ax = figure.subplots()
     _draw_tree(ax, tree, names)
     cells_of = head.weight.detach()
-    for rank, colour in enumerate(RANKS):
+    for rank, color in enumerate(RANKS):
         start, stop = shard_range(tree.num_nodes, rank, len(RANKS))
-        cells(ax, cells_of[start:stop], _STRIPS, start, edge=colour)
+        cells(ax, cells_of[start:stop], _STRIPS, start, edge=color)
         _draw_rank(ax, tree, rank)
-    ax.text(_STRIPS + _DIM / 2, -0.5, "V, a row a node", ha="center", weight="bold")
-    ax.text(_COLUMNS + _GAP, -1.6, "a rank holds ■ and fetches □", ha="center")
+    ax.text(_STRIPS + _DIM / 2, -0.5, "V, one row per node", ha="center", weight="bold")
+    ax.text(_COLUMNS + _GAP, -1.6, "■ stored on the rank   □ gathered", ha="center")
     _draw_sum(ax, head, names, shard_range(tree.num_nodes, 2, len(RANKS))[0])
     ax.set(xlim=(-0.8, _COLUMNS + 3 * _GAP), ylim=(tree.num_nodes + 3.8, -2.4))
     bare(ax)
@@ -49,7 +49,7 @@ def draw() -> Figure:
 
 
 def _named_tree() -> tuple[LabelTree, list[str]]:
-    """The tree, and the names of its nodes in its own numbering."""
+    """The tree, and the names of its nodes in node order."""
     children = [name for family in _TREE.values() for name in family]
     classes = [name for name in children if name not in _TREE]
     given = [*classes, *_TREE]
@@ -66,47 +66,47 @@ def _draw_tree(ax: Axes, tree: LabelTree, names: list[str]) -> None:
         parent = tree.parent[node]
         if parent >= 0:
             bend = x - 1.1
-            ax.plot([bend, bend, x - 0.2], [parent + 0.9, y, y], color=GREY, lw=1)
+            ax.plot([bend, bend, x - 0.2], [parent + 0.9, y, y], color=GRAY, lw=1)
         inner = bool(tree.has_children[node])
         ax.text(x, y, f"{node} {name}", va="center", weight="bold" if inner else "normal")
 
 
 def _draw_rank(ax: Axes, tree: LabelTree, rank: int) -> None:
-    """A column: which rows of V a rank holds, and which it fetches."""
-    x, colour = _COLUMNS + rank * _GAP, RANKS[rank]
+    """Draw a column with the rows of V that a rank stores and those that it gathers."""
+    x, color = _COLUMNS + rank * _GAP, RANKS[rank]
     start, stop = shard_range(tree.num_nodes, rank, len(RANKS))
     ax.text(x, -0.5, f"rank {rank}", ha="center", weight="bold")
-    ax.add_patch(Rectangle((x - 0.45, start + 0.05), 0.9, stop - start - 0.1, facecolor=colour))
+    ax.add_patch(Rectangle((x - 0.45, start + 0.05), 0.9, stop - start - 0.1, facecolor=color))
     for node in tree.ancestors(start).tolist():
-        box = Rectangle((x - 0.4, node + 0.1), 0.8, 0.8, fill=False, edgecolor=colour, lw=1.8)
+        box = Rectangle((x - 0.4, node + 0.1), 0.8, 0.8, fill=False, edgecolor=color, lw=1.8)
         ax.add_patch(box)
         ax.text(x, node + 0.5, f"{node}", ha="center", va="center", fontsize=9)
 
 
 def _draw_sum(ax: Axes, head: ClassHead, names: list[str], node: int) -> None:
-    """The row of the class at `node`, as the sum of the rows on its path."""
+    """Draw the row of the class at `node` as the sum of the rows on its path."""
     tree, class_id = head.tree, int(head.tree.class_of_node[node])
     path = [*tree.ancestors(node).tolist(), node]
     (rows,) = head.class_rows()
     row = rows.rows[rows.class_ids == class_id]
     torch.testing.assert_close(row[0], head.weight.detach()[path].sum(0))
     labels = [*(f"{n} {names[n]}" for n in path), f"row of class {names[node]}"]
-    colours = [*(RANKS[_rank_of(n, tree)] for n in path), INK]
-    _draw_strips(ax, torch.cat([head.weight.detach()[path], row]), labels, colours)
+    colors = [*(RANKS[_rank_of(n, tree)] for n in path), INK]
+    _draw_strips(ax, torch.cat([head.weight.detach()[path], row]), labels, colors)
 
 
 def _rank_of(node: int, tree: LabelTree) -> int:
-    """The rank that holds a node's row."""
+    """The rank that stores the row of a node."""
     ranges = [shard_range(tree.num_nodes, rank, len(RANKS)) for rank in range(len(RANKS))]
     return [start <= node < stop for start, stop in ranges].index(True)
 
 
-def _draw_strips(ax: Axes, vectors: Tensor, labels: list[str], colours: list[str]) -> None:
-    """vector + ... + vector = their sum, the last."""
+def _draw_strips(ax: Axes, vectors: Tensor, labels: list[str], colors: list[str]) -> None:
+    """Draw vector + ... + vector = sum; the sum is the last of `vectors`."""
     y, size = float(_SUM), 0.78
-    for i, (vector, label, colour) in enumerate(zip(vectors, labels, colours, strict=True)):
+    for i, (vector, label, color) in enumerate(zip(vectors, labels, colors, strict=True)):
         x = i * (_DIM * size + 1.1)
-        cells(ax, vector[None], x, y, size=size, edge=colour)
+        cells(ax, vector[None], x, y, size=size, edge=color)
         sign = "" if i == 0 else ("=" if i == len(labels) - 1 else "+")
         ax.text(x - 0.55, y + size / 2, sign, ha="center", va="center", fontsize=14)
         ax.text(x + _DIM * size / 2, y + size + 0.3, label, ha="center", va="top")

@@ -1,4 +1,4 @@
-"""The losses, by the `kind` that recipes use."""
+"""The losses and their registry, `LOSSES`, by the `kind` of a recipe."""
 
 from heads.losses.base import (
     STRICT,
@@ -16,7 +16,7 @@ from heads.losses.base import (
     score,
 )
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
-from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
+from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalization
 from heads.losses.divergences import (
     SigmoidCauchySchwarz,
     SigmoidTanimoto,
@@ -53,7 +53,7 @@ __all__ = [
     "Reduction",
     "Rows",
     "ScoreKind",
-    "SelfNormalisation",
+    "SelfNormalization",
     "SigmoidCauchySchwarz",
     "SigmoidTanimoto",
     "SimLoss",

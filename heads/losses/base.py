@@ -1,6 +1,7 @@
-"""What a loss is: a commutative monoid of per-row logit statistics and a function of their total.
+"""The interface of a loss: statistics of each row's logits that can be merged over blocks of
+classes (a commutative monoid), and a function of the merged statistics.
 
-Shape letters: B rows, C classes of a block, K all classes, m rows of the global batch.
+Shape legend: B rows, C classes of a block, K all classes, m rows of the global batch.
 """
 
 import copy
@@ -21,15 +22,15 @@ from heads.tree import LabelTree
 Stats = tuple[Tensor, ...]
 ScoreKind = Literal["logit", "taylor", "spherical"]
 
-# Losses are pydantic dataclasses: an unknown option, or one out of bounds, is an error wherever a
-# loss is created.
+# Losses are pydantic dataclasses, so unknown options and options out of bounds raise an error when
+# the loss is created, in Python code as well as in a recipe.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What a loss may need to know about the classes: their number K, the number of training
-    samples of each [K], their label vectors [K, D], and the tree if the classes are its nodes."""
+    """Facts about the classes that a loss may need: their number K, the numbers of training
+    samples [K], the label vectors [K, D], and the tree if the classes are its nodes."""
 
     num_classes: int
     counts: Tensor | None = None
@@ -39,10 +40,10 @@ class ClassFacts:
 
 @dataclass(frozen=True)
 class HeldClasses:
-    """The classes that a rank holds, `class_ids` [n] in the order of their nodes.
+    """The classes that a rank holds, `class_ids` [n], in the order of their nodes.
 
-    `position` [K] is that of every class in this order over all ranks, `first` that of this rank's
-    first class.
+    `position` [K] is the position of every class in this order over all ranks, and `first` the
+    position of this rank's first class.
     """
 
     class_ids: Tensor
@@ -50,7 +51,8 @@ class HeldClasses:
     first: int
 
     def find(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of some classes are held, bool, and the positions of these in `class_ids`."""
+        """Return which of the given classes are held, bool, and their positions in the held
+        ones."""
         positions = self.position[class_ids] - self.first
         here = (positions >= 0) & (positions < len(self.class_ids))
         return here, positions[here]
@@ -58,9 +60,10 @@ class HeldClasses:
 
 @dataclass(frozen=True)
 class Choice:
-    """The classes of a rank that a step computes: their `positions` [n], ascending.
+    """The classes of a rank that a step computes: their ascending `positions` [n].
 
-    A sum over all classes is estimated by one over these, times `weights` [n]; None: it is exact.
+    A sum over all classes is estimated by the sum over these classes times `weights` [n]. If
+    `weights` is None, that sum is exact.
     """
 
     positions: Tensor
@@ -68,8 +71,8 @@ class Choice:
 
 
 class LabelPositions(NamedTuple):
-    """The positions of labels in a block: `column_of_row` [B] is -1 for a label of another block,
-    `rows` and `columns` [n] are those of the labels in this one."""
+    """The positions of labels in a block: `column_of_row` [B] is -1 for a label in another block;
+    `rows` and `columns` [n] are those of the labels in this block."""
 
     column_of_row: Tensor
     rows: Tensor
@@ -77,7 +80,8 @@ class LabelPositions(NamedTuple):
 
     @classmethod
     def of(cls, columns: Tensor, num_classes: int) -> "LabelPositions":
-        """From `columns` [B], which are outside 0..`num_classes` - 1 for labels of other blocks."""
+        """Create from `columns` [B], which are outside 0..`num_classes` - 1 for labels in other
+        blocks."""
         here = (columns >= 0) & (columns < num_classes)
         columns = torch.where(here, columns, -1)
         rows = here.nonzero().squeeze(1)
@@ -85,19 +89,20 @@ class LabelPositions(NamedTuple):
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """An index of [B, C] tensors."""
+        """The index of the true logits in a [B, C] tensor."""
         return self.rows, self.columns
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of classes from the point of view of the rows of a batch.
+    """A block of classes, and where the labels of the rows are in it.
 
     `class_ids` [C] are the classes of the columns and `labels` [B] those of the rows.
-    `label_columns` [B] are the columns of the labels, -1 for a label of another block, and
-    `label_pairs` the (rows, columns) of the others. `true` [B] is z_y for these and 0 elsewhere, so
-    that the sum over blocks is z_y. It is a leaf of its own, because its gradient has B numbers,
-    and through the logits it would have B x C. `weights` [C] are those of a `Choice`.
+    `label_columns` [B] are the columns of the labels, -1 for a label in another block, and
+    `label_pairs` the (rows, columns) of the labels in this block. `true` [B] is z_y for these rows
+    and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
+    gradient has B elements, where a gradient through the logits would have B x C. `weights` [C] are
+    those of a `Choice`.
     """
 
     class_ids: Tensor
@@ -116,7 +121,8 @@ class Block:
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """`columns` [B] are those of the labels, outside 0..C-1 for labels of other blocks."""
+        """Create from the `columns` [B] of the labels, outside 0..C-1 for labels in other
+        blocks."""
         positions = LabelPositions.of(columns, len(class_ids))
         return cls.at(class_ids, labels, positions, logits_BC, weights)
 
@@ -129,22 +135,22 @@ class Block:
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """The same for labels whose positions are known."""
+        """Create from the positions of the labels."""
         rows, pairs = positions.rows, positions.pairs
         true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[pairs])
         true.requires_grad_(logits_BC.requires_grad)
         return cls(class_ids, labels, positions.column_of_row, pairs, true, weights)
 
     def false_logits(self, logits_BC: Tensor) -> Tensor:
-        """The logits with -inf in place of that of each row's label."""
+        """Return the logits with -inf at the label of each row."""
         return logits_BC.index_put(self.label_pairs, logits_BC.new_tensor(-torch.inf))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of the global batch that count, for `Loss.value`: m of them.
+    """The m rows of the global batch that are not ignored, for `Loss.value`.
 
-    `labels` [m] are their classes and `weights` [m] what they weigh; None: all the same.
+    `labels` [m] are their classes and `weights` [m] their weights (None: uniform).
     """
 
     num_classes: int
@@ -156,14 +162,14 @@ class Rows:
         return len(self.labels)
 
     def mean(self, per_row: Tensor) -> Tensor:
-        """The weighted mean of `per_row` [m]."""
+        """Return the weighted mean of `per_row` [m]."""
         if self.weights is None:
             return per_row.mean()
         return (self.weights * per_row).sum() / self.weights.sum()
 
 
 class Reduction(Enum):
-    """How a statistic [B] of disjoint blocks joins to that of their union."""
+    """How a statistic [B] is merged over disjoint blocks of classes."""
 
     SUM = "sum"
     LOGSUMEXP = "logsumexp"
@@ -171,18 +177,18 @@ class Reduction(Enum):
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Loss(ABC):
-    """A loss over the logits of all classes, computed from statistics of blocks of them.
+    """A loss over the logits of all classes, computed from statistics of blocks of classes.
 
     A subclass is a frozen pydantic dataclass whose fields are the options in a recipe; losses with
     the same options are equal. `kind` is the name in a recipe: a literal for a built-in loss, the
-    import path for any other. The head calls `prepare` to pass it facts about the classes.
+    import path for any other loss. The head calls `prepare` with facts about the classes.
 
     `aligned_if` is the condition under which `aligned` is true, if that depends on the options.
-    `couples_rows`: `value` is not a mean of terms of one row each. `reductions` has one entry per
-    statistic; a loss whose statistics merge in another way overrides `merge` and `identity`.
-    `num_power_sums`: its statistics are the last so many of sum z, sum z^2 and z_y; 0 for a loss
-    that needs individual logits. `over_nodes`: its columns are the nodes of a label tree.
-    `accepts_mixed_labels`: a row may occur twice, with two labels.
+    `couples_rows`: `value` is not a mean of terms that depend on one row each. `reductions` has one
+    entry per statistic; a loss with other merge rules overrides `merge` and `identity`.
+    `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
+    loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
+    `accepts_mixed_labels`: a row may occur twice, with two labels, as mixup produces it.
     """
 
     kind: str = Field(default="", kw_only=True, repr=False)
@@ -208,9 +214,9 @@ class Loss(ABC):
     def aligned(self) -> bool:
         """Whether the loss is aligned with the Principle of Logit Separation (002, definition 1).
 
-        It is aligned if, for every sample, any value near enough to the infimum implies that every
-        true score is above every false one, of the same row or another. A loss that is estimated by
-        sampling is judged by its expectation, as 002 judges losses of random batches (appendix D).
+        It is aligned if, for every batch, a value close enough to the infimum implies that every
+        true score is above every false score of any row. A loss that is estimated by sampling is
+        judged by its expectation, as 002 judges losses of random batches (appendix D).
         """
 
     def check_batch(self, num_rows: int) -> None:
@@ -218,7 +224,7 @@ class Loss(ABC):
         if self.couples_rows and num_rows < 2:
             raise ValueError(
                 f"{self.kind} needs a global batch of at least 2 rows, got {num_rows}: "
-                "raise train.global_batch"
+                "increase train.global_batch"
             )
 
     @property
@@ -227,28 +233,30 @@ class Loss(ABC):
         return False
 
     def prepare(self, facts: ClassFacts) -> Self:
-        """A copy with the constants that it computes from `facts`; a loss that is already prepared
-        keeps constants that `facts` do not provide. Raises ValueError if constants are missing or
-        do not fit the classes."""
+        """Return a copy with the constants that the loss computes from `facts`.
+
+        A loss that is already prepared keeps constants that `facts` do not provide. Raises
+        ValueError if constants are missing or do not match the classes.
+        """
         self.check_classes(facts.num_classes)
         return self
 
     def check_classes(self, num_classes: int) -> None:
-        """Raise ValueError if options or constants do not fit this number of classes."""
+        """Raise ValueError if options or constants do not match this number of classes."""
         return
 
     def to(self, device: torch.device) -> Self:
-        """A copy with its constants on `device`."""
+        """Return a copy with its constants on `device`."""
         return self.with_constants(
             **{name: constant.to(device) for name, constant in self.constants().items()}
         )
 
     def constants(self) -> dict[str, Tensor]:
-        """The tensors that `prepare` added."""
+        """Return the tensors that `prepare` added, by attribute name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def with_constants(self, **constants: Any) -> Self:
-        """A copy with these attributes, which are not options, set."""
+        """Return a copy with these attributes set; they are not options."""
         prepared = copy.copy(self)
         for name, value in constants.items():
             object.__setattr__(prepared, name, value)  # the dataclass is frozen
@@ -256,29 +264,30 @@ class Loss(ABC):
 
     @classmethod
     def option_fields(cls) -> dict[str, FieldInfo]:
-        """The options by name, without `kind`."""
+        """Return the options by name, without `kind`."""
         declared: dict[str, FieldInfo] = cls.__pydantic_fields__  # type: ignore[attr-defined]
         return {name: field for name, field in declared.items() if name != "kind"}
 
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
-        """The mean number of classes that a training step computes if its rows have `num_labels`
-        distinct labels; None: all."""
+        """Return the mean number of classes that a training step computes if its rows have
+        `num_labels` distinct labels; None: all classes."""
         return None
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
-        """The classes that a step needs of those that a rank holds; None: all of them.
+        """Return the classes of a rank that a step computes; None: all of them.
 
-        `labels` [m] are those of the global batch. `draw` numbers the steps for a loss that draws
-        classes at random, alike on every rank; None asks for the loss of all classes.
+        `labels` [m] are those of the global batch. A loss that samples classes uses the step number
+        `draw` as its seed, so that all ranks draw the same classes. If `draw` is None, all classes
+        are computed.
         """
         return None
 
     @abstractmethod
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        """Statistics [B, ...] of each row's logits over the block's classes."""
+        """Return the statistics [B, ...] of each row's logits over the block's classes."""
 
     def merge(self, parts: Sequence[Stats]) -> Stats:
-        """Join the statistics of one or more disjoint blocks; associative and commutative."""
+        """Merge the statistics of one or more disjoint blocks; associative and commutative."""
         return tuple(
             logsumexp(torch.stack(column, dim=1))
             if reduction is Reduction.LOGSUMEXP
@@ -287,7 +296,7 @@ class Loss(ABC):
         )
 
     def identity(self, like: Tensor) -> Stats:
-        """The statistics of no class at all, for the rows of `like` [B]."""
+        """Return the statistics of an empty set of classes, for the rows of `like` [B]."""
         return tuple(
             torch.full_like(like, -torch.inf if reduction is Reduction.LOGSUMEXP else 0)
             for reduction in self.reductions
@@ -295,23 +304,25 @@ class Loss(ABC):
 
     @abstractmethod
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        """The loss, a scalar: the mean over the rows of the global batch."""
+        """Return the loss, a scalar, from the statistics of all classes and the rows of the global
+        batch."""
 
     def score(self, logits: Tensor) -> Tensor:
-        """What evaluation, thresholds and serving compare; increasing in belief."""
+        """Return the scores that evaluation, thresholds and serving compare, of any shape; larger
+        means more likely."""
         return score(self.score_kind, logits, eps=self.score_eps)
 
     def initial_bias(self, num_classes: int) -> float:
-        """The bias of every class before training, where the head has biases."""
+        """Return the initial bias of every class, if the head has a bias."""
         return 0.0
 
 
 def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Scores of `logits`, of any shape: what evaluation, thresholds and serving compare; increasing
-    in belief.
+    """Return the scores of `logits`, of any shape, that evaluation, thresholds and serving compare.
 
-    `taylor` is 1 + z + z^2 / 2, `spherical` z^2 + eps (004): for both a logit far below zero is as
-    much believed as one far above, so the logits themselves must not be compared.
+    A larger score means more likely. `taylor` is 1 + z + z^2 / 2, and `spherical` is z^2 + eps
+    (004). In both, a very negative logit has a high score, too, so the logits themselves must not
+    be compared.
     """
     match kind:
         case "logit":
@@ -323,7 +334,7 @@ def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
 
 
 class _LogSumExp(torch.autograd.Function):
-    """logsumexp over dim 1 whose gradient at a row of -inf is zero instead of NaN."""
+    """logsumexp over dim 1, whose gradient is zero instead of NaN for a row of -inf."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
@@ -339,6 +350,6 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def logsumexp(logits_BC: Tensor) -> Tensor:
-    """log(sum(exp(z))) over dim 1; -inf with a zero gradient where every z is -inf."""
+    """Return log(sum(exp(z))) over dim 1; -inf with a zero gradient if every z is -inf."""
     result: Tensor = _LogSumExp.apply(logits_BC)
     return result

@@ -1,4 +1,4 @@
-"""Losses that make every class a question of its own: binary cross-entropy, noise contrast."""
+"""Losses with one binary decision per class: binary cross-entropy, noise contrastive estimation."""
 
 import math
 from typing import ClassVar, Literal, Self
@@ -30,8 +30,8 @@ _HALF_A_SAMPLE = 0.5
 class BinaryCrossEntropy(Loss):
     """-log sigmoid(z_y) - sum over j != y of log(1 - sigmoid(z_j)), the mean over rows.
 
-    002, section 4.3; the sign of its second term is a slip in print. As softplus(z) - z =
-    softplus(-z), the loss is the sum of softplus(z) over all classes less z_y.
+    002, section 4.3, where the sign of the second term is misprinted. Because softplus(z) - z =
+    softplus(-z), the loss equals the sum of softplus(z) over all classes minus z_y.
 
     Aligned: near the infimum 0 every z_y is far above 0 and every false z far below it (002,
     appendix C).
@@ -51,7 +51,8 @@ class BinaryCrossEntropy(Loss):
         return rows.mean(every - true)
 
     def initial_bias(self, num_classes: int) -> float:
-        """The logit of 1/K: from 0, K - 1 false classes a row drown the true one's gradient."""
+        """Return the logit of 1/K. With 0, the gradients of the K - 1 false classes of a row would
+        dominate that of the true class."""
         return -math.log(max(num_classes - 1, 1))
 
 
@@ -102,22 +103,25 @@ class NoiseContrastiveEstimation(Loss):
             )
         if counts.shape != (facts.num_classes,):
             raise ValueError(
-                f"nce: the class counts have shape {list(counts.shape)} and there are "
+                f"nce: class_counts have shape {list(counts.shape)} and there are "
                 f"{facts.num_classes} classes: pass one number for each class"
             )
         counts = counts.double()
         if not (counts.isfinite() & (counts >= 0)).all():
-            raise ValueError("nce: the class counts must be finite numbers of 0 or more")
+            raise ValueError(
+                "nce: class_counts contain a negative or non-finite number: pass finite numbers of "
+                "at least 0"
+            )
         counts = counts.where(counts > 0, _HALF_A_SAMPLE)
         q = counts / counts.sum()
-        # Summed on the CPU, in a fixed order of additions, because all ranks must draw the same.
+        # Sum on the CPU, where the order of additions is fixed: all ranks must draw the same.
         return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.q):
             raise ValueError(
                 f"nce has the noise of {len(self.q)} classes and there are {num_classes} classes: "
-                "make a new head with the counts of all of them"
+                "create a new head with the counts of all classes"
             )
 
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
@@ -140,10 +144,10 @@ class NoiseContrastiveEstimation(Loss):
         return rows.mean(softplus(own - true) + self.t * expected)
 
     def initial_bias(self, num_classes: int) -> float:
-        """log(1/K): the logits of a normalised model that knows nothing."""
+        """Return log(1/K), the logit of a normalized model with a uniform prediction."""
         return -math.log(num_classes)
 
 
 def softplus(z: Tensor) -> Tensor:
-    """log(1 + exp(z)); above 50, where torch then returns z, exact to float64's last bit."""
+    """Return log(1 + exp(z)). Above the threshold 50 torch returns z, which is exact in float64."""
     return F.softplus(z, threshold=50)

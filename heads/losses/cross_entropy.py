@@ -1,4 +1,4 @@
-"""Cross-entropy and what is built on its statistics: self-normalisation and the batch version."""
+"""Cross-entropy and losses with the same statistics: self-normalization, batch cross-entropy."""
 
 from typing import Literal
 
@@ -18,32 +18,35 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
-from heads.losses.sampling import kept_and_sampled
+from heads.losses.sampling import labels_and_sampled
 
 
 @dataclass(frozen=True, config=STRICT)
 class CrossEntropy(Loss):
     """-log p_y = logsumexp(z) - z_y, the mean over rows (002, eq 1).
 
-    `label_smoothing` e puts e/K of the target on every class (Szegedy et al. 2016); `z_loss` c adds
-    c logsumexp(z)^2, which keeps the logits' level in place (PaLM, Chowdhery et al. 2022).
+    `label_smoothing` e gives every class e/K of the target (Szegedy et al. 2016). `z_loss` c adds
+    c logsumexp(z)^2, which keeps the level of the logits fixed (PaLM, Chowdhery et al. 2022).
 
-    With a `sample_rate` r below 1 a training step keeps the classes of its batch and each other
-    class with probability r (Partial FC, An et al. 2021). The others' logits are raised by -log r,
-    so that the sum of exp(z) has the right expectation; its logarithm, the loss, is on average
-    lower than that of all classes, by about (1/r - 1)/2 times the sum of p_j^2 over the classes
-    that no row of the batch has (half the variance of the sum, by Taylor: good while it is small,
-    too large a number where few classes hold most of the sum). Evaluation takes all classes.
+    With a `sample_rate` r below 1, a training step computes the classes of its batch, and each
+    other class with probability r (Partial FC, An et al. 2021). -log r is added to the logits of
+    these other classes, so that the sum of exp(z) has the correct expectation. Its logarithm, and
+    with it the loss, is too low on average, by about (1/r - 1)/2 times the sum of p_j^2 over the
+    classes without a row in the batch. That is half the variance of the sum, a Taylor
+    approximation: it is accurate while small, and too large if few classes dominate the sum.
+    Evaluation uses all classes.
     """
 
     kind: Literal["ce"] = Field(default="ce", kw_only=True, repr=False)
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the target spread over all classes"
+    )
     z_loss: float = Field(default=0.0, ge=0, description="weight of logsumexp(z)^2")
     sample_rate: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="share of the classes without a row in the batch that a step computes",
+        description="probability with which a step computes a class without a row in the batch",
     )
 
     paper = "002 eq 1"
@@ -59,14 +62,14 @@ class CrossEntropy(Loss):
     def aligned(self) -> bool:
         """Aligned if `z_loss` c > 0, unless both label smoothing e > 0 and a sample rate r < 1.
 
-        With c = 0 the loss depends only on differences within a row: rows can shift apart (002,
-        section 3.1). With c > 0 and e = 0 this is `self_norm`. Smoothing moves the minimum from
-        infinity to z = log of the target: log(1 - e + e/K) at every row's label, log(e/K)
-        elsewhere. Sampling with e = 0 leaves the infimum of every draw at 0, so a small expectation
-        bounds the loss of the draw of all classes, which separates as above. With both, a class
-        without a row gets its share e/K of the target only in the steps that draw it. For two
-        classes, a small c and e > 2r / (1 + r), that class is above the true one at the minimum;
-        for other values, separation is not proven.
+        With c = 0, the loss depends only on differences within a row, so rows can be shifted apart
+        (002, section 3.1). With c > 0 and e = 0, the loss is `self_norm`. Smoothing moves the
+        minimum from infinity to z = log of the target: log(1 - e + e/K) at the label of every row,
+        log(e/K) elsewhere. Sampling with e = 0 leaves the infimum of every draw at 0, so a small
+        expectation bounds the loss of the draw of all classes, which separates as above. With both,
+        a class without a row gets its share e/K of the target only in the steps that draw it. For
+        two classes, a small c and e > 2r / (1 + r), that class is above the true one at the
+        minimum; for other values, separation is not proven.
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 
@@ -76,7 +79,7 @@ class CrossEntropy(Loss):
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         if draw is None or self.sample_rate == 1:
             return None
-        return kept_and_sampled(held, labels, draw, self.sample_rate)
+        return labels_and_sampled(held, labels, draw, self.sample_rate)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         weighted = logits_BC
@@ -98,15 +101,15 @@ class CrossEntropy(Loss):
 
 
 @dataclass(frozen=True, config=STRICT)
-class SelfNormalisation(Loss):
+class SelfNormalization(Loss):
     """-log p_y + alpha log^2(sum exp z), the mean over rows (002, section 4.1).
 
-    Aligned: near the infimum 0 every row has p_y near 1 and logsumexp(z) near 0, so that z_y is
-    near 0 and the false logits are far below it (002, appendix A).
+    Aligned: near the infimum 0, every row has p_y near 1 and logsumexp(z) near 0, so z_y is near 0
+    and the false logits are far below it (002, appendix A).
     """
 
     kind: Literal["self_norm"] = Field(default="self_norm", kw_only=True, repr=False)
-    alpha: float = Field(default=0.1, gt=0)
+    alpha: float = Field(default=0.1, gt=0, description="weight of logsumexp(z)^2")
 
     paper = "002 section 4.1"
     statistic = "logsumexp z, z_y"
@@ -125,13 +128,13 @@ class SelfNormalisation(Loss):
 class BatchCrossEntropy(Loss):
     """KL(P_B || Q_B) with one softmax over the whole batch (002, definition 2).
 
-    P_B puts 1/m on each row's label (row weights in proportion), so the loss is logsumexp over rows
-    and classes of z, less the mean of z_y, less log m. All rows that are not ignored are in the
-    partition sum, whatever their weights. A training step needs two rows; in evaluation, the value
-    of a single row is its `ce`.
+    P_B has probability 1/m at the label of each row (or in proportion to the row weights), so the
+    loss is logsumexp of z over rows and classes, minus the mean of z_y, minus log m. All rows that
+    are not ignored are in the partition sum, also those of weight 0. A training step needs at least
+    two rows; in evaluation, the value of a single row is its `ce`.
 
-    Aligned: near the infimum 0 every true logit has a share near 1/m of the common partition sum
-    and every false one a share near 0 (002, appendix D).
+    Aligned: near the infimum 0, every true logit has a share near 1/m of the common partition sum,
+    and every false logit a share near 0 (002, appendix D).
     """
 
     kind: Literal["batch_ce"] = Field(default="batch_ce", kw_only=True, repr=False)

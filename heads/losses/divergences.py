@@ -1,7 +1,7 @@
 """Cauchy-Schwarz divergences and Tanimoto losses of paper 002, on softmax or sigmoid outputs.
 
-Norms are kept as logarithms: p_y = exp(z_y - logsumexp z) and log ||p||^2 = logsumexp(2z) -
-2 logsumexp(z), so that no square underflows.
+Norms are computed as logarithms, so that squares do not underflow: p_y = exp(z_y - logsumexp(z))
+and log ||p||^2 = logsumexp(2z) - 2 logsumexp(z).
 """
 
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats, logsu
 
 
 class SigmoidLoss(Loss):
-    """A loss of z_y and the norm of sigmoid(z) over all classes."""
+    """A loss that depends on z_y and the norm of sigmoid(z) over all classes."""
 
     statistic = "log sum sigmoid(z)^2, z_y"
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
@@ -89,7 +89,8 @@ class SoftmaxTanimoto(Loss):
 class SigmoidTanimoto(SigmoidLoss):
     """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (002, eq 9).
 
-    Aligned: near the infimum -1 every row has s_y near 1 and the other s near 0 (002, section 4.4).
+    Aligned: near the infimum -1, every row has s_y near 1 and the other s near 0 (002, section
+    4.4).
     """
 
     kind: Literal["sigmoid_tanimoto"] = Field(default="sigmoid_tanimoto", kw_only=True, repr=False)
@@ -102,7 +103,8 @@ class SigmoidTanimoto(SigmoidLoss):
 
 
 class _LogSumExps(torch.autograd.Function):
-    """logsumexp of z and of 2z over dim 1 from one exponential; zero gradient at a row of -inf."""
+    """logsumexp of z and of 2z over dim 1 with a single pass of exp; zero gradient for a row of
+    -inf."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,17 +126,18 @@ class _LogSumExps(torch.autograd.Function):
 
 
 class _LogSumSquaredSigmoids(torch.autograd.Function):
-    """log(sum(sigmoid(z)^2)) over dim 1, from one exponential; zero gradient at a row of -inf.
+    """log(sum(sigmoid(z)^2)) over dim 1 with a single pass of exp; zero gradient for a row of -inf.
 
-    With c = max(0, -max z) no square that counts underflows: e^c sigmoid(z) = 1 / (e^-c + w) where
-    w = e^-(z + c), and 1 - sigmoid(z) = w / (e^-c + w).
+    It computes e^c sigmoid(z) = 1 / (e^-c + w) with w = e^-(z + c) and c = max(0, -max z), so that
+    the square of the largest term does not underflow. 1 - sigmoid(z) = w / (e^-c + w).
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         largest = logits.amax(1)
         shift = torch.where(largest == -torch.inf, 0, (-largest).clamp(min=0))
-        # Above e^80 its square is no part of any sum in float32, nor 1e-70 of one in float64.
+        # The clamp keeps w finite, because inf * 0 in backward would be NaN. It changes nothing:
+        # the square of a term with w >= e^80 is below the rounding error of the sum.
         w = torch.sub(-shift.unsqueeze(1), logits).clamp_(max=80).exp_()
         scaled = (w + (-shift).exp().unsqueeze(1)).reciprocal_()
         sums = torch.linalg.vecdot(scaled, scaled)

@@ -25,11 +25,13 @@ from heads.losses.base import (
 
 @dataclass(frozen=True, config=STRICT)
 class HierarchicalSoftmax(Loss):
-    """-log p(y), the mean over rows; the "classes" it sees are the nodes of `tree`, the labels are
-    leaves. Statistics: at each level, logsumexp over the siblings of the label's ancestor there
-    [B, D], and the sum of the logits on the path [B].
+    """-log p(y), the mean over rows.
 
-    Not aligned: it depends only on differences among the siblings on a row's path.
+    The columns of the logits are the nodes of `tree`, and the labels are leaves. The statistics are
+    the logsumexp over the siblings of the label's ancestor at each level [B, D], and the sum of the
+    logits on the path [B].
+
+    Not aligned: it depends only on differences among siblings on the path of a row.
     """
 
     kind: Literal["hierarchical_softmax"] = Field(
@@ -63,12 +65,15 @@ class HierarchicalSoftmax(Loss):
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.parent):
             raise ValueError(
-                f"hierarchical_softmax is over a tree of {len(self.parent)} nodes, not of "
-                f"{num_classes}: make a new head with the other tree"
+                f"hierarchical_softmax has a tree of {len(self.parent)} nodes, not of "
+                f"{num_classes}: create a new head with the new tree"
             )
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice:
-        """Exact: the nodes that are siblings of no row's path are in none of its softmaxes."""
+        """Choose the siblings of the nodes on the paths of the batch.
+
+        No other nodes occur in the softmaxes of these paths, so the loss is exact.
+        """
         on_path = torch.zeros(len(self.parent) + 1, dtype=torch.bool, device=labels.device)
         on_path[self._paths(labels)] = True
         on_path[-1] = True  # above the roots
@@ -77,7 +82,7 @@ class HierarchicalSoftmax(Loss):
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         path_BD = self._paths(block.labels)
         parent, depth = self.parent[block.class_ids], self.depth[block.class_ids]
-        # Columns ascend by node.
+        # The columns of a block are in ascending order of nodes.
         column_BD = torch.searchsorted(block.class_ids, path_BD).clamp_(
             max=len(block.class_ids) - 1
         )
@@ -91,7 +96,7 @@ class HierarchicalSoftmax(Loss):
                 continue
             logits = logits_BC[:, columns]
             above = path_BD[:, level - 1 : level] if level else torch.full_like(path_BD[:, :1], -1)
-            # A row whose path ends above this level has no siblings here.
+            # There are no siblings at this level for a row whose path ends above it.
             sibling = (parent[columns] == above) & (path_BD[:, level : level + 1] >= 0)
             levels.append(logsumexp(logits.masked_fill(~sibling, -torch.inf)))
         return torch.stack(levels, dim=1), on_path
@@ -102,12 +107,12 @@ class HierarchicalSoftmax(Loss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         siblings, on_path = total
-        # Levels below the label's leaf are -inf: they are no factor of its probability.
+        # Levels below the leaf of the label are -inf and are not factors of its probability.
         factors = torch.where(siblings == -torch.inf, 0, siblings)
         return rows.mean(factors.sum(1) - on_path)
 
     def _paths(self, leaves: Tensor) -> Tensor:
-        """The node on each leaf's path at each level [B, D]; -1 below the leaf."""
+        """Return the node on the path of each leaf at each level [B, D]; -1 below the leaf."""
         paths = leaves.new_full((len(leaves), self.num_levels), -1)
         rows, nodes = torch.arange(len(leaves), device=leaves.device), leaves
         while len(nodes):

@@ -1,4 +1,4 @@
-"""Margin losses: of each row's false logits only the largest few matter."""
+"""Margin losses, which depend on the true logit and the few largest false logits of a row."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,12 +11,15 @@ from torch import Tensor
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
 from heads.topk import decode_ids, encode_ids, largest_columns, sort_largest
 
-# Stands for "no class" where a row has fewer false classes than asked for; above every id.
+# Id of the padding if a row has fewer false classes than `num_largest`; larger than any class id.
 _NO_CLASS = 1 << 35
 
 
 class LargestFalse(Loss):
-    """A loss of z_y and the `num_largest` largest false logits [B, k], ties to the lowest id."""
+    """A loss of z_y and the `num_largest` largest false logits [B, k].
+
+    Ties go to the lowest class id.
+    """
 
     num_largest: int
 
@@ -48,7 +51,7 @@ class LargestFalse(Loss):
 class MarginLoss(LargestFalse):
     """max(0, gamma - z_y + max of the false z), the mean over rows."""
 
-    gamma: float = Field(default=1.0, gt=0)
+    gamma: float = Field(default=1.0, gt=0, description="margin")
 
     num_largest = 1
 
@@ -73,11 +76,13 @@ class MaxMargin(MarginLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class BatchMaxMargin(MarginLoss):
-    """The mean of max_margin, plus 1/m of that between the batch's extremes (002, definition 3):
-    its smallest true and its largest false logit.
+    """The mean of max_margin, plus 1/m of the same hinge over the batch (002, definition 3).
 
-    A training step needs two rows. Aligned: if the loss is below gamma / m, the smallest true logit
-    of the batch is above its largest false one (002, appendix D).
+    That hinge compares the smallest true logit with the largest false logit of the batch. A
+    training step needs at least two rows.
+
+    Aligned: if the loss is below gamma / m, the smallest true logit of the batch is above its
+    largest false logit (002, appendix D).
     """
 
     kind: Literal["batch_max_margin"] = Field(default="batch_max_margin", kw_only=True, repr=False)
@@ -85,11 +90,12 @@ class BatchMaxMargin(MarginLoss):
     statistic = "max of the false z, z_y (their extremes over the batch)"
     aligned = True
     couples_rows = True
-    accepts_mixed_labels = False  # a mixed row's two labels would count against each other
+    accepts_mixed_labels = False  # each label of a mixed row would be a false class of the other
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
-        # Over a dimension, so that of equal extremes the first row's alone has the gradient.
+        # min and max over a dimension: with ties, one row gets the gradient, whereas the reduction
+        # over all elements divides it among the tied rows.
         gap = true.min(dim=0).values - largest[:, 0].max(dim=0).values
         return super().value(total, rows) + torch.relu(self.gamma - gap) / rows.num_rows
 
@@ -98,14 +104,14 @@ class BatchMaxMargin(MarginLoss):
 class TopKHinge(LargestFalse):
     """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (003, eq 8).
 
-    The limit of `smooth_topk` as tau -> 0. Eq 6 differs by the scale 1/k of the scores.
+    The limit of `smooth_topk` as tau -> 0. Eq 6 differs in the factor 1/k of the scores.
 
     Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
     the same row may be above the true one.
     """
 
     kind: Literal["topk_hinge"] = Field(default="topk_hinge", kw_only=True, repr=False)
-    k: int = Field(default=5, gt=0)
+    k: int = Field(default=5, gt=0, description="number of predictions")
     alpha: float = Field(default=1.0, ge=0, description="margin")
 
     paper = "003 eq 8"
@@ -125,6 +131,6 @@ class TopKHinge(LargestFalse):
     def value(self, total: Stats, rows: Rows) -> Tensor:
         self.check_classes(rows.num_classes)
         largest, _, true = total
-        # NaN ranks first, where it would be passed over in silence.
+        # NaN is sorted first and would not reach the k-th value: propagate it explicitly.
         kth = largest[:, -1].where(~largest[:, 0].isnan(), torch.nan)
         return rows.mean(torch.relu(self.alpha + (kth - true) / self.k))

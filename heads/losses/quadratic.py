@@ -1,4 +1,4 @@
-"""Quadratic losses (paper 001): the logits are pulled towards the one-hot label."""
+"""Quadratic losses (paper 001): the squared distance of the logits to the one-hot label."""
 
 import math
 from typing import Literal
@@ -30,7 +30,7 @@ class QuadraticLoss(Loss):
 class Quadratic(QuadraticLoss):
     """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows (001, section II).
 
-    Aligned: near the infimum 0 every true logit is near 1 and every false one near 0.
+    Aligned: near the infimum 0, every true logit is near 1 and every false logit near 0.
     """
 
     kind: Literal["quadratic"] = Field(default="quadratic", kw_only=True, repr=False)
@@ -42,12 +42,18 @@ class Quadratic(QuadraticLoss):
 class CorrectClassQuadratic(QuadraticLoss):
     """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (001, eq II.1).
 
-    The last term is misprinted in the paper; its text gives the right one. `w` None is
-    sqrt(K - 1) - 1. Aligned for the same reason as `quadratic`.
+    The last term is misprinted in the equation; the text of the paper has the correct one. The
+    default of `w` is sqrt(K - 1) - 1.
+
+    Aligned: near the infimum 0, every true logit is near 1 and every false logit near 0.
     """
 
     kind: Literal["ccql"] = Field(default="ccql", kw_only=True, repr=False)
-    w: float | None = Field(default=None, ge=0, description="default: sqrt(K - 1) - 1")
+    w: float | None = Field(
+        default=None,
+        ge=0,
+        description="additional weight of the true class; default: sqrt(K - 1) - 1",
+    )
 
     paper = "001 eq II.1"
 

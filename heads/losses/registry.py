@@ -1,4 +1,4 @@
-"""The registry of losses: the classes that a recipe's `head.loss.kind` chooses from."""
+"""The registry of losses for `head.loss.kind` in a recipe."""
 
 from typing import Annotated, Any, get_args
 
@@ -11,7 +11,7 @@ from pydantic import (
 
 from heads.losses.base import Loss
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
-from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
+from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalization
 from heads.losses.divergences import (
     SigmoidCauchySchwarz,
     SigmoidTanimoto,
@@ -30,7 +30,7 @@ AnyLoss = (
     | BatchCrossEntropy
     | MaxMargin
     | BatchMaxMargin
-    | SelfNormalisation
+    | SelfNormalization
     | NoiseContrastiveEstimation
     | BinaryCrossEntropy
     | SoftmaxCauchySchwarz
@@ -50,7 +50,7 @@ AnyLoss = (
 
 
 def _or_instance(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A loss that was made already, of a class that is not in this registry, is valid as it is."""
+    """Accept an instance of any loss class, also one that is not in this registry."""
     return value if isinstance(value, Loss) else validate(value)
 
 

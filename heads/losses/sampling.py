@@ -1,4 +1,8 @@
-"""Random draws of classes that are the same on every rank: hashes of (draw, class or number)."""
+"""Random draws of classes that are the same on every rank.
+
+Random numbers are hashes of (draw, class id or index), so ranks need no communication and each
+rank computes the numbers of its own classes only.
+"""
 
 import torch
 from torch import Tensor
@@ -11,14 +15,18 @@ _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def uniform(draw: int, numbers: Tensor) -> Tensor:
-    """Numbers in [0, 1), float64: one for each of `numbers` (int64), independent between draws."""
+    """Return a uniform float64 in [0, 1) for each of `numbers` (int64), independent between
+    draws."""
     start = _mix(torch.tensor([draw], device=numbers.device) * _GOLDEN + _GOLDEN)
     return _shifted(_mix(start + numbers * _GOLDEN), 11).double() / 2**53
 
 
-def kept_and_sampled(held: HeldClasses, labels: Tensor, draw: int, rate: float) -> Choice:
-    """Every class of `labels` for itself, and each other one with probability `rate`, then for
-    1 / rate classes: sums over them have the expectation of sums over all."""
+def labels_and_sampled(held: HeldClasses, labels: Tensor, draw: int, rate: float) -> Choice:
+    """Choose the classes of `labels`, with weight 1, and each other class with probability `rate`,
+    with weight 1 / `rate`.
+
+    The expectation of a weighted sum over the chosen classes is the sum over all classes.
+    """
     chosen = uniform(draw, held.class_ids) < rate
     weights = torch.full_like(held.class_ids, 1 / rate, dtype=torch.float64)
     _, own = held.find(labels)
@@ -30,9 +38,10 @@ def kept_and_sampled(held: HeldClasses, labels: Tensor, draw: int, rate: float) 
 def drawn_from(
     cumulative: Tensor, held: HeldClasses, labels: Tensor, draw: int, num: int
 ) -> Choice:
-    """The classes of `labels`, and `num` drawn from q with replacement, `cumulative` [K] being q's.
+    """Choose the classes of `labels`, and `num` classes drawn with replacement from q.
 
-    A class that came c times stands for c / (num q) classes, one that did not come for none.
+    `cumulative` [K] is the cumulative sum of q. A class that was drawn c times has the weight
+    c / (num q), so a class of `labels` that was not drawn has the weight 0.
     """
     numbers = torch.arange(num, device=cumulative.device)
     drawn = torch.searchsorted(cumulative, uniform(draw, numbers) * cumulative[-1], right=True)
@@ -54,5 +63,5 @@ def _mix(value: Tensor) -> Tensor:
 
 
 def _shifted(value: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: int64 has only an arithmetic one."""
+    """Shift right logically; `>>` of an int64 tensor is an arithmetic shift."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)

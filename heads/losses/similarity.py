@@ -1,4 +1,4 @@
-"""SimLoss: probability on a class like the true one counts in part (Kobs et al. 2020)."""
+"""SimLoss: cross-entropy with partial credit for similar classes (Kobs et al. 2020)."""
 
 from typing import ClassVar, Literal, Self
 
@@ -24,7 +24,7 @@ from heads.similarity import unit_rows
 class SimLoss(Loss):
     """-log sum_j S_yj p_j with S = max(0, (cos - lower) / (1 - lower)), the mean over rows.
 
-    S comes from the label vectors, for the rows and classes at hand, and is never K x K.
+    S is computed from the label vectors, block by block; the K x K matrix is never stored.
 
     Not aligned: it depends only on differences of logits within a row.
     """
@@ -46,12 +46,12 @@ class SimLoss(Loss):
             return super().prepare(facts)
         if vectors is None:
             raise ValueError(
-                "head.loss simloss needs label vectors and there are none: choose another loss, or "
-                "shards with label vectors"
+                "simloss needs label vectors, and there are none: use another loss, shards with "
+                "label vectors, or pass label_vectors"
             )
         if vectors.dim() != 2 or len(vectors) != facts.num_classes:
             raise ValueError(
-                f"simloss label vectors have shape {list(vectors.shape)} and there are "
+                f"simloss: label_vectors have shape {list(vectors.shape)} and there are "
                 f"{facts.num_classes} classes: pass one row for each class"
             )
         class_ids = torch.arange(len(vectors), device=vectors.device)
@@ -61,7 +61,7 @@ class SimLoss(Loss):
         if num_classes != len(self.vectors):
             raise ValueError(
                 f"simloss has the label vectors of {len(self.vectors)} classes and there are "
-                f"{num_classes} classes: make a new head with the vectors of all of them"
+                f"{num_classes} classes: create a new head with the vectors of all classes"
             )
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
@@ -76,6 +76,6 @@ class SimLoss(Loss):
         left, right = (self.vectors[ids].to(like.dtype) for ids in (block.labels, block.class_ids))
         cosine = left @ right.T
         similarity = cosine.sub_(self.lower).div_(1 - self.lower).clamp_(0, 1)
-        # A class is like itself, whatever rounding or a zero vector says.
+        # The similarity of a class to itself is 1, also after rounding and for a zero vector.
         similarity[block.label_pairs] = 1
         return similarity.log_()

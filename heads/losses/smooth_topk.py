@@ -1,6 +1,7 @@
-"""The smooth top-k loss, and the probabilities of classes to be among the k that are predicted.
+"""The smooth top-k loss, and the probability of each class to be among the k predicted ones.
 
-Both are elementary symmetric polynomials of exp(z / (k tau)), which symmetric.py computes.
+Both are functions of elementary symmetric polynomials of exp(z / (k tau)), computed in
+`symmetric.py`.
 """
 
 import math
@@ -21,7 +22,7 @@ from heads.losses.symmetric import (
     symmetric_polynomials,
 )
 
-_MOST = 100  # degrees of a polynomial that float64 holds with all their coefficients
+_MOST = 100  # the largest k for which float64 can represent all coefficients of the polynomials
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -29,16 +30,16 @@ class SmoothTopK(Loss):
     """tau softplus((alpha - z_y / k) / tau + log sigma_k - log sigma_(k-1)), the mean over rows.
 
     sigma_i is the i-th elementary symmetric polynomial of exp(z_j / (k tau)) over the false classes
-    j: this is 003, eq 10, its two logarithms taken together, with the margin `alpha` of the paper's
-    remark on cross-entropy (k = 1, tau = 1, alpha = 0). As tau -> 0 it tends to `topk_hinge`.
+    j. This is 003, eq 10, with its two logarithms combined. With k = 1, tau = 1 and alpha = 0 it is
+    cross-entropy; as tau -> 0 it tends to `topk_hinge`.
 
     Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
     the same row may be above the true one.
     """
 
     kind: Literal["smooth_topk"] = Field(default="smooth_topk", kw_only=True, repr=False)
-    k: int = Field(default=5, ge=1, le=_MOST)
-    tau: float = Field(default=1.0, gt=0, description="temperature; 0: topk_hinge")
+    k: int = Field(default=5, ge=1, le=_MOST, description="number of predictions")
+    tau: float = Field(default=1.0, gt=0, description="temperature; the limit 0 is topk_hinge")
     alpha: float = Field(default=1.0, ge=0, description="margin")
 
     paper = "003 eq 10"
@@ -69,11 +70,12 @@ class SmoothTopK(Loss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         self.check_classes(rows.num_classes)
-        # In float64: the difference of two scores is divided by a tau that may be tiny.
+        # float64, because the difference of two scores is divided by tau, which may be tiny.
         largest, ratios, true = (stat.double() for stat in total)
         kth = largest[:, -1].detach()
         gap = (self.alpha * self.k + kth - true) * self._scale
-        # Fewer than k false classes are possible: no prediction leaves y out.
+        # If fewer than k false classes are possible (not -inf), every prediction of k classes
+        # contains y, and the loss is 0.
         exists = kth != -torch.inf
         last, previous = (ratios[:, i].where(exists, 0) for i in (-1, -2))
         excess = softplus(gap.where(exists, -torch.inf) + last - previous, threshold=50)
@@ -81,20 +83,20 @@ class SmoothTopK(Loss):
 
 
 def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
-    """The probability [B, K] of each class to be in a k-tuple of classes, a row's sum being k.
+    """Return the probability [B, K] of each class to be in a k-tuple of classes; rows sum to k.
 
-    A tuple has a probability in proportion to exp(sum of its z / (k tau)), as in the loss, so that
-    this is d log sigma_k / d (z / (k tau)) (003, appendix C, which has k tau = 1). Averaged over
-    the crops of an image it gives their common top-k prediction. ValueError where k exceeds the
+    As in the loss, the probability of a tuple is proportional to exp(sum of its z / (k tau)), so
+    the result is d log sigma_k / d (z / (k tau)) (003, appendix C, with k tau = 1). The mean over
+    the crops of an image gives their joint top-k prediction. Raises ValueError if k exceeds the
     number of classes.
     """
     if not 1 <= k <= min(_MOST, logits_BK.shape[1]):
         raise ValueError(
-            f"k is {k} and there are {logits_BK.shape[1]} classes: give at most as many, and at "
-            f"most {_MOST}"
+            f"k is {k} and there are {logits_BK.shape[1]} classes: pass a k from 1 to "
+            f"{min(_MOST, logits_BK.shape[1])}"
         )
     if not (tau > 0 and math.isfinite(tau)):
-        raise ValueError(f"tau is {tau}: give a temperature above 0")
+        raise ValueError(f"tau is {tau}: pass a finite temperature above 0")
     dtype = torch.promote_types(logits_BK.dtype, torch.float32)
     logits = logits_BK.detach().to(dtype).requires_grad_()
     scale = 1 / (k * tau)

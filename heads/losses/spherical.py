@@ -1,4 +1,4 @@
-"""The spherical family (paper 004): losses of sum z, sum z^2 and z_y alone."""
+"""The spherical family of losses (paper 004), which depend only on sum z, sum z^2 and z_y."""
 
 import math
 from typing import Literal
@@ -11,7 +11,7 @@ from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
 
 
 class SphericalLoss(Loss):
-    """A loss that depends on a row's logits by their sum, their squared norm and z_y only."""
+    """A loss that depends on the logits of a row only through their sum, squared norm and z_y."""
 
     statistic = "sum z, sum z^2, z_y"
     aligned = False
@@ -24,7 +24,7 @@ class SphericalLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class TaylorSoftmax(SphericalLoss):
-    """-log of (1 + z_y + z_y^2 / 2) over its sum, the mean over rows (004, Taylor softmax).
+    """-log of (1 + z_y + z_y^2 / 2) divided by its sum over classes, the mean over rows (004).
 
     Not aligned: it depends only on ratios of scores within a row.
     """
@@ -41,9 +41,10 @@ class TaylorSoftmax(SphericalLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SphericalSoftmax(SphericalLoss):
-    """-log of (z_y^2 + eps) over its sum, the mean over rows (004, spherical softmax).
+    """-log of (z_y^2 + eps) divided by its sum over classes, the mean over rows (004).
 
-    Even in z: with zero weights every gradient is zero, so start from random ones.
+    The loss is an even function of z, so all gradients are zero at zero weights: initialize the
+    weights randomly.
 
     Not aligned: it depends only on ratios of scores within a row.
     """
@@ -51,7 +52,7 @@ class SphericalSoftmax(SphericalLoss):
     kind: Literal["spherical_softmax"] = Field(
         default="spherical_softmax", kw_only=True, repr=False
     )
-    eps: float = Field(default=1e-2, gt=0)
+    eps: float = Field(default=1e-2, gt=0, description="constant added to z^2")
 
     paper = "004 spherical softmax"
     score_kind = "spherical"
@@ -68,13 +69,14 @@ class SphericalSoftmax(SphericalLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SphericalBound(SphericalLoss):
-    """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows (004).
+    """The upper bound of cross-entropy of Bouchard (2007) at a fixed `xi`, the mean over rows
+    (004).
 
     Not aligned: shifting a row does not change its value, as with cross-entropy.
     """
 
     kind: Literal["spherical_bound"] = Field(default="spherical_bound", kw_only=True, repr=False)
-    xi: float = Field(default=1.0, gt=0)
+    xi: float = Field(default=1.0, gt=0, description="parameter of the bound")
 
     paper = "004 upper bound"
 

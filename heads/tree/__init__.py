@@ -1,4 +1,4 @@
-"""Label trees: the one structure behind all class weights; what builds, names and shows them."""
+"""Label trees, the structure of all class weights: building, naming, storing and drawing them."""
 
 from heads.tree.cover import CoverTree, build_cover_tree
 from heads.tree.drawing import draw_tree

@@ -1,7 +1,7 @@
 """A cover tree over label vectors (Beygelzimer, Kakade and Langford 2006), built level by level.
 
-It says which classes lie near which; `utree` and `vtree` turn that into the label trees of paper
-000, sections 4.1 and 4.2. It reads no files and knows nothing of class names.
+It groups classes whose vectors are close; `utree` and `vtree` convert it to the label trees of
+paper 000, sections 4.1 and 4.2.
 """
 
 import math
@@ -20,12 +20,13 @@ Metric = Literal["cosine", "euclidean"]
 
 @dataclass(frozen=True, eq=False)
 class CoverTree:
-    """Classes hung under near classes: `distance * scale <= base ** -level` to the parent.
+    """A tree of classes in which `distance * scale <= base ** -level` holds to each parent.
 
-    `center_parent` [K] is -1 for the root, `level` [K] the level at which a class first appears (0
-    for the root). The net of level l, all classes with `level <= l`, keeps its members more than
-    `base ** -(l + 1)` apart and has every class within that, distances multiplied by `scale`; below
-    the deepest level hang only classes that rounding cannot tell from their parent.
+    `center_parent` [K] is -1 for the root; `level` [K] is the level at which a class first appears
+    (0 for the root). All classes with `level <= l` are the net of level l. With distances
+    multiplied by `scale`, its members are more than `base ** -(l + 1)` apart, and every class is
+    within that distance of a member. Classes whose vectors equal that of their parent up to
+    rounding are on one extra level below all others.
     """
 
     center_parent: IntArray
@@ -35,36 +36,39 @@ class CoverTree:
     root: int
 
     def utree(self) -> LabelTree:
-        """Every node is a class, under its centre's parent (paper 000, section 4.1)."""
+        """Return the label tree whose nodes are the classes (paper 000, section 4.1)."""
         return LabelTree.from_parents(self.center_parent, np.arange(len(self.center_parent)))
 
     def vtree(self) -> LabelTree:
-        """Classes are leaves; inner nodes are pseudoclasses (paper 000, section 4.2).
+        """Return the label tree with classes as leaves and pseudoclasses as inner nodes (paper 000,
+        section 4.2).
 
-        In the explicit tree the children of (c, l) are (c, l + 1) and the classes that first appear
-        at level l + 1 with parent c. Each (c, l) with two or more of them is one pseudoclass, so
-        there are fewer than 2K nodes.
+        In the explicit tree, the children of (c, l) are (c, l + 1) and the classes that first
+        appear at level l + 1 with parent c. Each (c, l) with two or more children becomes a
+        pseudoclass, so there are fewer than 2K nodes.
         """
         parents, centers = self._explicit()
         classes = np.append(np.arange(len(self.level)), np.full(len(centers), -1))
         return LabelTree.from_parents(parents, classes)
 
     def pseudoclass_centers(self) -> IntArray:
-        """The class at the centre of each pseudoclass of `vtree`, in the order of its nodes."""
+        """Return the class at the center of each pseudoclass of `vtree`, in node order."""
         parents, centers = self._explicit()
         walk = preorder(parents)
         return centers[walk[walk >= len(self.level)] - len(self.level)]
 
     def _explicit(self) -> tuple[IntArray, IntArray]:
-        """Parents of the classes, then of the pseudoclasses, and the pseudoclasses' centres."""
+        """Return the parents of the classes, then of the pseudoclasses; and the centers of the
+        pseudoclasses."""
         num_classes = len(self.center_parent)
         newcomers = np.flatnonzero(self.center_parent >= 0)
         num_levels = int(self.level.max()) + 1
         host = self.center_parent[newcomers] * num_levels + self.level[newcomers] - 1
-        # Sorted by centre, then level: the pair before is the centre's next shallower one.
+        # Pairs are sorted by center, then level, so the previous pair of the same center is the
+        # next one above.
         pairs, host = np.unique(host, return_inverse=True)
         center = pairs // num_levels
-        # The pseudoclass under which a class first appears.
+        # The pseudoclass in which each class first appears.
         above = np.full(num_classes, -1, np.int64)
         above[newcomers] = num_classes + host
         pseudoclasses = num_classes + np.arange(len(center))
@@ -79,23 +83,26 @@ class CoverTree:
 def build_cover_tree(
     vectors: ArrayLike, *, base: float = 1.3, metric: Metric = "cosine"
 ) -> CoverTree:
-    """Build the cover tree of label vectors [K, d], the same one every time.
+    """Build the cover tree of label vectors [K, d]. The result is deterministic.
 
-    `metric` cosine compares rows scaled to unit length (zero rows stay zero), euclidean the rows
-    as they are. The root is the row closest to the mean. Level by level, classes that the net does
-    not cover join it, the farthest of a block of candidates first; while there are no more than
-    fit one block that is farthest-first traversal (Gonzalez 1985). A class hangs under the nearest
-    class of the net one level up. Ties go to the lowest class id, for parents to the class that
-    joined first. Classes nearer to each other than the rounding of the vectors' own type count as
-    equal. All that decides is measured in float64; time is far below K^2 d where the vectors form
-    clusters, and K^2 d of float32 matrix products where they do not.
+    The metric `cosine` compares rows scaled to unit length (zero rows stay zero), `euclidean` the
+    unscaled rows. The root is the row closest to the mean. Level by level, classes that the net
+    does not cover are added to it, the farthest of a block of candidates first; if all candidates
+    fit in one block, this is farthest-first traversal (Gonzalez 1985). The parent of a class is the
+    nearest class of the net one level above. Ties go to the lowest class id, and for parents to the
+    class that was added first. Classes are treated as equal if their distance is below the rounding
+    error of the dtype of the vectors.
 
-    ValueError for a base outside 1.001..1000, an empty or non-finite matrix, or an unknown metric.
+    All decisions are based on float64 distances. For vectors with clusters the time is far below
+    O(K^2 d); without clusters it is that of K^2 d float32 matrix products.
+
+    Raises ValueError for a base outside 1.001..1000, an empty or non-finite matrix, or an unknown
+    metric.
     """
     if not 1.001 <= base <= 1000:
-        raise ValueError(f"base is {base}: a cover tree needs one from 1.001 to 1000, such as 1.3")
-    # The products of tiles are too small to share: threads that wait for each other made a tree of
-    # 100,000 vectors 10 times slower on a busy machine.
+        raise ValueError(f"base is {base}: pass a value from 1.001 to 1000, such as 1.3")
+    # The products of tiles are too small for several threads: threads waiting for each other made a
+    # tree of 100,000 vectors 10 times slower on a busy machine.
     with threadpool_limits(1, user_api="blas"):
         return _build(*_points(vectors, metric), base)
 
@@ -104,7 +111,7 @@ def _build(points: FloatArray, unit: float, resolution: float, base: float) -> C
     root = int(np.argmin(np.square(points - points.mean(0)).sum(1)))
     net = Net(points, root)
     diameter = net.widest_gap()
-    # Level l takes the gaps in (limits[l], limits[l - 1]].
+    # Level l covers gaps in (limits[l], limits[l - 1]].
     limits = diameter * base ** -np.arange(_num_levels(base, diameter, resolution) + 1.0)
     level = np.zeros(len(points), np.int64)
     while (gap := net.widest_gap()) > limits[-1]:
@@ -117,30 +124,33 @@ def _build(points: FloatArray, unit: float, resolution: float, base: float) -> C
 
 
 def _num_levels(base: float, diameter: float, resolution: float) -> int:
-    """The deepest level whose gaps are all larger than the resolution; 0 if there is none."""
+    """Return the deepest level whose gaps are all larger than the resolution; 0 if none is."""
     if diameter <= resolution:
         return 0
     return max(1, math.floor(math.log(diameter / resolution) / math.log(base)))
 
 
 def _points(vectors: ArrayLike, metric: Metric) -> tuple[FloatArray, float, float]:
-    """Rows to compare [K, d], the length of their unit, and the distance that rounding makes."""
+    """Return the rows to compare [K, d], their unit of length, and the rounding error of a
+    distance."""
     given = np.asarray(vectors)
     if given.ndim != 2 or 0 in given.shape or given.dtype.kind not in "fiu":
         raise ValueError(
-            f"label vectors have shape {given.shape} and type {given.dtype}: "
-            "give real numbers, [classes, dim]"
+            f"label vectors have shape {given.shape} and dtype {given.dtype}: "
+            "pass real numbers, [classes, dim]"
         )
     rows = given.astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(rows).all(1))
     if broken.size:
         raise ValueError(
-            f"the label vector of class {broken[0]} holds NaN or infinity: mend it or make it zeros"
+            f"the label vector of class {broken[0]} contains NaN or infinity: fix it, or set it to "
+            "zeros"
         )
     unit = 1.0
     match metric:
         case "cosine":
-            # Twice, because the squares of very large or small entries leave the range of float64.
+            # Divide by the largest entry first: squares of very large or small entries would
+            # overflow or underflow.
             _divide(rows, np.abs(rows).max(1, keepdims=True))
             _divide(rows, np.linalg.norm(rows, axis=1, keepdims=True))
         case "euclidean":
@@ -153,5 +163,5 @@ def _points(vectors: ArrayLike, metric: Metric) -> tuple[FloatArray, float, floa
 
 
 def _divide(rows: FloatArray, by: FloatArray) -> None:
-    """In place; rows to be divided by 0 are zeros and stay so."""
+    """Divide in place, except by 0, where all rows are zero."""
     np.divide(rows, by, out=rows, where=by > 0)

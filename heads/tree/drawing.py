@@ -171,7 +171,7 @@ def _drawable(name: str) -> str:
 
 
 def _classes_below(tree: LabelTree) -> IntArray:
-    """Classes [N] at or below each node."""
+    """Return the number of classes [N] at or below each node."""
     counts = (tree.class_of_node >= 0).astype(np.int64)
     by_depth = np.argsort(tree.depth, kind="stable")
     ends = np.cumsum(np.bincount(tree.depth))
@@ -184,23 +184,23 @@ def _classes_below(tree: LabelTree) -> IntArray:
 def _placed(top: list[_Item]) -> list[_Item]:
     """All items, with their rows: items without children in sequence, the others at the middle of
     their children."""
-    placed: list[_Item] = []
+    items: list[_Item] = []
     next_row = 0
 
-    def place(item: _Item) -> None:
+    def visit(item: _Item) -> None:
         nonlocal next_row
         for child in item.below:
-            place(child)
+            visit(child)
         if item.below:
             item.row = (item.below[0].row + item.below[-1].row) / 2
         else:
             item.row = next_row
             next_row += 1
-        placed.append(item)
+        items.append(item)
 
     for item in top:
-        place(item)
-    return placed
+        visit(item)
+    return items
 
 
 def _draw(axes: Any, item: _Item, columns: list[float], max_characters: int) -> None:

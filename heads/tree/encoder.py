@@ -1,6 +1,6 @@
-"""Label vectors from class names by a transformers text encoder: its mean last hidden state.
+"""Label vectors from class names: mean-pooled last hidden states of a transformers text encoder.
 
-Only folders on this machine, only safetensors, no code from the folder.
+The encoder is loaded from a local folder with safetensors; no code in the folder is executed.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ def encode_names(
     batch: int = 64,
     device: "torch.device | str" = "cpu",
 ) -> NDArray[np.float32]:
-    """Vectors float32 [K, hidden]: the encoder's last hidden states, averaged over a name's tokens.
+    """Return vectors float32 [K, hidden]: last hidden states, averaged over the tokens of a name.
 
-    Underscores become spaces, names longer than the encoder's window are cut. Raises
-    FileNotFoundError for a folder without a model, ValueError for one that no text encoder or
-    tokenizer can be loaded from.
+    Underscores are replaced by spaces, and names longer than the encoder's maximum length are
+    truncated. Raises FileNotFoundError if the folder does not contain a model, and ValueError if no
+    text encoder or tokenizer can be loaded from it.
     """
     import torch
 
     tokenizer, encoder = _load(Path(folder))
     encoder.to(device).eval()
     names = [name.replace("_", " ") for name in class_names]
-    # Names of like length go together, so that little is padding.
+    # Sort by length, so that the names of a batch need little padding.
     order = sorted(range(len(names)), key=lambda i: len(names[i]))
     vectors = np.empty((len(names), encoder.config.hidden_size), np.float32)
     for start in range(0, len(names), batch):
@@ -56,25 +56,32 @@ def _load(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoTokenizer
 
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"encoder {folder} has no config.json: give a transformers folder")
+        raise FileNotFoundError(
+            f"encoder {folder}: config.json is missing; pass the folder of a transformers model"
+        )
     options = {"trust_remote_code": False, "local_files_only": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         encoder = AutoModel.from_pretrained(folder, use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"encoder {folder} does not load: {reason}") from None
+        raise ValueError(f"cannot load encoder {folder}: {reason}") from None
     if encoder.config.is_encoder_decoder:
         encoder = encoder.get_encoder()
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None or "input_ids" not in tokenizer.model_input_names:
-        raise ValueError(f"encoder {folder} takes no padded texts: give a text encoder")
+        raise ValueError(
+            f"encoder {folder} does not accept padded texts: pass the folder of a text encoder"
+        )
     return tokenizer, encoder
 
 
 def _window(tokenizer: Any, encoder: Any) -> int:
-    """Tokens that fit both: a tokenizer that does not know says 10^30, and RoBERTa's positions
-    start at 2."""
+    """Return the maximum number of tokens for both the tokenizer and the encoder.
+
+    A tokenizer without a limit has a model_max_length of 10^30. RoBERTa's positions start at 2, so
+    two positions are subtracted for all encoders.
+    """
     positions = getattr(encoder.config, "max_position_embeddings", 512)
     return min(int(tokenizer.model_max_length), int(positions) - 2)

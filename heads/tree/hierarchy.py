@@ -1,7 +1,7 @@
-"""Label trees from an existing hierarchy, given as paths, a table or WordNet.
+"""Label trees from an existing hierarchy: paths, a table of parents, or WordNet.
 
-Classes become leaves and the names above them pseudoclasses. Names that are not above any class are
-left out. If a name has several parents, the first one counts.
+Classes become leaves, and the names above them become pseudoclasses. Names that are not above any
+class are omitted. If a name has several parents, the first one is used.
 """
 
 import csv
@@ -18,14 +18,18 @@ from heads.tree.named_tree import NamedTree
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """`parents` of every name: the first counts, and a root has none. `titles` are for display."""
+    """A hierarchy of names: `parents` of every name, empty for a root.
+
+    If a name has several parents, the first one is used. `titles` are display names, and `origin`
+    names the source in error messages.
+    """
 
     origin: str
     parents: Mapping[str, tuple[str, ...]]
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def leaves(self) -> list[str]:
-        """The names without children, in order of first appearance."""
+        """Return the names without children, in order of first appearance."""
         inner = {parent for parents in self.parents.values() for parent in parents}
         return [name for name in self.parents if name not in inner]
 
@@ -39,11 +43,11 @@ class Hierarchy:
         names: Sequence[str] | None = None,
         collapse: bool = True,
     ) -> NamedTree:
-        """The label tree of classes at `names` of the hierarchy (default: the class names).
+        """Return the label tree of classes at `names` of the hierarchy (default: `class_names`).
 
-        A class becomes a leaf under a pseudoclass of its name if other classes are below it or at
-        the same name. See `tree_of_paths` for `collapse`. Raises ValueError for a name that is not
-        in the hierarchy, and for a cycle.
+        If other classes are below a class or have the same name in the hierarchy, the class becomes
+        a leaf under a pseudoclass of that name. See `tree_of_paths` for `collapse`. Raises
+        ValueError for a name that is not in the hierarchy, and for a cycle.
         """
         names = class_names if names is None else names
         above = self._above(class_names, names)
@@ -60,7 +64,7 @@ class Hierarchy:
         return tree_of_paths(class_names, paths, titles=self.titles, collapse=collapse)
 
     def _above(self, class_names: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:
-        """The parent of every name at or above a class."""
+        """Return the parent of every name at or above a class."""
         above: dict[str, str | None] = {}
         for class_name, name in zip(class_names, names, strict=True):
             if name not in self.parents:
@@ -74,7 +78,8 @@ class Hierarchy:
                 up = next(iter(self.parents[at]), None)
                 if up in path:
                     raise ValueError(
-                        f"{self.origin} has a cycle: {up!r} is above {at!r} and below it"
+                        f"{self.origin} has a cycle: {up!r} is above {at!r} and below it; remove "
+                        "one of these relations"
                     )
                 above[at] = up
                 at = up
@@ -88,14 +93,14 @@ def tree_of_paths(
     titles: Mapping[str, str] | None = None,
     collapse: bool = True,
 ) -> NamedTree:
-    """The label tree whose leaves are the classes, each under the nodes of its path.
+    """Return the label tree whose leaves are the classes, each under the nodes of its path.
 
-    `paths` [K] go down from a root. A node is identified by its name and those above it, so the
+    `paths` [K] start at a root. A node is identified by its name and the names above it, so the
     same name may occur in several branches. A class with an empty path is a root. `titles` are
-    names for display. `collapse` removes pseudoclasses with a single child, which do not group
+    display names. `collapse` removes pseudoclasses with a single child, which do not group
     anything.
     """
-    number: dict[tuple[int, str], int] = {}  # of a node, by the number above it and its name
+    number: dict[tuple[int, str], int] = {}  # (number of the parent, name) -> number of the node
     above: list[int] = []
     hosts = []
     for path in paths:
@@ -108,7 +113,9 @@ def tree_of_paths(
             at = number[key]
         hosts.append(at)
     if len(hosts) != len(class_names):
-        raise ValueError(f"there are {len(class_names)} classes and {len(hosts)} paths")
+        raise ValueError(
+            f"there are {len(class_names)} classes and {len(hosts)} paths: pass one path per class"
+        )
     parents = np.array(hosts + above, np.int64)
     shown = [name if titles is None else titles.get(name, name) for _, name in number]
     if collapse:
@@ -120,14 +127,16 @@ def tree_of_paths(
 def read_parent_table(path: str | Path) -> Hierarchy:
     """Read a hierarchy from a table of `child,parent` rows: CSV, or tab-separated for .tsv.
 
-    An optional header with `child` and `parent` sets the order of the columns. A row without a
-    parent names a root; a parent that is not the child of any row is a root too. If a child has
-    several rows, the first one gives its parent. Raises FileNotFoundError, and ValueError with the
-    line number.
+    An optional header with `child` and `parent` sets the order of the columns. A child without a
+    parent is a root, and so is a parent that is not the child of any row. If a child has several
+    rows, its first parent is used. Raises FileNotFoundError, and ValueError with the line number
+    for an invalid row.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"parent table {path} does not exist: give a CSV or TSV file")
+        raise FileNotFoundError(
+            f"parent table {path} does not exist: pass the path of a CSV or TSV file"
+        )
     parents: dict[str, list[str]] = {}
     child_column, parent_column = 0, 1
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -142,7 +151,7 @@ def read_parent_table(path: str | Path) -> Hierarchy:
                 continue
             if len(cells) <= max(child_column, parent_column) or not cells[child_column]:
                 raise ValueError(
-                    f"{path}, line {line}: give `child,parent`, or `child,` for a root"
+                    f"{path}, line {line} is invalid: write `child,parent`, or `child,` for a root"
                 )
             child, parent = cells[child_column], cells[parent_column]
             listed = parents.setdefault(child, [])
@@ -150,12 +159,13 @@ def read_parent_table(path: str | Path) -> Hierarchy:
                 parents.setdefault(parent, [])
                 listed += [parent] if parent not in listed else []
     if not parents:
-        raise ValueError(f"{path} is empty: give rows `child,parent`")
+        raise ValueError(f"{path} is empty: write rows `child,parent`")
     return Hierarchy(str(path), {name: tuple(listed) for name, listed in parents.items()})
 
 
 def _collapsed(parents: IntArray, num_classes: int) -> tuple[IntArray, list[bool]]:
-    """Parents without the pseudoclasses that have one child, and which pseudoclasses are kept."""
+    """Return the parents without pseudoclasses that have a single child, and which pseudoclasses
+    remain."""
     children = np.bincount(parents[parents >= 0], minlength=len(parents))
     kept = children != 1
     kept[:num_classes] = True

@@ -1,7 +1,7 @@
-"""The label tree: which nodes there are, who is whose parent, and which class sits where.
+"""The label tree: the parent and the class of each node.
 
-It knows nothing of weights or losses. Nodes are numbered in depth-first pre-order, so a contiguous
-range of nodes needs, besides itself, only the ancestors of its first node.
+Nodes are numbered in depth-first pre-order. Therefore all ancestors of a contiguous range of nodes
+are in the range itself or are ancestors of its first node.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class LabelTree:
-    """A forest whose nodes carry at most one class each; every class 0..K-1 sits at one node.
+    """A forest whose nodes have at most one class each; every class 0..K-1 is at exactly one node.
 
-    `parent` [N] is -1 for a root and otherwise smaller than the node's own number;
-    `class_of_node` [N] is -1 for a pseudoclass. Make one with `dense`, `from_parents` or
-    `from_arrays`: the bare constructor trusts its arrays. All arrays are int64 and read-only.
+    `parent` [N] is -1 for a root, otherwise smaller than the node's own number. `class_of_node` [N]
+    is -1 for a pseudoclass. Create a tree with `dense`, `from_parents` or `from_arrays`; the
+    constructor does not check its arguments. All arrays are int64 and read-only.
     """
 
     parent: IntArray
@@ -34,18 +34,19 @@ class LabelTree:
 
     @classmethod
     def dense(cls, num_classes: int) -> "LabelTree":
-        """The forest without edges: node i is class i and a root."""
+        """Return the forest without edges: node i is class i and a root."""
         if num_classes < 1:
-            raise ValueError(f"num_classes is {num_classes}: a label tree needs at least one class")
+            raise ValueError(f"num_classes is {num_classes}: pass at least 1")
         return cls(np.full(num_classes, -1, np.int64), np.arange(num_classes, dtype=np.int64))
 
     @classmethod
     def from_parents(cls, parent: ArrayLike, class_of_node: ArrayLike) -> "LabelTree":
-        """Check a tree in any numbering and number it in pre-order.
+        """Check a tree with arbitrary node numbers and number it in pre-order.
 
-        `parent` [N] and `class_of_node` [N] as in the class, without the demand on the numbering.
-        Siblings, roots included, stand in the order of the smallest class id at or below them:
-        the result does not depend on the numbering that came in. ValueError for what is no tree.
+        `parent` [N] and `class_of_node` [N] are as in the class, but a parent may have a larger
+        number than its child. Siblings, including roots, are sorted by the smallest class id at or
+        below them, so the result does not depend on the numbering of the input. Raises ValueError
+        if the arrays are not a valid tree.
         """
         parents, classes = _checked(parent, class_of_node)
         least, size = _subtree_least_and_size(parents, classes)
@@ -57,7 +58,10 @@ class LabelTree:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, ArrayLike]) -> "LabelTree":
-        """The tree that `arrays()` described, number for number; ValueError if it is none."""
+        """Return the tree of `arrays()`, with the same node numbers.
+
+        Raises ValueError if the arrays are not a valid tree in pre-order.
+        """
         missing = {"parent", "class_of_node"} - set(arrays)
         if missing:
             raise ValueError(f"label tree: array {min(missing)!r} is missing")
@@ -67,12 +71,12 @@ class LabelTree:
         wrong = np.flatnonzero(_preorder(parents, size, sibling_key=nodes) != nodes)
         if wrong.size:
             raise ValueError(
-                f"label tree: node {wrong[0]} breaks the pre-order: use LabelTree.from_parents"
+                f"label tree: node {wrong[0]} is not in pre-order: use LabelTree.from_parents"
             )
         return cls(parents, classes)
 
     def arrays(self) -> dict[str, IntArray]:
-        """What `from_arrays` needs: `parent` [N] and `class_of_node` [N]."""
+        """Return `parent` [N] and `class_of_node` [N], the input of `from_arrays`."""
         return {"parent": self.parent, "class_of_node": self.class_of_node}
 
     @cached_property
@@ -97,41 +101,43 @@ class LabelTree:
 
     @cached_property
     def depth(self) -> IntArray:
-        """Edges [N] between each node and its root."""
+        """Number of edges [N] between each node and its root."""
         return _read_only(_sums_to_root(self.parent, self.parent >= 0))
 
     @cached_property
     def num_children(self) -> IntArray:
-        """Children [N] of each node."""
+        """Number of children [N] of each node."""
         counts = np.bincount(self.parent[self.parent >= 0], minlength=self.num_nodes)
         return _read_only(counts)
 
     @cached_property
     def has_children(self) -> BoolArray:
-        """Whether each node [N] is an inner one."""
+        """Whether each node [N] is an inner node."""
         inner: BoolArray = self.num_children > 0
         inner.flags.writeable = False
         return inner
 
     @cached_property
     def num_classes_below(self) -> IntArray:
-        """Classes [N] at or below each node."""
+        """Number of classes [N] at or below each node."""
         _, size = _subtree_least_and_size(self.parent, self.class_of_node)
         before = np.append(0, np.cumsum(self.class_of_node >= 0))
         # In pre-order a subtree is a range of nodes.
         return _read_only(before[np.arange(self.num_nodes) + size] - before[:-1])
 
     def ancestors(self, node: int) -> IntArray:
-        """The nodes above `node`, root first, without `node` itself."""
+        """Return the nodes above `node`, root first, without `node` itself."""
         if not 0 <= node < self.num_nodes:
-            raise ValueError(f"node {node} is not in a label tree of {self.num_nodes} nodes")
+            raise ValueError(
+                f"node {node} is not in the label tree: pass a node from 0 to {self.num_nodes - 1}"
+            )
         path: list[int] = []
         while (node := int(self.parent[node])) >= 0:
             path.append(node)
         return np.array(path[::-1], np.int64)
 
     def digest(self) -> str:
-        """16 hexadecimal digits of a SHA-256 over both arrays; equal on every platform."""
+        """Return 16 hexadecimal digits of a SHA-256 over both arrays, equal on every platform."""
         sha = hashlib.sha256(b"kway label tree 1\0")
         for array in (self.parent, self.class_of_node):
             sha.update(np.ascontiguousarray(array, "<i8").data)
@@ -139,12 +145,13 @@ class LabelTree:
 
 
 def preorder(parent: ArrayLike) -> IntArray:
-    """The nodes in the order in which `LabelTree.from_parents` numbers them.
+    """Return the nodes in the order in which `LabelTree.from_parents` numbers them.
 
-    For trees given as classes 0..K-1 first and pseudoclasses behind, each above some class: names
-    or vectors of the given nodes, taken in this order, fit the tree's.
+    The nodes must be the classes 0..K-1, followed by pseudoclasses, each above some class. Names or
+    vectors of the nodes, indexed with the result, are in the node order of the tree.
     """
-    # Pseudoclasses as further classes: none is the smallest at or below any node.
+    # Treat pseudoclasses as additional classes. They do not change the order of siblings, because
+    # the smallest class id at or below a node is always that of a real class.
     return LabelTree.from_parents(parent, np.arange(np.size(parent))).class_of_node
 
 
@@ -160,7 +167,7 @@ def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, Int
     if len(classes) != num_nodes or num_nodes == 0:
         raise ValueError(
             f"label tree: parent has {num_nodes} nodes and class_of_node {len(classes)}: "
-            "give one entry a node, and at least one node"
+            "pass one entry per node, and at least one node"
         )
     for name, values, end in (
         ("parent", parents, num_nodes),
@@ -169,13 +176,14 @@ def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, Int
         wrong = np.flatnonzero((values < -1) | (values >= end))
         if wrong.size:
             raise ValueError(
-                f"label tree: node {wrong[0]} has {name} {values[wrong[0]]}, outside -1..{end - 1}"
+                f"label tree: node {wrong[0]} has {name} {values[wrong[0]]}: pass a value from -1 "
+                f"to {end - 1}"
             )
     _check_classes(classes)
     childless = np.bincount(parents[parents >= 0], minlength=num_nodes) == 0
     barren = np.flatnonzero(childless & (classes < 0))
     if barren.size:
-        raise ValueError(f"label tree: node {barren[0]} has neither a class nor a child: drop it")
+        raise ValueError(f"label tree: node {barren[0]} has neither a class nor a child: remove it")
     _sums_to_root(parents, parents >= 0)
     return parents, classes
 
@@ -184,8 +192,8 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(
-            f"label tree: {name} has shape {array.shape} and type {array.dtype}: "
-            "give integers, one a node"
+            f"label tree: {name} has shape {array.shape} and dtype {array.dtype}: "
+            "pass one integer per node"
         )
     return array.astype(np.int64)
 
@@ -198,12 +206,16 @@ def _check_classes(classes: IntArray) -> None:
         first, second = order[twice[0]], order[twice[0] + 1]
         raise ValueError(
             f"label tree: nodes {first} and {second} both have class {classes[first]}: "
-            "each class sits at one node"
+            "assign each class to one node"
         )
 
 
 def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
-    """Sum [N] of `values` over each node and its ancestors, by pointer doubling: O(N log depth)."""
+    """Return the sums [N] of `values` over each node and its ancestors, in O(N log depth).
+
+    Pointer doubling: `sums` of a node covers its next 1, 2, 4, ... nodes upward, and `jump` is the
+    first node that is not covered yet. Node N is the end of every path and has the value 0.
+    """
     num_nodes = len(parents)
     jump = np.append(np.where(parents < 0, num_nodes, parents), num_nodes)
     sums = np.append(values.astype(np.int64), 0)
@@ -212,14 +224,17 @@ def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
             break
         sums += sums[jump]
         jump = jump[jump]
-    lost = np.flatnonzero(jump != num_nodes)
-    if lost.size:
-        raise ValueError(f"label tree: node {lost[0]} never reaches a root: parents form a cycle")
+    cyclic = np.flatnonzero(jump != num_nodes)
+    if cyclic.size:
+        raise ValueError(
+            f"label tree: node {cyclic[0]} does not reach a root, because its ancestors form a "
+            "cycle: correct its parents"
+        )
     return sums[:-1]
 
 
 def _subtree_least_and_size(parents: IntArray, classes: IntArray) -> tuple[IntArray, IntArray]:
-    """Smallest class id and number of nodes at or below each node, both [N]."""
+    """Return the smallest class id and the number of nodes at or below each node, both [N]."""
     num_nodes = len(parents)
     least = np.where(classes < 0, num_nodes, classes)
     size = np.ones(num_nodes, np.int64)
@@ -234,7 +249,11 @@ def _subtree_least_and_size(parents: IntArray, classes: IntArray) -> tuple[IntAr
 
 
 def _preorder(parents: IntArray, size: IntArray, *, sibling_key: IntArray) -> IntArray:
-    """Pre-order number [N] of each node, siblings in the order of `sibling_key`."""
+    """Return the pre-order number [N] of each node, with siblings sorted by `sibling_key`.
+
+    The number of a node is that of its parent, plus 1, plus the sizes of the subtrees of its
+    preceding siblings. So it is a sum of such offsets over the node and its ancestors.
+    """
     order = np.lexsort((sibling_key, parents))
     before = np.cumsum(size[order]) - size[order]
     first = np.flatnonzero(np.diff(parents[order], prepend=-2))

@@ -1,6 +1,7 @@
-"""A label tree with names, and the file that holds it: safetensors, nothing else to run or trust.
+"""A label tree with names, and its file format.
 
-The arrays of the tree are tensors; class names, names of pseudoclasses and a digest are metadata.
+A tree file is a safetensors file. The arrays of the tree are its tensors; class names, names of
+pseudoclasses and a digest are in its metadata.
 """
 
 import json
@@ -22,7 +23,8 @@ _ARRAYS = ("parent", "class_of_node")
 
 @dataclass(frozen=True, eq=False)
 class NamedTree:
-    """A label tree over `classes` [K]; `pseudoclasses` name its other nodes in node order."""
+    """A label tree with the names `classes` [K], and `pseudoclasses` for its other nodes, in node
+    order."""
 
     tree: LabelTree
     classes: tuple[str, ...]
@@ -31,25 +33,32 @@ class NamedTree:
     def __post_init__(self) -> None:
         if len(self.classes) != self.tree.num_classes:
             raise ValueError(
-                f"a label tree of {self.tree.num_classes} classes has {len(self.classes)} names"
+                f"a label tree of {self.tree.num_classes} classes has {len(self.classes)} class "
+                "names: pass one name per class"
             )
         if len(self.pseudoclasses) != self.tree.num_nodes - self.tree.num_classes:
             raise ValueError(
                 f"{self.tree.num_nodes - self.tree.num_classes} pseudoclasses have "
-                f"{len(self.pseudoclasses)} names"
+                f"{len(self.pseudoclasses)} names: pass one name per pseudoclass"
             )
         twice = [name for name, count in Counter(self.classes).items() if count > 1]
         if twice:
-            raise ValueError(f"class {twice[0]!r} is in the class list twice: make names unique")
+            raise ValueError(
+                f"class {twice[0]!r} is in the class list twice: make the names unique"
+            )
 
     @classmethod
     def of_cover_tree(cls, cover: CoverTree, classes: Sequence[str], kind: str) -> "NamedTree":
-        """The utree or vtree of a cover tree; a pseudoclass has the name of the class it is about.
+        """Return the utree or vtree of a cover tree, according to `kind`.
 
-        ValueError for another kind, or where there are not as many names as classes.
+        A pseudoclass gets the name of the class at its center. Raises ValueError for another kind,
+        or if the number of names is not the number of classes.
         """
         if len(classes) != len(cover.level):
-            raise ValueError(f"a tree of {len(cover.level)} classes has {len(classes)} names")
+            raise ValueError(
+                f"a tree of {len(cover.level)} classes has {len(classes)} names: pass one name per "
+                "class"
+            )
         match kind:
             case "utree":
                 return cls(cover.utree(), tuple(classes), ())
@@ -60,7 +69,7 @@ class NamedTree:
 
     @property
     def node_names(self) -> list[str]:
-        """A name [N] for every node."""
+        """The name of each node [N]."""
         pseudoclasses = iter(self.pseudoclasses)
         return [
             next(pseudoclasses) if class_id < 0 else self.classes[class_id]
@@ -68,12 +77,15 @@ class NamedTree:
         ]
 
     def for_classes(self, names: Sequence[str]) -> LabelTree:
-        """The same tree with the classes numbered as in `names`; ValueError if they differ."""
+        """Return the same tree with the classes numbered as in `names`.
+
+        Raises ValueError if `names` are not the classes of the tree.
+        """
         number = {name: i for i, name in enumerate(names)}
-        without = [name for name in self.classes if name not in number]
-        lacking = number.keys() - set(self.classes)
-        if without or lacking:
-            name, where = (min(lacking), "data") if lacking else (without[0], "tree")
+        only_in_tree = [name for name in self.classes if name not in number]
+        only_in_data = number.keys() - set(self.classes)
+        if only_in_tree or only_in_data:
+            name, where = (min(only_in_data), "data") if only_in_data else (only_in_tree[0], "tree")
             raise ValueError(
                 f"the tree has {len(self.classes)} classes and the data {len(names)}, and "
                 f"{name!r} is only in the {where}: build the tree from the data's class list"
@@ -86,7 +98,7 @@ class NamedTree:
         return LabelTree.from_parents(self.tree.parent, classes)
 
     def save(self, path: str | Path) -> None:
-        """Write the tree file, whole or not at all."""
+        """Write the tree file atomically: to a temporary file, which is then renamed."""
         path = Path(path)
         metadata = {
             "format": _FORMAT,
@@ -95,34 +107,37 @@ class NamedTree:
             "pseudoclasses": json.dumps(self.pseudoclasses, ensure_ascii=False),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(path.name + ".part")
-        aside.write_bytes(save(self.tree.arrays(), metadata))
-        aside.replace(path)
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_bytes(save(self.tree.arrays(), metadata))
+        temporary.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "NamedTree":
-        """Read a tree file. FileNotFoundError, and ValueError for what is none or is damaged."""
+        """Read a tree file.
+
+        Raises FileNotFoundError, and ValueError if the file is damaged or not a tree file.
+        """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"tree {path} does not exist: make it with kway tree build")
+            raise FileNotFoundError(f"tree {path} does not exist: create it with kway tree build")
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
-                    raise ValueError("it says nothing of a label tree")
+                    raise ValueError(f"its metadata do not have format={_FORMAT!r}")
                 tree = LabelTree.from_arrays({key: file.get_tensor(key) for key in _ARRAYS})
             if tree.digest() != metadata["digest"]:
-                raise ValueError("its digest is another")
+                raise ValueError("its digest does not match")
             return cls(tree, *(_names(metadata[key]) for key in ("classes", "pseudoclasses")))
         except (SafetensorError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{path} is no sound tree file ({reason}): make it again with kway tree build"
+                f"{path} is not a valid tree file ({reason}): create it again with kway tree build"
             ) from None
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = json.loads(text)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("its names are no list")
+        raise ValueError("its names are not a list of strings")
     return tuple(names)

@@ -1,7 +1,7 @@
-"""Finds the vector of a class name among named vectors: by the name itself, or as a mean of words.
+"""Find the vector of a class name among named vectors: by the entire name, or as a mean of words.
 
-Upper and lower case, underscores and spaces, and U+FE0F (which makes a character an emoji) make no
-difference, unless the names found differ in nothing else: then the same spelling wins.
+Matching ignores case, the difference between underscores and spaces, and U+FE0F (which selects the
+emoji form of a character). If several names match, the one with the same spelling is used.
 """
 
 import re
@@ -18,13 +18,13 @@ _INSIDE_WORDS = re.compile(r"[-–'’.]+")
 
 
 def name_key(name: str) -> str:
-    """What names have in common that count as the same."""
+    """Return the normalized name; names with the same key match."""
     text = unicodedata.normalize("NFC", name.replace("\ufe0f", "")).casefold()
     return " ".join(text.replace("_", " ").split())
 
 
 class NameLookup:
-    """Collects, from a stream of named vectors, those that some class names need."""
+    """Collects the vectors of class names and their words from a stream of named vectors."""
 
     def __init__(self, class_names: Sequence[str]) -> None:
         self._spellings = {form for name in class_names for form in _forms(name)}
@@ -32,7 +32,8 @@ class NameLookup:
         self._by_spelling: dict[str, FloatVectors] = {}
         self._by_key: dict[str, FloatVectors] = {}
 
-    def wants(self, name: str) -> bool:
+    def needs(self, name: str) -> bool:
+        """Return whether the vector of `name` is needed and was not added yet."""
         key = name_key(name)
         if key not in self._keys:
             return False
@@ -41,24 +42,28 @@ class NameLookup:
         )
 
     def add(self, name: str, vector: FloatVectors) -> None:
-        """Keep a vector; of equal names the first counts, as files list frequent words first."""
+        """Add a vector. Of matching names the first one is used, because files list frequent words
+        first."""
         self._by_key.setdefault(name_key(name), vector)
         if name in self._spellings:
             self._by_spelling.setdefault(name, vector)
 
     def vector(self, class_name: str) -> FloatVectors | None:
-        """The vector of the whole name, else the mean over those of its words that are known (of a
-        word that is not, over its parts between hyphens); None where no word is known."""
-        whole = self._find(class_name)
-        if whole is not None:
-            return whole
+        """Return the vector of the entire name if there is one, otherwise the mean of the vectors
+        of its words; None if no word has a vector.
+
+        For a word without a vector, the mean over its parts between hyphens is used.
+        """
+        exact = self._find(class_name)
+        if exact is not None:
+            return exact
         known = [self._word(word) for word in _words(class_name)]
         return _mean(known)
 
     def _word(self, word: str) -> FloatVectors | None:
-        whole = self._find(word)
-        if whole is not None:
-            return whole
+        exact = self._find(word)
+        if exact is not None:
+            return exact
         parts = [self._find(part) for part in _INSIDE_WORDS.split(word)]
         return _mean(parts)
 
@@ -68,7 +73,7 @@ class NameLookup:
 
 
 def _mean(vectors: Sequence[FloatVectors | None]) -> FloatVectors | None:
-    """Of those that are there; None where none is."""
+    """Return the mean of the vectors that are not None; None if there are none."""
     known = [vector for vector in vectors if vector is not None]
     return np.stack(known).astype(np.float64).mean(0).astype(np.float32) if known else None
 

@@ -1,8 +1,9 @@
-"""A growing net of label vectors: who is in it, and every other class's nearest member, exactly.
+"""A growing net of label vectors: its members, and the exact nearest member of every other class.
 
-Classes that lie near each other share a tile. New members come in batches: float32 matrix products
-in a tile's own coordinates find the few classes that may now be nearer, the triangle inequality
-leaves out whole tiles, and only what remains is measured, in float64.
+Classes that are close to each other share a tile. New members are added in batches. The triangle
+inequality excludes entire tiles; in the other tiles, float32 matrix products in coordinates
+relative to the tile's center find the few classes that may be closer to a new member. Only the
+distances of these are computed in float64.
 """
 
 import math
@@ -15,19 +16,19 @@ from heads.tree.label_tree import IntArray, preorder
 
 FloatArray = NDArray[np.float64]
 
-_TILE = 256  # classes that one matrix product looks at
+_TILE = 256  # classes per tile, the columns of one matrix product
 _BLOCK = 512  # candidates compared with each other at a time
-_REGION_MEMBERS = 64  # members of the net where the candidates of a block come from
-_GROWTH = 3  # of the net, until the tiles are cut anew
-_PAIR_VALUES = 1 << 22  # differences held at a time
+_REGION_MEMBERS = 64  # members of the net in the region of a block of candidates
+_GROWTH = 3  # factor by which the net grows before tiles are computed again
+_PAIR_VALUES = 1 << 22  # differences stored at a time
 
 
 class Net:
-    """A net over points [K, d], entries at most about 1, that starts with `root` alone.
+    """A net over points [K, d] with entries of at most about 1; `root` is its first member.
 
-    `gaps` [K] are squared distances to the nearest member, -inf for members; `nearest` [K] is that
-    member, of equally near ones the first to come; `parent` [K] is, for members, the nearest member
-    of the net before the `refine` that brought them, -1 for the root.
+    `gaps` [K] are squared distances to the nearest member, -inf for members. `nearest` [K] is that
+    member; among equally near ones, the first that was added. `parent` [K] is, for a member, its
+    nearest member of the net before the call of `refine` that added it, -1 for the root.
     """
 
     def __init__(self, points: FloatArray, root: int) -> None:
@@ -36,25 +37,25 @@ class Net:
         self._slack = (dim + 8) * float(np.finfo(np.float32).eps)
         self.nearest = np.full(num_points, root, np.int64)
         self.parent = np.full(num_points, -1, np.int64)
-        everyone = np.arange(num_points)
-        self.gaps = self._squared_distances(everyone, self.nearest)
+        self.gaps = self._squared_distances(np.arange(num_points), self.nearest)
         self.gaps[root] = -np.inf
         self._size = 1
         self._cut_tiles()
 
     def widest_gap(self) -> float:
-        """The largest distance from a class to the net; 0 where all are members."""
+        """Return the largest distance from a class to the net; 0 if all are members."""
         return math.sqrt(max(float(self.gaps.max()), 0.0))
 
     def outside(self) -> IntArray:
+        """Return the classes that are not members."""
         return np.flatnonzero(self.gaps >= 0)
 
     def refine(self, separation: float) -> IntArray:
-        """Add classes until every class is within `separation` of the net; returns the new ones.
+        """Add classes until every class is within `separation` of the net; return the new members.
 
-        A class comes in only while it is farther than that from all members, so the members stay
-        as far apart from each other. The farthest of a block of candidates comes first, ties go to
-        the lowest class id.
+        A class is added only if it is farther than `separation` from all members, so the members
+        remain that far apart. The farthest of a block of candidates is added first; ties go to the
+        lowest class id.
         """
         if self._size >= _GROWTH * self._size_when_cut or 2 * len(self.outside()) < len(
             self._order
@@ -72,7 +73,7 @@ class Net:
         return joined
 
     def _regions(self) -> Iterator[IntArray]:
-        """Runs of tiles with about as many members of the net nearby as a block can replace."""
+        """Yield the classes of consecutive tiles with about `_REGION_MEMBERS` members each."""
         num_tiles = len(self._edges) - 1
         at_once = max(1, math.ceil(num_tiles * _REGION_MEMBERS / self._size))
         for first in range(0, num_tiles, at_once):
@@ -80,7 +81,8 @@ class Net:
             yield self._order[self._edges[first] : self._edges[last]]
 
     def _separated(self, block: IntArray, limit: float) -> IntArray:
-        """The block's own farthest-first traversal, until no gap is larger than the limit."""
+        """Choose members from a block by farthest-first traversal, until no gap exceeds the
+        limit."""
         squares = self._block_distances(block, limit)
         gaps = self.gaps[block]
         chosen = []
@@ -91,7 +93,11 @@ class Net:
         return block[chosen]
 
     def _block_distances(self, block: IntArray, limit: float) -> FloatArray:
-        """Squared distances [C, C]; those that cancellation spoils are exact from the limit on."""
+        """Return squared distances [C, C] within a block.
+
+        Distances near or above the limit for which |x|^2 + |y|^2 - 2xy cancels are recomputed from
+        differences.
+        """
         rows = self._points[block]
         rows -= rows.mean(0)
         norms = np.square(rows).sum(1)
@@ -110,10 +116,10 @@ class Net:
         spread = math.sqrt(np.square(members - middle).sum(1).max())
         away = np.sqrt(np.square(self._centers - middle).sum(1)) - spread
         for tile in np.flatnonzero(away < self._reach):
-            self._bring_near(int(tile), chosen, members)
+            self._update_tile(int(tile), chosen, members)
 
-    def _bring_near(self, tile: int, chosen: IntArray, members: FloatArray) -> None:
-        """Give the classes of one tile the new members that are nearer than the old."""
+    def _update_tile(self, tile: int, chosen: IntArray, members: FloatArray) -> None:
+        """Update the nearest members of the classes in a tile after adding `chosen`."""
         part = slice(self._edges[tile], self._edges[tile + 1])
         local = members - self._centers[tile]
         squares = np.square(local).sum(1)
@@ -123,7 +129,7 @@ class Net:
         left = np.empty((len(near), local.shape[1] + 1), np.float32)
         np.multiply(local[near], -2, out=left[:, :-1], casting="same_kind")
         left[:, -1] = squares[near]
-        estimates = left @ self._rows[part].T  # |x - y|^2 - |x|^2, for y new and x of the tile
+        estimates = left @ self._rows[part].T  # |x - y|^2 - |x|^2 for y in `chosen`, x in the tile
         slack = self._slack * (self._radii[tile] + math.sqrt(squares[near].max())) ** 2
         ids = self._order[part]
         least = estimates.min(0)
@@ -136,7 +142,8 @@ class Net:
         self._reach[tile] = self._reach_of(self._radii[tile], widest)
 
     def _keep_nearest(self, classes: IntArray, members: IntArray) -> None:
-        """Measure pairs, in the members' order of insertion, and keep the nearest of each class."""
+        """Compute the distances of pairs, in order of insertion of the members, and update the
+        nearest member of each class."""
         exact = self._squared_distances(classes, members)
         order = np.lexsort((np.arange(len(exact)), exact, classes))
         first = order[np.diff(classes[order], prepend=-1) != 0]
@@ -145,7 +152,10 @@ class Net:
         self.nearest[classes[first]] = members[first]
 
     def _squared_distances(self, one: IntArray, other: IntArray) -> FloatArray:
-        """Between pairs of classes, from differences: equal rows are at 0, small ones exact."""
+        """Return squared distances of pairs of classes, computed from differences.
+
+        They are exactly 0 for equal rows and accurate for close rows.
+        """
         squares = np.empty(len(one))
         at_once = max(1, _PAIR_VALUES // self._points.shape[1])
         for start in range(0, len(one), at_once):
@@ -159,12 +169,12 @@ class Net:
         """Sort the remaining classes by the tree of their nearest members, and split them into
         tiles.
 
-        Classes at distance 0 from a member are done and are not in any tile.
+        Classes at distance 0 from a member are complete and are not in any tile.
         """
-        open_classes = np.flatnonzero(self.gaps > 0)
+        remaining = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
-        order = np.argsort(rank[self.nearest[open_classes]], kind="stable")
-        self._order = open_classes[order]
+        order = np.argsort(rank[self.nearest[remaining]], kind="stable")
+        self._order = remaining[order]
         self._edges = _edges(self._jumps())
         num_tiles, dim = len(self._edges) - 1, self._points.shape[1]
         self._rows = np.ones((len(self._order), dim + 1), np.float32)
@@ -184,13 +194,13 @@ class Net:
         self._size_when_cut = self._size
 
     def _reach_of(self, radius: float, widest_gap: float) -> float:
-        """How near to a tile's centre a new member must be to matter; rounded up."""
+        """Return the distance from a tile's center within which new members matter, rounded up."""
         if widest_gap <= 0:
             return 0.0
         return (radius + math.sqrt(widest_gap)) * (1 + 1e-6)
 
     def _preorder_of_members(self) -> IntArray:
-        """The position [K] of each member in a depth-first walk of the current tree."""
+        """Return the position [K] of each member in a depth-first traversal of the current tree."""
         members = np.flatnonzero(self.gaps == -np.inf)
         above = self.parent[members]
         local = np.where(above < 0, -1, np.searchsorted(members, above))
@@ -200,7 +210,8 @@ class Net:
         return rank
 
     def _jumps(self) -> FloatArray:
-        """Squared distance between the nearest members of each class and of the one before it."""
+        """Return the squared distance between the nearest members of each class and the previous
+        class in `_order`."""
         nearest = self.nearest[self._order]
         jumps = np.zeros(len(nearest))
         changes = np.flatnonzero(np.diff(nearest)) + 1
@@ -209,7 +220,8 @@ class Net:
 
 
 def _edges(jumps: FloatArray) -> list[int]:
-    """Cut a sequence into tiles, each at the widest jump of the second half of what fits."""
+    """Split a sequence into tiles, each ending at the widest jump in the second half of the
+    maximum tile size."""
     edges = [0]
     while (start := edges[-1]) < len(jumps):
         if len(jumps) - start <= _TILE:
@@ -223,7 +235,7 @@ def _edges(jumps: FloatArray) -> list[int]:
 
 
 def _spread_out(candidates: IntArray) -> IntArray:
-    """At most a block of the candidates, from all over, by rising class id."""
+    """Return at most `_BLOCK` evenly spaced candidates, in ascending order of class id."""
     if len(candidates) > _BLOCK:
         candidates = candidates[np.linspace(0, len(candidates) - 1, _BLOCK).astype(np.int64)]
     return np.sort(candidates)

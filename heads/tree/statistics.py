@@ -1,4 +1,4 @@
-"""What a label tree looks like in numbers, and whether it is worth having."""
+"""Statistics of a label tree, and whether it contains useful structure."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,11 @@ _TRIVIAL_SHARE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class TreeStatistics:
-    """Counts of a tree; `leaf_depths[i]` classes lie i edges below a root, and `families` [F] are
-    the numbers of children of the nodes that have any, the roots counting as one family more."""
+    """Counts of a tree.
+
+    `leaf_depths[i]` is the number of classes at depth i. `families` [F] are the numbers of children
+    of the inner nodes, and as the last entry the number of roots.
+    """
 
     num_nodes: int
     num_classes: int
@@ -36,17 +39,18 @@ class TreeStatistics:
 
     @property
     def largest_family_share(self) -> float:
-        """The part of all nodes that are children of the one node with the most."""
+        """The number of nodes in the largest family, as a share of all nodes."""
         return float(self.families.max()) / self.num_nodes
 
     @property
     def near_trivial(self) -> bool:
-        """Whether most nodes are siblings, so that the tree contains little information."""
+        """Whether more than half of the nodes are siblings, so that the tree has little
+        structure."""
         judged = self.num_classes >= _SMALLEST_JUDGED
         return judged and self.largest_family_share > _TRIVIAL_SHARE
 
     def lines(self) -> list[str]:
-        """The statistics to print, a line each."""
+        """Return the statistics as lines of text."""
         inner = self.families[:-1] if self.families.size > 1 else self.families
         depths = np.repeat(np.arange(len(self.leaf_depths)), self.leaf_depths)
         return [
@@ -54,7 +58,7 @@ class TreeStatistics:
             f"{self.num_nodes:,} nodes",
             f"depth of classes: median {np.median(depths):.0f}, largest {depths.max()}",
             *_histogram(self.leaf_depths),
-            f"children of a node: median {np.median(inner):.0f}, largest {self.families.max():,} "
+            f"children per node: median {np.median(inner):.0f}, largest {self.families.max():,} "
             f"({self.largest_family_share:.0%} of all nodes)",
         ]
 

@@ -1,6 +1,7 @@
-"""Label vectors from files: one vector a class, by class name or by row; and fewer dimensions.
+"""Load label vectors from files, one per class, and project them to fewer dimensions.
 
-Files with names are matched to the class names; files without are rows in class-list order.
+Vectors with names are matched to the class names; vectors without names are rows in the order of
+the class list.
 """
 
 import json
@@ -25,14 +26,15 @@ _NAMES_SHOWN = 3
 def load_label_vectors(
     path: str | Path, class_names: Sequence[str], *, missing: Missing = "error"
 ) -> tuple[FloatVectors, list[str]]:
-    """Vectors float32 [K, D] in the order of `class_names`, and the names that have none.
+    """Return vectors float32 [K, D] in the order of `class_names`, and the names without a vector.
 
     Word vectors (`.bin` word2vec, `.vec` fastText, `.txt` GloVe or word2vec text, each also `.gz`)
-    and array files with names are matched by name, as `NameLookup` says. `.npy`, and `.npz` or
-    `.safetensors` whose array `vectors` comes without names, are K rows in class order.
+    and array files with names are matched by name (see `NameLookup`). `.npy`, and `.npz` or
+    `.safetensors` with an array `vectors` and no names, contain K rows in class order.
 
-    `missing` says what becomes of a name without a vector: an error, the mean of the others, or
-    zeros. Raises ValueError for that, for a file of another shape, and where no name is known.
+    `missing` selects what a name without a vector gets: an error, the mean of the others, or zeros.
+    Raises ValueError for a missing vector with `missing="error"`, for a file of another shape, and
+    if no name has a vector.
     """
     path = Path(path)
     if word_file_suffix(path) in WORD_FILE_SUFFIXES:
@@ -43,19 +45,21 @@ def load_label_vectors(
     if len(vectors) != len(class_names):
         raise ValueError(
             f"{path} has {len(vectors)} rows without names and there are {len(class_names)} "
-            "classes: give a row a class, in the order of the class list"
+            "classes: write one row per class, in the order of the class list"
         )
     return vectors, []
 
 
 def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors]:
-    """All names of a file, None where it has none, and its vectors float32 [N, D].
+    """Return all names of a file (None for a file without names) and its vectors float32 [N, D].
 
-    Raises FileNotFoundError, and ValueError for what holds no finite numbers [N, D].
+    Raises FileNotFoundError, and ValueError if the file does not contain finite numbers [N, D].
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"label vectors {path} do not exist: give the path of a file")
+        raise FileNotFoundError(
+            f"label vectors {path} do not exist: pass the path of an existing file"
+        )
     suffix = word_file_suffix(path)
     if suffix in WORD_FILE_SUFFIXES:
         entries = list(read_words(path, lambda _: True))
@@ -69,30 +73,38 @@ def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors
             names, array = _from_safetensors(path)
         case _:
             known = ", ".join((*ARRAY_FILE_SUFFIXES, *WORD_FILE_SUFFIXES))
-            raise ValueError(f"label vectors {path} end in {path.suffix!r}: give one of {known}")
+            raise ValueError(
+                f"label vectors {path} have the unknown suffix {path.suffix!r}: use one of {known}"
+            )
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
         raise ValueError(
-            f"{path} holds {array.dtype} of shape {list(array.shape)}: give numbers, [classes, dim]"
+            f"{path} contains {array.dtype} of shape {list(array.shape)}: write real numbers, "
+            "[classes, dim]"
         )
     vectors = array.astype(np.float32)
     if not np.isfinite(vectors).all():
-        raise ValueError(f"{path} holds NaN, infinity or more than float32 can: mend the file")
+        raise ValueError(
+            f"{path} contains NaN, infinity or numbers outside the range of float32: fix the file"
+        )
     if names is not None and len(names) != len(vectors):
-        raise ValueError(f"{path} has {len(names)} names and {len(vectors)} vectors")
+        raise ValueError(
+            f"{path} has {len(names)} names and {len(vectors)} vectors: write one name per vector"
+        )
     return names, vectors
 
 
 def project(vectors: ArrayLike, dim: int) -> FloatVectors:
-    """Rows [K, D] scaled to unit length, on their first `dim` principal components [K, dim].
+    """Scale rows [K, D] to unit length and project them to their first `dim` principal components.
 
-    The sign of a component is that which makes its largest entry positive, so that a platform
-    changes nothing. ValueError unless 1 <= dim <= min(K, D).
+    Returns float32 [K, dim]. The sign of each component is chosen such that its largest entry is
+    positive, so that results are the same on all platforms. Raises ValueError unless
+    1 <= dim <= min(K, D).
     """
     rows = np.asarray(vectors, np.float64)
     if not 1 <= dim <= min(rows.shape):
         raise ValueError(
             f"cannot project {len(rows)} vectors of {rows.shape[1]} dimensions to {dim}: "
-            f"give 1..{min(rows.shape)}"
+            f"pass a number from 1 to {min(rows.shape)}"
         )
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     rows = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
@@ -107,10 +119,12 @@ def _by_name(
     path: Path, entries: Iterable[Entry] | None, class_names: Sequence[str], missing: Missing
 ) -> tuple[FloatVectors, list[str]]:
     if not path.is_file():
-        raise FileNotFoundError(f"label vectors {path} do not exist: give the path of a file")
+        raise FileNotFoundError(
+            f"label vectors {path} do not exist: pass the path of an existing file"
+        )
     lookup = NameLookup(class_names)
-    for name, vector in read_words(path, lookup.wants) if entries is None else entries:
-        if lookup.wants(name):
+    for name, vector in read_words(path, lookup.needs) if entries is None else entries:
+        if lookup.needs(name):
             lookup.add(name, vector)
     found = [lookup.vector(name) for name in class_names]
     return _filled(path, found, class_names, missing)
@@ -119,24 +133,25 @@ def _by_name(
 def _filled(
     path: Path, found: list[FloatVectors | None], class_names: Sequence[str], missing: Missing
 ) -> tuple[FloatVectors, list[str]]:
-    without = [name for name, vector in zip(class_names, found, strict=True) if vector is None]
+    unmatched = [name for name, vector in zip(class_names, found, strict=True) if vector is None]
     known = [vector for vector in found if vector is not None]
     if missing not in ("error", "mean", "zero"):
         raise ValueError(f"missing is {missing!r}: use error, mean or zero")
     if not known:
         raise ValueError(
-            f"{path} has a vector for none of {len(class_names)} names, such as {class_names[0]!r}"
+            f"{path} does not contain vectors for any of {len(class_names)} class names, such as "
+            f"{class_names[0]!r}: use a file with these names"
         )
-    if without and missing == "error":
-        shown = ", ".join(map(repr, without[:_NAMES_SHOWN]))
+    if unmatched and missing == "error":
+        shown = ", ".join(map(repr, unmatched[:_NAMES_SHOWN]))
         raise ValueError(
-            f"{path} has no vector for {len(without)} of {len(class_names)} class names "
-            f"({shown}{', …' if len(without) > _NAMES_SHOWN else ''}): rename them, "
-            "or let missing ones be the mean of the others or zero"
+            f"{path} does not contain vectors for {len(unmatched)} of {len(class_names)} class "
+            f"names ({shown}{', …' if len(unmatched) > _NAMES_SHOWN else ''}): rename them, "
+            "or set missing to mean or zero"
         )
     vectors = np.stack(known)
     filler = vectors.mean(0) if missing == "mean" else np.zeros_like(vectors[0])
-    return np.stack([filler if vector is None else vector for vector in found]), without
+    return np.stack([filler if vector is None else vector for vector in found]), unmatched
 
 
 def _load_numpy(path: Path) -> np.ndarray:
@@ -144,7 +159,9 @@ def _load_numpy(path: Path) -> np.ndarray:
         array: np.ndarray = np.load(path, allow_pickle=False)
         return array
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no sound .npy file ({_line(error)})") from None
+        raise ValueError(
+            f"{path} is not a valid .npy file ({_line(error)}): write it again"
+        ) from None
 
 
 def _from_npz(path: Path) -> tuple[list[str] | None, np.ndarray]:
@@ -152,10 +169,14 @@ def _from_npz(path: Path) -> tuple[list[str] | None, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files if key in ("vectors", "names")}
             keys = file.files
-    except Exception as error:  # zipfile, zlib and numpy each raise their own
-        raise ValueError(f"{path} is no sound .npz file ({_line(error)})") from None
+    except Exception as error:  # zipfile, zlib and numpy raise exceptions without a common base
+        raise ValueError(
+            f"{path} is not a valid .npz file ({_line(error)}): write it again"
+        ) from None
     if "vectors" not in arrays:
-        raise ValueError(f"{path} has arrays {', '.join(keys)}: name the vectors `vectors`")
+        raise ValueError(
+            f"{path} has arrays {', '.join(keys)}: rename the array of vectors to `vectors`"
+        )
     names = arrays.get("names")
     return None if names is None else [str(name) for name in names], arrays["vectors"]
 
@@ -166,12 +187,15 @@ def _from_safetensors(path: Path) -> tuple[list[str] | None, np.ndarray]:
             keys = list(file.keys())
             if "vectors" not in keys:
                 raise ValueError(
-                    f"{path} has tensors {', '.join(keys)}: name the vectors `vectors`"
+                    f"{path} has tensors {', '.join(keys)}: rename the tensor of vectors to "
+                    "`vectors`"
                 )
             names = (file.metadata() or {}).get("names")
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
-        raise ValueError(f"{path} is no sound safetensors file ({_line(error)})") from None
+        raise ValueError(
+            f"{path} is not a valid safetensors file ({_line(error)}): write it again"
+        ) from None
     return None if names is None else [str(name) for name in json.loads(names)], vectors
 
 

@@ -1,6 +1,6 @@
-"""Reads files of word vectors: word2vec binary and text, fastText .vec, GloVe .txt; gzipped too.
+"""Read files of word vectors: word2vec binary and text, fastText .vec, GloVe .txt, also gzipped.
 
-It streams a file once and parses only the words that the caller wants. No class names here.
+A file is read once, as a stream, and only the vectors that the caller needs are parsed.
 """
 
 import gzip
@@ -22,74 +22,87 @@ _LONGEST_WORD_BYTES = 4096
 
 
 def word_file_suffix(path: Path) -> str:
-    """The suffix of the file name that determines the format, without .gz."""
+    """Return the suffix of the file name that determines the format, without .gz."""
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
-def read_words(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
-    """The (word, vector float32 [D]) of a file, in its order, that `wanted` says yes to.
+def read_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:
+    """Yield (word, vector float32 [D]), in the order of the file, if `is_needed(word)` is true.
 
-    `.bin` is word2vec binary, any other name is text: a line a word, with or without a first line
-    `words dim`. Raises ValueError for a file that is cut off, has rows of another length, or holds
-    what is no finite number.
+    `.bin` is word2vec binary. Any other suffix is text with one word per line, with or without a
+    header line `words dim`. Raises ValueError for a file that is truncated, has vectors of
+    different lengths, or contains numbers that are not finite.
     """
     read = _binary_words if word_file_suffix(path) == ".bin" else _text_words
-    for word, vector in read(path, wanted):
+    for word, vector in read(path, is_needed):
         if not np.isfinite(vector).all():
-            raise ValueError(f"{path}: the vector of {word!r} holds NaN or infinity: mend the file")
+            raise ValueError(
+                f"{path}: the vector of {word!r} contains NaN or infinity: fix the file"
+            )
         yield word, vector
 
 
-def _text_words(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
+def _text_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:
     with _open(path) as file:
         first = file.readline()
-        said = _header(first)
-        dim = said[1] if said else len(first.split()) - 1
+        header = _header(first)
+        dim = header[1] if header else len(first.split()) - 1
         if dim < 1:
-            raise ValueError(f"{path} holds no word vectors: give lines `word number number …`")
-        if not said:
+            raise ValueError(f"{path} contains no word vectors: write lines `word number number …`")
+        if not header:
             file.seek(0)
         num = 0
         for num, line in enumerate(file, 1):
             parts = line.rstrip().rsplit(None, dim)
             if len(parts) != dim + 1:
-                raise ValueError(f"{path}: word {num} has not {dim} numbers: the file is damaged")
+                raise ValueError(
+                    f"{path} is damaged: word {num} does not have {dim} numbers; get the file again"
+                )
             word = parts[0].decode("utf-8", "replace")
-            if wanted(word):
+            if is_needed(word):
                 yield word, _numbers(path, word, parts[1:])
-        if said and num != said[0]:
-            raise ValueError(f"{path} holds {num} words of {said[0]}: the file is cut off")
+        if header and num != header[0]:
+            raise ValueError(
+                f"{path} is truncated: it contains {num} of {header[0]} words; get the file again"
+            )
 
 
 def _numbers(path: Path, word: str, parts: list[bytes]) -> FloatVectors:
     try:
         return np.array([float(part) for part in parts], np.float32)
     except ValueError:
-        raise ValueError(f"{path}: the vector of {word!r} holds what is no number") from None
+        raise ValueError(
+            f"{path}: the vector of {word!r} contains text that is not a number: fix the file"
+        ) from None
 
 
-def _binary_words(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
+def _binary_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:
     with _bytes_of(path) as content:
         if content[:4] == _FASTTEXT_MODEL:
-            raise ValueError(f"{path} is a fastText model: give its .vec file")
+            raise ValueError(f"{path} is a fastText model: pass its .vec file")
         start = content.find(b"\n", 0, 100) + 1
-        said = _header(content[:start])
-        if said is None:
-            raise ValueError(f"{path} is not word2vec binary: it has no first line `words dim`")
-        num, dim = said
+        header = _header(content[:start])
+        if header is None:
+            raise ValueError(
+                f"{path} is not a word2vec binary file, because the header `words dim` is missing: "
+                "rename a text file to .txt or .vec"
+            )
+        num, dim = header
         for i in range(num):
             end = content.find(b" ", start, start + _LONGEST_WORD_BYTES)
             stop = end + 1 + 4 * dim
             if end < 0 or stop > len(content):
-                raise ValueError(f"{path} holds {i} words of {num}: the file is cut off")
+                raise ValueError(
+                    f"{path} is truncated: it contains {i} of {num} words; get the file again"
+                )
             word = content[start:end].lstrip(b"\n").decode("utf-8", "replace")
-            if wanted(word):
+            if is_needed(word):
                 yield word, np.frombuffer(content[end + 1 : stop], "<f4").astype(np.float32)
             start = stop
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
-    """`words dim`, None where the line is something else."""
+    """Parse a header line `words dim`; return None for any other line."""
     parts = line.split()
     if len(parts) != 2 or not all(part.isdigit() for part in parts):
         return None
@@ -104,7 +117,9 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
         except (EOFError, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path} is no whole gzip file ({error})") from None
+            raise ValueError(
+                f"{path} is not a complete gzip file ({error}): get the file again"
+            ) from None
 
 
 @contextmanager

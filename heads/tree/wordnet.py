@@ -1,7 +1,7 @@
-"""Reads the nouns of a WordNet `dict` folder (the format of wndb(5WN)) as a hierarchy.
+"""Read the nouns of a WordNet `dict` folder (the format of wndb(5WN)) as a hierarchy.
 
-Only `data.noun` and `index.noun` are needed, as every WordNet distribution has them. nltk's reader
-wants more files and refuses folders that are not nltk's own.
+Only `data.noun` and `index.noun` are needed, which every WordNet distribution contains. The reader
+of NLTK needs more files and accepts only NLTK's own folder layout.
 """
 
 import re
@@ -19,8 +19,11 @@ _HYPERNYMS = ("@", "@i")
 
 @dataclass(frozen=True)
 class WordNet:
-    """Noun synsets, named as ImageNet does (`n02084071`), under their hypernyms; and the senses of
-    each lemma, the commonest first; `lemmas` of each synset, with commas between."""
+    """The noun synsets of WordNet, with the names of ImageNet (`n02084071`), and their hypernyms.
+
+    `senses` are the synsets of each lemma, most common first; `lemmas` are those of each synset,
+    separated by commas.
+    """
 
     hierarchy: Hierarchy
     senses: dict[str, tuple[str, ...]]
@@ -28,13 +31,16 @@ class WordNet:
 
     @property
     def origin(self) -> str:
-        """What to call it in a message."""
+        """The name of this WordNet in error messages."""
         return self.hierarchy.origin
 
     def synset(self, name: str) -> str:
-        """The synset of a class name: `n02084071` or what starts so (`n02084071_dog`), `dog.n.01`,
-        or words, of which the first of a list `tench, Tinca tinca` that is known counts, in its
-        commonest sense. ValueError for a name that is none of these."""
+        """Return the synset of a class name.
+
+        The name is a synset id, possibly with a suffix (`n02084071`, `n02084071_dog`), a sense
+        (`dog.n.01`), or words. In a list of words (`tench, Tinca tinca`), the first known one is
+        used, in its most common sense. Raises ValueError for any other name.
+        """
         if match := _SYNSET_ID.match(name):
             return match.group()
         if match := _SENSE.fullmatch(name):
@@ -45,22 +51,22 @@ class WordNet:
             if senses := self.senses.get(_lemma(words), ()):
                 return senses[0]
         raise ValueError(
-            f"class {name!r} is no noun in {self.origin}: "
-            "give synsets such as n02084071 or dog.n.01"
+            f"class {name!r} is not a noun in {self.origin}: use a synset such as n02084071 or "
+            "dog.n.01"
         )
 
     def words(self, synset: str) -> str:
-        """`dog, domestic dog, Canis familiaris`."""
+        """Return the lemmas of a synset, such as `dog, domestic dog, Canis familiaris`."""
         return self.lemmas[synset]
 
     def parents(self, synset: str) -> tuple[str, ...]:
-        """Its hypernyms, in the order given; ValueError for a synset that is not there."""
+        """Return the hypernyms of a synset, in file order; raises ValueError if it is unknown."""
         if synset not in self.hierarchy.parents:
             raise ValueError(f"class {synset!r} is not in {self.origin}: correct its name")
         return self.hierarchy.parents[synset]
 
     def tree(self, class_names: Sequence[str], *, collapse: bool = True) -> NamedTree:
-        """The label tree of these classes; `synset` and `Hierarchy.tree` say how."""
+        """Return the label tree of these classes; see `synset` and `Hierarchy.tree`."""
         names = [self.synset(name) for name in class_names]
         return self.hierarchy.tree(class_names, names=names, collapse=collapse)
 
@@ -68,7 +74,8 @@ class WordNet:
 def read_wordnet(folder: str | Path) -> WordNet:
     """Read `data.noun` and `index.noun` of a folder.
 
-    FileNotFoundError where one is missing, ValueError with the line of what is not their format.
+    Raises FileNotFoundError if one is missing, and ValueError with the line number if one is
+    malformed.
     """
     folder = Path(folder)
     parents: dict[str, tuple[str, ...]] = {}
@@ -77,11 +84,15 @@ def read_wordnet(folder: str | Path) -> WordNet:
         try:
             synset, words, above = _data_record(text)
         except (ValueError, IndexError):
-            raise ValueError(f"{folder / 'data.noun'}, line {line} is no synset") from None
+            raise ValueError(
+                f"{folder / 'data.noun'}, line {line} is not a synset: get the file again"
+            ) from None
         parents[synset], lemmas[synset] = above, words
-    lost = next((up for above in parents.values() for up in above if up not in parents), None)
-    if lost is not None:
-        raise ValueError(f"{folder / 'data.noun'} has no synset {lost}: the file is cut off")
+    missing = next((up for above in parents.values() for up in above if up not in parents), None)
+    if missing is not None:
+        raise ValueError(
+            f"{folder / 'data.noun'} is truncated: synset {missing} is missing; get the file again"
+        )
     senses = {}
     for line, text in _records(folder / "index.noun"):
         fields = text.split()
@@ -89,23 +100,25 @@ def read_wordnet(folder: str | Path) -> WordNet:
             count = int(fields[2])
             senses[fields[0]] = tuple(f"n{int(offset):08d}" for offset in fields[-count:])
         except (ValueError, IndexError):
-            raise ValueError(f"{folder / 'index.noun'}, line {line} is no lemma") from None
+            raise ValueError(
+                f"{folder / 'index.noun'}, line {line} is not a lemma: get the file again"
+            ) from None
     titles = {synset: words.split(", ")[0] for synset, words in lemmas.items()}
     return WordNet(Hierarchy(f"WordNet {folder}", parents, titles), senses, lemmas)
 
 
 def _records(path: Path) -> list[tuple[int, str]]:
-    """Numbered lines, without the licence at the top, which is indented."""
+    """Return the numbered lines of a file, without the indented license at the top."""
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist: give a WordNet dict folder, with data.noun and index.noun"
+            f"{path} does not exist: pass a WordNet dict folder, with data.noun and index.noun"
         )
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return [(i, line) for i, line in enumerate(lines, 1) if line.strip() and line[0] != " "]
 
 
 def _data_record(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Synset, its words, and its hypernyms in the order given."""
+    """Return a synset, its words, and its hypernyms in file order."""
     fields = text.partition(" | ")[0].split()
     first_pointer = 5 + 2 * int(fields[3], 16)
     words = fields[4 : first_pointer - 1 : 2]

@@ -59,11 +59,11 @@ def test_vectors_of_emoji_are_found_for_any_variation_tone_or_sequence(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not word2vec binary"),
-        (b"hello world\n", "is not word2vec binary"),
-        (b"2 2\n\xf0\x9f\x94\xa5 12345678", "holds 1 words of 2: the file is cut off"),
-        (b"1 1\nx 1234", "has a vector for none of 4 names, such as "),
-        (None, "does not exist: pass a file of label vectors"),
+        (b"", "is not a word2vec binary file"),
+        (b"hello world\n", "is not a word2vec binary file"),
+        (b"2 2\n\xf0\x9f\x94\xa5 12345678", "contains 1 of 2 words"),
+        (b"1 1\nx 1234", "for any of 4 class names, such as "),
+        (None, "does not exist: give a file of label vectors"),
     ],
 )
 def test_unreadable_vectors_raise_and_no_shards_are_written(

@@ -1,10 +1,12 @@
-"""Where the tests of this folder run: on a CUDA device, and the same bodies on the CPU, which keeps
-them sound on machines without one."""
+"""Device fixtures: the tests run on a CUDA device and on the CPU.
+
+The run on the CPU keeps the tests working on machines without a GPU.
+"""
 
 import pytest
 import torch
 
-_REASON = "needs a CUDA device, and torch sees none"
+_REASON = "needs a CUDA device, which torch does not find"
 
 
 @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
@@ -17,7 +19,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def cuda() -> torch.device:
-    """The device of a test that has no meaning on a CPU; it carries the marker `gpu` itself."""
+    """The device of a test for CUDA only, which must be marked with `gpu`."""
     if not torch.cuda.is_available():
         pytest.skip(_REASON)
     return torch.device("cuda")
@@ -25,7 +27,7 @@ def cuda() -> torch.device:
 
 @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
 def two(request: pytest.FixtureRequest) -> str:
-    """A kind of device of which there are two, one for each of two ranks."""
+    """The device type of a test with two ranks, each with its own device."""
     if request.param == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip(f"needs 2 CUDA devices, and torch sees {torch.cuda.device_count()}")
+        pytest.skip(f"needs 2 CUDA devices, but torch finds {torch.cuda.device_count()}")
     return str(request.param)

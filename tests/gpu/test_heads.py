@@ -1,4 +1,4 @@
-"""Heads on a CUDA device equal their float64 definitions and what they give on the CPU."""
+"""Heads on a CUDA device equal their float64 definitions and their results on the CPU."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss and its gradients by features and by node vectors, on the CPU."""
+    """The loss and its gradients with respect to features and nodes, moved to the CPU."""
     device = head.weight.device
     mine = features.detach().to(device).requires_grad_()
     head.zero_grad()
@@ -63,13 +63,13 @@ def test_hierarchical_softmax_equals_its_definition(device, weighting):
     *expected, log_p = test_hierarchical.expected(weighting, 70, 4)
     check(step(head, features, labels), expected, **EXACT)
     for block in head.score_blocks(features.to(device), 7):
-        wanted = log_p[:, block.class_ids.cpu().numpy()]
-        np.testing.assert_allclose(block.scores.cpu(), wanted, **EXACT)
+        want = log_p[:, block.class_ids.cpu().numpy()]
+        np.testing.assert_allclose(block.scores.cpu(), want, **EXACT)
 
 
 @pytest.mark.parametrize("weighting", ["dense", "vtree"])
 @pytest.mark.parametrize("kind", test_sampling.LOSSES)
-def test_sampled_steps_draw_the_classes_that_the_cpu_draws(device, kind, weighting):
+def test_sampled_steps_draw_the_same_classes_as_on_the_cpu(device, kind, weighting):
     here, features, labels, _ = test_sampling.sampled_head(kind, weighting, 150)
     there, *_ = test_sampling.sampled_head(kind, weighting, 150)
     there.to(device)
@@ -79,7 +79,7 @@ def test_sampled_steps_draw_the_classes_that_the_cpu_draws(device, kind, weighti
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_head_that_is_moved_computes_as_one_that_was_made_there(device, kind):
+def test_a_head_moved_to_the_device_equals_one_created_there(device, kind):
     options = {"class_weights": torch.arange(1, 14.0), "gradient_damping": 0.5}
     tree = label_tree("vtree", 13)
     made = ClassHead(5, tree, make_loss(kind, 13), device=device, **options)
@@ -89,8 +89,8 @@ def test_a_head_that_is_moved_computes_as_one_that_was_made_there(device, kind):
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_a_head_made_without_memory_computes_where_it_is_put(device, weighting):
-    """Its plan of indices is on the device `meta` until then."""
+def test_a_head_created_on_the_meta_device_can_be_moved_to_the_device(device, weighting):
+    """Its index plan is on the meta device before the move."""
     tree = label_tree(weighting, 13)
     head = ClassHead(5, tree, CrossEntropy(), gradient_damping=0.5, device="meta")
     assert head.engine.weights.device.type == "meta"
@@ -119,18 +119,19 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients(devic
     assert {tensor.dtype for tensor in inside} == {torch.float32}
     head.zero_grad()
     loss.backward()
-    # Autocast around backward changes nothing: the head has its precisions already.
+    # Autocast around backward does not matter, because the head sets its own precisions.
     torch.testing.assert_close(gradient_of_nodes(head).cpu(), inside[2], rtol=0, atol=0)
     assert not torch.equal(inside[2], exact[2])
     torch.testing.assert_close(inside[0], exact[0], rtol=2e-2, atol=2e-2)
     for ours, theirs in zip(inside[1:], exact[1:], strict=True):
         assert ours.isfinite().all()
-        # Where two logits round to one, the gradient of a largest one goes elsewhere.
+        # If two logits round to the same value, another one may be the largest and get the
+        # gradient.
         assert kind in LARGEST or (ours - theirs).norm() < 5e-2 * theirs.norm()
 
 
 @pytest.mark.parametrize("blocks", [1, 6])
-def test_smooth_topk_is_exact_in_float32_at_every_temperature_and_width(device, blocks):
+def test_smooth_topk_is_accurate_in_float32_for_every_temperature_and_scale(device, blocks):
     generator = torch.Generator().manual_seed(0)
     for tau in (0.001, 0.01, 0.1, 1.0):
         for std in (1.0, 3.0, 30.0):
@@ -160,22 +161,22 @@ def test_smooth_topk_is_finite_in_bf16(device, tau, std):
     assert (got[1] != 0).any()
 
 
-def test_bad_input_is_an_error_and_no_assertion_of_the_device(device):
+def test_invalid_input_is_an_exception_and_not_a_device_side_assertion(device):
     head = ClassHead(5, 13, CrossEntropy(), device=device)
     features = torch.zeros(3, 5, device=device)
     for labels in ([0, 1, 13], [0, -1, 1]):
-        with pytest.raises(ValueError, match=r"1 labels are outside 0\.\.12"):
+        with pytest.raises(ValueError, match=r"outside 0\.\.12 \(1 in the global batch"):
             head(features, torch.tensor(labels, device=device))
     with pytest.raises(FloatingPointError, match="1 of 3 rows of features"):
         head(features.index_fill(0, torch.tensor([1], device=device), torch.nan), labels_of(head))
-    head(features, labels_of(head)).backward()  # the device is as it was
+    head(features, labels_of(head)).backward()  # the device is still usable
 
 
 def labels_of(head: ClassHead) -> Tensor:
     return torch.arange(3, device=head.weight.device)
 
 
-def test_what_lies_on_another_device_is_refused(device):
+def test_tensors_on_another_device_are_rejected(device):
     head = ClassHead(5, 13, CrossEntropy(), device=device)
     features, labels = torch.zeros(3, 5), torch.arange(3)
     elsewhere = "meta" if device.type == "cpu" else "cpu"
@@ -183,19 +184,19 @@ def test_what_lies_on_another_device_is_refused(device):
         (features.to(elsewhere), labels.to(device)),
         (features.to(device), labels.to(elsewhere)),
     ):
-        with pytest.raises(ValueError, match=f"on {elsewhere} .*integers, on {device.type}"):
+        with pytest.raises(ValueError, match=f"on {elsewhere}.*integers, on {device.type}"):
             head(*pair)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_class_rows_scores_and_appended_classes_are_those_of_the_cpu(device, weighting):
+def test_class_rows_scores_and_appended_classes_equal_those_on_the_cpu(device, weighting):
     here, there = (grown(weighting, each) for each in ("cpu", device))
     assert there.num_classes == here.num_classes == 15
     expected, got = {}, {}
     features = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
     for head, found in ((here, expected), (there, got)):
-        on_it = features.to(head.weight.device)
-        blocks = zip(head.class_rows(5), head.score_blocks(on_it, 5), strict=True)
+        moved = features.to(head.weight.device)
+        blocks = zip(head.class_rows(5), head.score_blocks(moved, 5), strict=True)
         for rows, scores in blocks:
             assert rows.rows.device.type == scores.scores.device.type == head.weight.device.type
             assert torch.equal(rows.class_ids, scores.class_ids)
@@ -207,7 +208,7 @@ def test_class_rows_scores_and_appended_classes_are_those_of_the_cpu(device, wei
 
 
 def grown(weighting: str, device: torch.device | str) -> ClassHead:
-    """A head after a step, two appended classes and a step on their moments."""
+    """A head after a step, appending two classes, and another step with momentum."""
     head = ClassHead(6, label_tree(weighting, 13), make_loss("ce", 13), device=device, init_std=0.5)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(2)
@@ -227,7 +228,7 @@ def measured(scores: Tensor, labels: Tensor) -> ClassMeasures:
     return ClassMeasures.concatenate([block_measures(part, labels, of) for part, of in halves])
 
 
-def test_slc_measures_are_those_of_the_cpu(device):
+def test_slc_measures_equal_those_on_the_cpu(device):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(400, 30, generator=generator).round(decimals=1)
     labels = torch.randint(-1, 25, (400,), generator=generator)

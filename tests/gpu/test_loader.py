@@ -1,4 +1,4 @@
-"""Batches on a device are those of the CPU, copied ahead or not."""
+"""Batches on a device equal those on the CPU, with and without prefetching."""
 
 from itertools import islice
 from pathlib import Path
@@ -29,27 +29,27 @@ def assert_same(ours: list[Batch], theirs: list[Batch], device: torch.device) ->
         assert left.cursor == right.cursor
 
 
-def test_training_batches_come_on_the_device_in_the_order_of_the_cursor(
+def test_training_batches_are_on_the_device_and_in_the_order_of_the_cursor(
     glyphs: Path, device: torch.device
 ) -> None:
     with open_split(glyphs, "train") as split:
         batches = []
-        for place, workers in ((device, 1), (torch.device("cpu"), 0)):
+        for target, workers in ((device, 1), (torch.device("cpu"), 0)):
             with TrainLoader(
-                split, config(glyphs, workers), global_batch=7, cursor=Cursor(3), device=place
+                split, config(glyphs, workers), global_batch=7, cursor=Cursor(3), device=target
             ) as loader:
                 batches.append(list(islice(loader, 9)))
-                # What is read ahead is not consumed.
+                # Prefetched batches do not advance the cursor.
                 assert loader.cursor == Cursor(3, samples=63)
     assert_same(*batches, device)
 
 
-def test_evaluation_ends_with_the_last_batch_on_the_device(
+def test_evaluation_includes_the_last_partial_batch_on_the_device(
     glyphs: Path, device: torch.device
 ) -> None:
     with open_split(glyphs, "test") as split:
         batches = [
-            list(EvalLoader(split, config(glyphs, 0), batch=5, device=place))
-            for place in (device, torch.device("cpu"))
+            list(EvalLoader(split, config(glyphs, 0), batch=5, device=target))
+            for target in (device, torch.device("cpu"))
         ]
     assert_same(*batches, device)

@@ -1,4 +1,4 @@
-"""A step of a million classes holds little beside the weights and their gradient, on a device."""
+"""Memory of a step with a million classes, in addition to the weights and their gradient."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ MOST_BYTES = 300e6
 
 
 def two_levels(num_classes: int) -> LabelTree:
-    """About sqrt(K) pseudoclasses, each above as many classes."""
+    """About sqrt(K) pseudoclasses with sqrt(K) classes each."""
     above = num_classes + np.arange(num_classes) // int(num_classes**0.5)
     num_inner = int(above.max()) + 1 - num_classes
     parents = np.concatenate([above, np.full(num_inner, -1)])
@@ -39,8 +39,8 @@ def step(head: ClassHead) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*LOSS_KINDS, "ce over a vtree", "hierarchical_softmax"])
-def test_a_step_holds_300_mb_above_weights_and_gradient(cuda, kind):
-    step(make_head(kind, 1000, cuda))  # the libraries' own workspaces are there from here on
+def test_a_step_allocates_at_most_300_mb_beyond_weights_and_gradient(cuda, kind):
+    step(make_head(kind, 1000, cuda))  # allocates the workspaces of libraries
     head = make_head(kind, CLASSES, cuda)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -52,7 +52,7 @@ def test_a_step_holds_300_mb_above_weights_and_gradient(cuda, kind):
     assert extra <= MOST_BYTES
 
 
-def test_the_heads_that_are_measured_take_a_step(device):
+def test_all_measured_heads_can_take_a_step(device):
     for kind in (*LOSS_KINDS, "ce over a vtree", "hierarchical_softmax"):
         head = make_head(kind, 1000, device)
         step(head)

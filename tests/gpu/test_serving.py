@@ -1,4 +1,4 @@
-"""A replica on a GPU: the verdicts of one on the CPU."""
+"""A model on a GPU gives the same verdicts as on the CPU."""
 
 from pathlib import Path
 
@@ -12,20 +12,18 @@ from tests.tiny_bundle import WAYS_TO_ASK, write, write_of_texts
 
 
 @pytest.mark.parametrize("make", [write, write_of_texts])
-def test_a_model_on_a_gpu_gives_the_verdicts_of_one_on_the_cpu(make, device, tmp_path: Path):
+def test_a_model_on_a_gpu_gives_the_same_verdicts_as_on_the_cpu(make, device, tmp_path: Path):
     path = make(tmp_path / "bundle")
     model, other = Model.open(path, device=device.type), Model.open(path)
     model.self_check()
-    draw = np.random.default_rng(0)
-    drawn = [draw.integers(0, 256, (20, 33, 3), dtype=np.uint8) for _ in range(3)]
-    files = [cv2.imencode(".png", one)[1].tobytes() for one in drawn]
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (20, 33, 3), dtype=np.uint8) for _ in range(3)]
+    files = [cv2.imencode(".png", image)[1].tobytes() for image in images]
     raw = files if make is write else ["a cat", "猫 und a dog " * 9, "x"]
-    prepared, query = (
-        [model.prepare(one) for one in raw],
-        make_query(model.bundle, list(WAYS_TO_ASK)),
-    )
+    prepared = [model.prepare(sample) for sample in raw]
+    query = make_query(model.bundle, list(WAYS_TO_ASK))
     assert model.features(prepared).device.type == "cpu"
-    found, wanted = (one.answer(prepared, query) for one in (model, other))
-    for ours, theirs in zip(found.results, wanted.results, strict=True):
+    found, expected = (each.answer(prepared, query) for each in (model, other))
+    for ours, theirs in zip(found.results, expected.results, strict=True):
         scores = [[verdict.score for verdict in result.verdicts] for result in (ours, theirs)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)

@@ -1,4 +1,4 @@
-"""Training steps on CUDA devices: a task, DDP around its backbone, and ranks over NCCL."""
+"""Training steps on CUDA devices: a task, DDP, and ranks with NCCL."""
 
 import os
 import socket
@@ -56,12 +56,12 @@ def make_task(shards: Path, world: World, **changes) -> Task:
 
 
 def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> dict:
-    """Loss of three clipped steps of momentum, and what the task's tensors are after them."""
+    """The losses of three steps with momentum and clipping, and the task's tensors afterwards."""
     task = make_task(shards, world, train__global_batch=12, **changes)
     if ddp:
         task.strategy = DDPStrategy(task.backbone)
         task.strategy.attach(build_optimizer(task.recipe.optimizer, task.strategy.parameters))
-    # Convolutions would compute in TensorFloat-32.
+    # Convolutions would use TensorFloat-32 otherwise.
     with torch.backends.cudnn.flags(allow_tf32=False):
         losses = take_steps(task, 3)
     assert {tensor.device.type for tensor in training_entries(task).values()} == {world.device.type}
@@ -86,7 +86,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: changes.get("head__loss__kind"))
-def test_a_task_trains_as_on_the_cpu(device, glyphs, changes):
+def test_a_task_trains_like_on_the_cpu(device, glyphs, changes):
     expected = trained(glyphs, one_process(torch.device("cpu")), changes)
     check(trained(glyphs, one_process(device), changes), expected)
 
@@ -94,12 +94,12 @@ def test_a_task_trains_as_on_the_cpu(device, glyphs, changes):
 def test_a_task_in_bf16_trains_float32_weights(device, glyphs):
     task = make_task(glyphs, one_process(device), train__precision="bf16")
     exact = make_task(glyphs, one_process(device))
-    rounded, wanted = (each.backward(images(0, 12), step=1) for each in (task, exact))
-    torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
+    rounded, expected = (each.backward(images(0, 12), step=1) for each in (task, exact))
+    torch.testing.assert_close(rounded, expected, rtol=2e-2, atol=0)
     assert {parameter.grad.dtype for parameter in task.parameters()} == {torch.float32}
 
 
-def test_an_evaluation_measures_what_the_cpu_measures(device, glyphs):
+def test_an_evaluation_gives_the_same_measures_as_on_the_cpu(device, glyphs):
     found = []
     for each in (torch.device("cpu"), device):
         world = one_process(each)
@@ -118,7 +118,7 @@ def draws(device: torch.device) -> list[list[float]]:
     return [torch.rand(3, device=kind).tolist() for kind in ("cpu", device)]
 
 
-def test_a_checkpoint_of_the_cpu_resumes_its_generator_and_seeds_the_device(device, tmp_path):
+def test_a_checkpoint_from_the_cpu_restores_its_generator_and_seeds_the_device(device, tmp_path):
     cpu = one_process(torch.device("cpu"))
     save_checkpoint(tmp_path, {"weight": torch.zeros(1)}, {"step": 1}, cpu, keep=1)
     continued = torch.rand(3).tolist()
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_the_cpu_resumes_its_generator_and_seeds_the_device(devi
 
 
 def task_under_ddp(device: str, port: int, shards: Path) -> dict:
-    """DDP in a world of one rank: its buckets and its hook, on the device."""
+    """A task trained with DDP in a world of one rank, with its buckets and hook on the device."""
     dist.destroy_process_group()
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(BACKENDS[device], init_method=address, rank=0, world_size=1)
@@ -141,19 +141,19 @@ def task_under_ddp(device: str, port: int, shards: Path) -> dict:
     return trained(shards, World(0, 1, 0, 1, torch.device(device), mesh), {}, ddp=True)
 
 
-def test_ddp_of_one_rank_trains_as_no_ddp(device, glyphs):
+def test_ddp_with_one_rank_trains_like_a_task_without_ddp(device, glyphs):
     (got,) = run_on_ranks(1, task_under_ddp, device.type, free_port(), glyphs)
     check(got, trained(glyphs, one_process(device), {}))
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def opened_world(device: str, port: int) -> World:
-    """The world that a launcher's environment describes, in place of the one that ranks.py made."""
+    """Open a world from a launcher's environment variables, replacing that of tests/ranks.py."""
     dist.barrier()
     dist.destroy_process_group()
     os.environ.update(
@@ -164,11 +164,11 @@ def opened_world(device: str, port: int) -> World:
     return context.__enter__()
 
 
-_OPEN: list = []  # never closed: the parent ends the process
+_OPEN: list = []  # never closed, because the parent terminates the process
 
 
 def all_heads(device: str, port: int, data_axis: int) -> dict:
-    """Every loss on a mesh over the ranks: loss, gradients, and where they belong."""
+    """For each loss on a mesh over the ranks: the value, the gradients and the range of nodes."""
     world = opened_world(device, port)
     mesh = init_device_mesh(
         device, (data_axis, WORLD_SIZE // data_axis), mesh_dim_names=("data", "class")
@@ -218,7 +218,7 @@ def task_on_a_rank(device: str, port: int, shards: Path) -> list[dict]:
     return [trained(shards, world, {**SHARDED, "train__strategy": each}) for each in STRATEGIES]
 
 
-def test_a_task_on_two_devices_trains_as_on_one_under_every_strategy(two, glyphs):
+def test_a_task_on_two_devices_trains_like_on_one_with_every_strategy(two, glyphs):
     expected = trained(glyphs, one_process(torch.device(two)), SHARDED)
     for answers in run_on_ranks(WORLD_SIZE, task_on_a_rank, two, free_port(), glyphs):
         for answer in answers:

@@ -1,4 +1,4 @@
-"""Losses x weightings against their definitions in float64, written out naively."""
+"""Reference implementations of the losses and class weights, in float64 and written naively."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ LOGIT_MAPS: dict[str, LogitMap] = {
 
 @cache
 def label_tree(weighting: str, num_classes: int) -> LabelTree:
-    """A cover tree of clustered vectors, deep enough to have paths that cross shards."""
+    """A cover tree of clustered vectors, deep enough that paths cross shards."""
     rng = np.random.default_rng(num_classes)
     centers = rng.normal(size=(3, 6))
     vectors = centers[rng.integers(3, size=num_classes)] + 0.4 * rng.normal(size=(num_classes, 6))
@@ -46,13 +46,13 @@ def problem(tree: LabelTree, num_rows: int, dim: int, seed: int = 0) -> tuple[Te
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(num_rows, dim, generator=generator, dtype=torch.float64)
     labels = torch.randint(tree.num_classes, (num_rows,), generator=generator)
-    # Small enough that the naive log(1 - sigmoid(z)) keeps its digits.
+    # Small, so that the naive log(1 - sigmoid(z)) does not lose digits.
     nodes = 0.3 * torch.randn(tree.num_nodes, dim + 1, generator=generator, dtype=torch.float64)
     return features, labels, nodes
 
 
 def set_nodes(head: ClassHead, nodes: Tensor) -> None:
-    """Make this rank's rows and bias those of `nodes` [N, dim (+ 1: the bias)]."""
+    """Set this rank's rows and bias to those of `nodes` [N, dim], or [N, dim + 1] with the bias."""
     held = nodes[head.engine.weights.start : head.engine.weights.stop]
     with torch.no_grad():
         head.weight.copy_(held[:, : head.dim])
@@ -61,15 +61,14 @@ def set_nodes(head: ClassHead, nodes: Tensor) -> None:
 
 
 def gradient_of_nodes(head: ClassHead) -> Tensor:
-    """That of this rank's rows [n, dim], and of its bias as one more column."""
+    """The gradient of this rank's rows [n, dim], with that of the bias as an additional column."""
     if head.bias is None:
         return head.weight.grad
     return torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
 
 
 def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:
-    """Rows of classes [K, ...]: the sum of the nodes on each class's path, one path at a time (000,
-    eq 3)."""
+    """The rows of all classes [K, ...]: sums over their paths, one path at a time (000, eq 3)."""
     rows = []
     for class_id in range(tree.num_classes):
         node = int(np.flatnonzero(tree.class_of_node == class_id)[0])
@@ -82,7 +81,7 @@ def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:
 
 
 def naive_logits(tree: LabelTree, features: Tensor, nodes: Tensor) -> Tensor:
-    """z_ij = x_i . w_j + b_j, of nodes [N, dim + 1] with their bias in the last column."""
+    """z_ij = x_i . w_j + b_j, for nodes [N, dim + 1] with the bias in the last column."""
     rows = naive_rows(tree, nodes)
     return features @ rows[:, :-1].T + rows[:, -1]
 
@@ -99,7 +98,7 @@ def noise(num_classes: int) -> Tensor:
 
 
 def make_loss(kind: str, num_classes: int) -> Loss:
-    """The loss with hyperparameters that are not their defaults."""
+    """The loss with hyperparameters that differ from the defaults."""
     options: dict[str, Any] = {
         "ce": {"label_smoothing": 0.1, "z_loss": 0.01},
         "self_norm": {"alpha": 0.3},
@@ -122,7 +121,7 @@ def facts(num_classes: int) -> ClassFacts:
 
 
 def _mean(term: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean over rows of a term of one row's logits [K] and label."""
+    """The mean over rows of a function of one row's logits [K] and label."""
     return lambda z, labels: torch.stack(
         [term(row, y) for row, y in zip(z, labels.tolist(), strict=True)]
     ).mean()
@@ -187,12 +186,12 @@ def _tanimoto(p: Tensor, y: int) -> Tensor:
 
 @cache
 def _tuples(num_classes: int, k: int) -> Tensor:
-    """Every set of k classes [n, k]."""
+    """All sets of k classes [n, k]."""
     return torch.combinations(torch.arange(num_classes), k)
 
 
 def _topk_hinge(z: Tensor, y: int) -> Tensor:
-    """003 eq 8 over every k-tuple, scores over k."""
+    """003, eq 8, over all k-tuples, with scores divided by k."""
     k = min(3, len(z) - 1)
     tuples = _tuples(len(z), k)
     means = z[tuples].sum(1) / k
@@ -201,7 +200,7 @@ def _topk_hinge(z: Tensor, y: int) -> Tensor:
 
 
 def _smooth_topk(z: Tensor, y: int) -> Tensor:
-    """003 eq 9 over every k-tuple."""
+    """003, eq 9, over all k-tuples."""
     k, tau = min(2, len(z) - 1), 0.6
     tuples = _tuples(len(z), k)
     means = z[tuples].sum(1) / k
@@ -211,7 +210,7 @@ def _smooth_topk(z: Tensor, y: int) -> Tensor:
 
 
 def _bound(z: Tensor, y: int) -> Tensor:
-    """Bouchard's bound minimised over its alpha, where the derivative vanishes."""
+    """The bound of Bouchard, minimized over its alpha, where the derivative vanishes."""
     xi, num = 1.3, len(z)
     curvature = (1 / (1 + math.exp(-xi)) - 0.5) / (2 * xi)
     alpha = (z.sum() * 2 * curvature + num / 2 - 1) / (2 * curvature * num)
@@ -250,14 +249,14 @@ NAIVE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# Hierarchical softmax has a head of its own: test_hierarchical.py.
+# Hierarchical softmax has a separate head, which test_hierarchical.py tests.
 LOSS_KINDS = tuple(NAIVE)
 
 
 def naive_loss_and_gradients(
     kind: str, tree: LabelTree, features: Tensor, labels: Tensor, nodes: Tensor
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """The loss, its gradient by features [B, dim] and by node vectors [N, dim + 1]."""
+    """The loss and its gradients with respect to features [B, dim] and nodes [N, dim + 1]."""
     features, nodes = features.clone().requires_grad_(), nodes.clone().requires_grad_()
     loss = NAIVE[kind](naive_logits(tree, features, nodes), labels)
     loss.backward()

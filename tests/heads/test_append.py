@@ -1,4 +1,4 @@
-"""Classes appended to a trained head: old scores stay, moments move, every world size agrees."""
+"""Classes appended to a trained head: existing scores and moments are preserved on all ranks."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def trained_head(weighting: str, mesh=None):
 
 
 def step(head, optimizer) -> None:
-    """The same global batch on every rank: rank 0 brings all of it."""
+    """A step on the same global batch for every world size; rank 0 has all of its rows."""
     alone = head.mesh is None or torch.distributed.get_rank() == 0
     generator = torch.Generator().manual_seed(2)
     features = torch.randn(8, 4, generator=generator)[: 8 if alone else 0]
@@ -32,7 +32,7 @@ def step(head, optimizer) -> None:
 
 
 def rows_of(head) -> dict[int, np.ndarray]:
-    """The row of each class, its bias at the end."""
+    """The row of each class, with its bias as the last element."""
     return {
         int(class_id): np.append(row, bias)
         for block in head.class_rows()
@@ -41,7 +41,7 @@ def rows_of(head) -> dict[int, np.ndarray]:
 
 
 def moments_of(head, optimizer) -> torch.Tensor:
-    """Of the rows [n, dim], and of the bias as one more column."""
+    """The moments of the rows [n, dim], with that of the bias as an additional column."""
     of_rows, of_bias = (optimizer.state[p]["momentum_buffer"] for p in (head.weight, head.bias))
     return torch.cat([of_rows, of_bias[:, None]], dim=1)
 
@@ -66,12 +66,12 @@ def joined(parts):
 
 @pytest.fixture(scope="module")
 def grown_on_ranks():
-    """By world size, what each rank found."""
+    """The results of each rank, by world size."""
     return {world_size: run_on_ranks(world_size, grown_on_a_rank) for world_size in (2, 3)}
 
 
 @pytest.mark.parametrize("weighting", PARENTS)
-def test_old_classes_keep_their_rows_and_training_goes_on_the_same_on_every_world_size(
+def test_existing_rows_do_not_change_and_training_continues_identically_on_every_world_size(
     weighting, grown_on_ranks
 ):
     before, after, moment, later = grown(weighting)
@@ -101,7 +101,7 @@ def test_momentum_moves_with_its_rows():
     assert optimizer.param_groups[0]["params"] == [head.weight, head.bias]
 
 
-def test_a_new_leaf_takes_its_place_below_its_parent():
+def test_a_new_leaf_is_a_child_of_its_parent():
     tree = LabelTree.from_parents([-1, 0, 0], [-1, 0, 1])
     new, moved = append_to_tree(tree, [0, -1])
     assert new.num_classes == 4
@@ -110,12 +110,12 @@ def test_a_new_leaf_takes_its_place_below_its_parent():
     assert (new.class_of_node[moved] == tree.class_of_node).all()
 
 
-def test_a_parent_that_is_no_node_is_refused():
-    with pytest.raises(ValueError, match=r"parent 3 is no node of the label tree"):
+def test_a_parent_that_is_not_a_node_is_rejected():
+    with pytest.raises(ValueError, match="parent 3 is not a node"):
         append_to_tree(LabelTree.dense(3), [3])
 
 
-def test_appended_classes_start_with_the_bias_that_the_loss_wants():
+def test_appended_classes_start_with_the_initial_bias_of_the_loss():
     for tree in (1000, label_tree("vtree", 13)):
         head = ClassHead(4, tree, make_loss("bce", 1000), init_std=0.0)
         before = head.num_classes
@@ -134,19 +134,19 @@ def bad_parent_on_one_rank():
         return str(error), head.num_classes
 
 
-def test_a_bad_parent_on_one_rank_stops_every_rank_and_changes_nothing():
+def test_an_invalid_parent_on_one_rank_is_an_error_on_all_ranks_and_changes_nothing():
     good, bad = run_on_ranks(2, bad_parent_on_one_rank)
     assert "another rank cannot append" in good[0]
-    assert "parent 99 is no node" in bad[0]
+    assert "parent 99" in bad[0]
     assert good[1] == bad[1] == 13
 
 
-def test_parents_that_fit_no_head_are_refused_before_anything_changes():
+def test_unsupported_parents_are_rejected_before_the_head_changes():
     head = FactoredHead(4, 13, make_loss("quadratic", 13))
-    with pytest.raises(ValueError, match="append them under -1"):
+    with pytest.raises(ValueError, match="pass -1 for each class"):
         append_classes(head, [0])
     assert head.num_classes == 13
     append_classes(head, [-1])
     assert head.num_classes == 14
-    with pytest.raises(ValueError, match="parents are float64"):
+    with pytest.raises(ValueError, match="parents have dtype float64"):
         append_classes(head, [0.5])

@@ -1,7 +1,7 @@
-"""Bad input is a clear error on every rank, and never a hang.
+"""Invalid input raises a clear error on every rank instead of a hang.
 
-What belongs to one module alone is tested with it: trees that are none in test_label_tree.py and
-test_hierarchy.py, files in test_named_tree.py.
+Errors of single modules are tested with these modules: invalid trees in test_label_tree.py and
+test_hierarchy.py, invalid files in test_named_tree.py.
 """
 
 import numpy as np
@@ -45,8 +45,8 @@ def make_head(kind: str, tree: LabelTree, mesh=None) -> ClassHead:
     return ClassHead(3, tree, make_loss(kind, tree.num_classes), mesh=mesh, init_std=0.1)
 
 
-def told(head: ClassHead, features: Tensor, labels: Tensor) -> str:
-    """The error of a step, as every rank has one."""
+def error_of_step(head: ClassHead, features: Tensor, labels: Tensor) -> str:
+    """The error of a step on this rank, or "no error"."""
     try:
         head(features, labels).backward()
     except (ValueError, FloatingPointError) as error:
@@ -55,7 +55,7 @@ def told(head: ClassHead, features: Tensor, labels: Tensor) -> str:
 
 
 def one_line_on_every_rank(world_size: int, function, *arguments) -> list[str]:
-    """What each of the ranks was told; 1 is this process."""
+    """The results of all ranks, each a single line; a world size of 1 runs in this process."""
     if world_size == 1:
         answers = [function(1, *arguments)]
     else:
@@ -76,23 +76,23 @@ OUTSIDE = (-1, 13, 2**40)
 
 
 def labels_outside(world_size: int, data_axis: int) -> str:
-    """Each of OUTSIDE in turn, on the last rank only, between labels that are valid."""
+    """Errors of steps with each label of OUTSIDE, among valid labels, on the last rank only."""
     head = make_head("batch_ce", label_tree("vtree", 13), class_mesh(world_size, data_axis))
     last = here(world_size) == world_size - 1
     return " | ".join(
-        told(head, torch.zeros(3, 3), torch.tensor([0, wrong if last else 12, 5]))
+        error_of_step(head, torch.zeros(3, 3), torch.tensor([0, wrong if last else 12, 5]))
         for wrong in OUTSIDE
     )
 
 
 @pytest.mark.parametrize(("world_size", "data_axis"), [(1, 1), (2, 1), (4, 2)])
-def test_a_label_that_is_no_class_is_an_error_on_every_rank(world_size, data_axis):
+def test_a_label_outside_the_classes_is_an_error_on_every_rank(world_size, data_axis):
     *others, last = one_line_on_every_rank(world_size, labels_outside, data_axis)
     for answer, num_here in [(last, 1), *((other, 0) for other in others)]:
         errors = answer.split(" | ")
         assert len(errors) == len(OUTSIDE)
-        expected = f"ValueError: 1 labels are outside 0..12, {num_here} of them on this rank"
-        assert all(error.startswith(expected) for error in errors)
+        expected = f"outside 0..12 (1 in the global batch, {num_here} on this rank)"
+        assert all(expected in error for error in errors)
 
 
 BROKEN = {
@@ -109,32 +109,31 @@ BROKEN = {
 
 
 def broken_rows(world_size: int, kind: str) -> str:
-    """Each way of breaking the rows of the last rank in turn; the group outlives them all."""
+    """Errors of steps with each kind of invalid rows on the last rank, then a valid step."""
     head = make_head(kind, label_tree("vtree", 13), class_mesh(world_size))
     answers = []
     for how, break_them in BROKEN.items():
         rows = torch.zeros(2, 3), torch.tensor([0, 1])
         if here(world_size) == world_size - 1:
             rows = break_them(*rows)
-        answers.append(f"{how}: {told(head, *rows)}")
-    answers.append(f"sound: {told(head, torch.zeros(2, 3), torch.tensor([0, 1]))}")
+        answers.append(f"{how}: {error_of_step(head, *rows)}")
+    answers.append(f"valid: {error_of_step(head, torch.zeros(2, 3), torch.tensor([0, 1]))}")
     return " | ".join(answers)
 
 
 @pytest.mark.parametrize("kind", ["ce", "hierarchical_softmax"])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_rows_that_do_not_fit_are_an_error_on_every_rank_and_the_next_step_is_sound(
-    world_size, kind
-):
+def test_invalid_rows_are_an_error_on_every_rank_and_the_next_step_succeeds(world_size, kind):
     for answer in one_line_on_every_rank(world_size, broken_rows, kind):
-        *broken, sound = answer.split(" | ")
+        *broken, valid = answer.split(" | ")
         assert len(broken) == len(BROKEN)
-        for told_there in broken:
-            assert "1 ranks do not fit: give floats [b, 3]" in told_there
-        assert sound == "sound: no error"
+        for error in broken:
+            assert f"on 1 of {world_size} ranks" in error
+            assert "pass floats [b, 3]" in error
+        assert valid == "valid: no error"
 
 
-# ---- numbers that are none ----------------------------------------------------------------------
+# ---- NaN ----------------------------------------------------------------------------------------
 
 
 def nan_features(world_size: int, kind: str) -> str:
@@ -143,22 +142,22 @@ def nan_features(world_size: int, kind: str) -> str:
     features = torch.ones(3, 3)
     if here(world_size) == 0:
         features[1, 2] = torch.nan
-    return told(head, features, torch.tensor([0, 1, 2]))
+    return error_of_step(head, features, torch.tensor([0, 1, 2]))
 
 
 def nan_weight(world_size: int, kind: str, weighting: str, class_id: int) -> str:
-    """The vector of one class, which some rank holds, has become NaN."""
+    """The vector of one class is NaN on the rank that holds it."""
     head = make_head(kind, label_tree(weighting, 13), class_mesh(world_size))
     tree = head.label_tree if isinstance(head, HierarchicalSoftmaxHead) else head.tree
     weights, node = head.engine.weights, int(tree.node_of_class[class_id])
     if weights.start <= node < weights.stop:
         with torch.no_grad():
             head.weight[node - weights.start] = torch.nan
-    return told(head, torch.ones(3, 3), torch.tensor([0, 1, 2]))
+    return error_of_step(head, torch.ones(3, 3), torch.tensor([0, 1, 2]))
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_features_that_are_nan_are_an_error(kind):
+def test_nan_features_are_an_error(kind):
     (answer,) = one_line_on_every_rank(1, nan_features, kind)
     assert answer.startswith(
         "FloatingPointError: the loss is NaN; on rank 0, 1 of 3 rows of features (row 1) and 0 of"
@@ -167,8 +166,8 @@ def test_features_that_are_nan_are_an_error(kind):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_weight_vector_that_is_nan_is_an_error(kind, weighting):
-    """Of a class with a row in the batch, and of one without."""
+def test_a_nan_weight_vector_is_an_error(kind, weighting):
+    """For a class with a row in the batch, and for a class without one."""
     for class_id in (1, 7):
         (answer,) = one_line_on_every_rank(1, nan_weight, kind, weighting, class_id)
         assert answer.startswith("FloatingPointError: the loss is NaN; on rank 0, 0 of 3 rows")
@@ -184,25 +183,25 @@ def all_nan(world_size: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_nan_on_one_rank_is_an_error_on_every_rank_that_names_it(world_size):
+def test_nan_on_one_rank_is_an_error_on_every_rank_and_names_that_rank(world_size):
     answers = [answer.split(" | ") for answer in one_line_on_every_rank(world_size, all_nan)]
-    assert all(told_there == answers[0] for told_there in answers)
+    assert all(errors == answers[0] for errors in answers)
     assert len(answers[0]) == 2 * len(EVERY_KIND)
     for of_features, of_vector in zip(answers[0][0::2], answers[0][1::2], strict=True):
         assert "; on rank 0, 1 of 3 rows of features (row 1) and 0 of" in of_features
         assert of_features.count("on rank") == 1
-        # Whichever rank holds it.
+        # The rank depends on the sharding.
         assert of_vector.count("on rank") == 1
         assert ", 0 of 3 rows of features and 1 of" in of_vector
 
 
 def nan_logits_only(world_size: int) -> str:
-    """Everything is finite and a product is not: inf - inf."""
+    """All inputs are finite, but their product is inf - inf."""
     head = make_head("ce", LabelTree.dense(4), class_mesh(world_size))
     with torch.no_grad():
         head.weight.fill_(1e38)
     features = torch.tensor([[1e38, -1e38, 0.0]])
-    return told(head, features, torch.tensor([0]))
+    return error_of_step(head, features, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -234,20 +233,20 @@ def built(world_size: int, config: HeadConfig, num_classes: int, num_vectors: in
 
 
 K_TOO_LARGE = "head.loss.k is 5 and there are 5 classes: lower k"
-VECTORS = "there are 6 label vectors and 5 classes: shard the data again"
+VECTORS = "there are 6 label vectors and 5 classes"
 RECIPES = [
     (HeadConfig(loss=SmoothTopK(k=5)), 5, K_TOO_LARGE),
     (HeadConfig(loss=TopKHinge(k=5)), 5, K_TOO_LARGE),
     (HeadConfig(loss=TopKHinge(k=4)), 5, "no error"),
     (HeadConfig(weights=VTreeConfig()), 6, VECTORS),
-    (HeadConfig(loss=SimLoss()), 6, "simloss label vectors have shape [6, 4] and there are"),
+    (HeadConfig(loss=SimLoss()), 6, "simloss: label_vectors have shape [6, 4] and there are"),
     (HeadConfig(num_classes=6), 5, "head.num_classes is 6 and the shards have 5 classes"),
 ]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(("config", "num_vectors", "message"), RECIPES)
-def test_a_recipe_that_does_not_fit_the_classes_is_an_error_on_every_rank(
+def test_a_recipe_that_does_not_match_the_classes_is_an_error_on_every_rank(
     world_size, config, num_vectors, message
 ):
     for answer in one_line_on_every_rank(world_size, built, config, 5, num_vectors):
@@ -267,21 +266,21 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("message", UNFIT)
-def test_a_loss_that_does_not_fit_the_classes_makes_no_head(message):
+def test_a_head_rejects_a_loss_that_does_not_match_the_classes(message):
     with pytest.raises(ValueError, match=message):
         ClassHead(3, 4, UNFIT[message])
 
 
-def test_classes_are_not_appended_where_something_is_kept_of_every_class():
+def test_classes_cannot_be_appended_to_a_head_with_data_per_class():
     facts = ClassFacts(4, torch.ones(4), torch.ones(4, 2))
     for loss in (NoiseContrastiveEstimation(), SimLoss()):
-        with pytest.raises(ValueError, match="and there are 5 classes: make a new head"):
+        with pytest.raises(ValueError, match="and there are 5 classes: create a new head"):
             append_classes(ClassHead(3, 4, loss.prepare(facts)), [-1])
     weighted = ClassHead(3, 4, CrossEntropy(), class_weights=torch.ones(4))
-    with pytest.raises(ValueError, match="weighs 4 classes and none of those to append"):
+    with pytest.raises(ValueError, match="class_weights for 4 classes and none for new ones"):
         append_classes(weighted, [-1])
     assert weighted.num_classes == 4
-    with pytest.raises(ValueError, match="over a tree of 13 nodes, not of 14: make a new head"):
+    with pytest.raises(ValueError, match="has a tree of 13 nodes, not of 14: create a new head"):
         append_classes(HierarchicalSoftmaxHead(3, classes_at_13_nodes()), [-1])
 
 
@@ -293,23 +292,22 @@ def classes_at_13_nodes() -> LabelTree:
 
 
 def trees_that_differ(world_size: int, data_axis: int) -> str:
-    """As many nodes and classes on every rank, and the last rank has another tree."""
+    """All ranks have the same number of nodes and classes; the last rank has another tree."""
     last = here(world_size) == world_size - 1
     parents = [-1, 0, 0, 1, 1, 2 if last else 1, 2]
     tree = LabelTree.from_parents(parents, [-1, -1, -1, 0, 1, 2, 3])
     head = make_head("ce", tree, class_mesh(world_size, data_axis))
-    return told(head, torch.zeros(2, 3), torch.tensor([0, 1]))
+    return error_of_step(head, torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (2, 2), (4, 2)])
-def test_ranks_with_different_trees_are_told(world_size, data_axis):
+def test_different_trees_are_an_error_on_every_rank(world_size, data_axis):
     for answer in one_line_on_every_rank(world_size, trees_that_differ, data_axis):
-        assert answer.startswith("ValueError: the ranks' label trees differ (")
-        assert answer.endswith("give every rank the same tree, as a file that one of them built")
+        assert answer.startswith("ValueError: the label trees of the ranks differ (")
 
 
-def head_of_no_tree(world_size: int) -> str:
-    """A cycle among the parents is met before any rank waits for another."""
+def head_of_a_cycle(world_size: int) -> str:
+    """A cycle among the parents is detected before any collective."""
     try:
         make_head("ce", LabelTree.from_parents([-1, 2, 1], [0, 1, 2]), class_mesh(world_size))
     except ValueError as error:
@@ -319,15 +317,15 @@ def head_of_no_tree(world_size: int) -> str:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_cycle_is_an_error_on_every_rank(world_size):
-    for answer in one_line_on_every_rank(world_size, head_of_no_tree):
-        assert answer == "label tree: node 1 never reaches a root: parents form a cycle"
+    for answer in one_line_on_every_rank(world_size, head_of_a_cycle):
+        assert answer.startswith("label tree: node 1 does not reach a root")
 
 
-# ---- ranks without anything ---------------------------------------------------------------------
+# ---- ranks without rows or classes --------------------------------------------------------------
 
 
-def nothing_but_a_rank(world_size: int):
-    """Two classes and two rows: the last two ranks hold no class, the first three bring no row."""
+def steps_with_empty_ranks(world_size: int):
+    """Two classes and two rows: the last two ranks have no classes, the first three no rows."""
     found = {}
     for kind in LOSS_KINDS:
         loss = make_loss(kind, 2)
@@ -340,32 +338,32 @@ def nothing_but_a_rank(world_size: int):
     return found
 
 
-def test_ranks_with_neither_rows_nor_classes_take_part():
-    alone, ranks = nothing_but_a_rank(1), run_on_ranks(4, nothing_but_a_rank, 4)
+def test_ranks_without_rows_or_classes_participate():
+    alone, ranks = steps_with_empty_ranks(1), run_on_ranks(4, steps_with_empty_ranks, 4)
     assert [len(answers["ce"][2]) for answers in ranks] == [1, 1, 0, 0]
     assert [len(answers["ce"][1]) for answers in ranks] == [0, 0, 0, 2]
     for kind, (loss, by_features, by_nodes) in alone.items():
         for answers in ranks:
             assert answers[kind][0] == pytest.approx(loss, rel=1e-5)
-        for index, whole in ((1, by_features), (2, by_nodes)):
+        for index, expected in ((1, by_features), (2, by_nodes)):
             parts = np.concatenate([answers[kind][index] for answers in ranks])
-            np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6, err_msg=kind)
+            np.testing.assert_allclose(parts, expected, rtol=1e-4, atol=1e-6, err_msg=kind)
 
 
 def no_rows_at_all(world_size: int) -> str:
     head = make_head("ce", LabelTree.dense(2), class_mesh(world_size))
-    return told(head, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    return error_of_step(head, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 
 def one_row_for_a_batch_loss(world_size: int) -> str:
     head = make_head("batch_max_margin", LabelTree.dense(2), class_mesh(world_size))
     rows = slice(0, 1 if here(world_size) == 0 else 0)
-    return told(head, torch.zeros(1, 3)[rows], torch.zeros(1, dtype=torch.int64)[rows])
+    return error_of_step(head, torch.zeros(1, 3)[rows], torch.zeros(1, dtype=torch.int64)[rows])
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_too_few_rows_in_the_world_are_an_error_on_every_rank(world_size):
+def test_too_few_rows_in_the_global_batch_are_an_error_on_every_rank(world_size):
     for answer in one_line_on_every_rank(world_size, no_rows_at_all):
-        assert answer.startswith("ValueError: the global batch has no rows that count")
+        assert answer.startswith("ValueError: there are no rows that count")
     for answer in one_line_on_every_rank(world_size, one_row_for_a_batch_loss):
         assert answer.startswith("ValueError: batch_max_margin needs a global batch of at least 2")

@@ -1,4 +1,4 @@
-"""A compiled model with a head in it trains as the same model does uncompiled."""
+"""A compiled model with a head trains like the same model without torch.compile."""
 
 import shutil
 
@@ -11,7 +11,7 @@ from heads import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from tests.heads.cases import label_tree, make_loss
 
-NUM_STEPS = 12  # more than torch.compile tries anew before it gives up
+NUM_STEPS = 12  # more than torch.compile's limit of recompilations
 CASES = [
     ("ce", "dense"),
     ("ce", "vtree"),
@@ -34,7 +34,7 @@ INDUCTOR = pytest.param(
 
 
 class Backbone(nn.Module):
-    """Small, and no module of torch's own: those are not compiled in place."""
+    """A small custom module, because torch.nn's own modules are not compiled in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Model(nn.Module):
 
 
 def trained(model: nn.Module) -> list[dict[str, Tensor]]:
-    """Loss and gradients of each step of Adam."""
+    """The loss and gradients of each step of Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
     steps = []
@@ -90,7 +90,7 @@ def _nothing_compiled_yet():
 
 
 def check(model: nn.Module, kind: str, weighting: str) -> None:
-    """It trains as the eager model does; its backbone is compiled, and once."""
+    """Check that the model trains like an eager one and that its backbone is compiled once."""
     with torch._dynamo.config.patch(error_on_recompile=True):
         got = trained(model)
     for ours, theirs in zip(got, trained(Model(kind, weighting)), strict=True):
@@ -100,7 +100,7 @@ def check(model: nn.Module, kind: str, weighting: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-# Only the backbone is compiled: one case covers the code that inductor generates for it.
+# Only the backbone is compiled, so one case with inductor suffices.
 COMPILED = [
     *((*case, "eager") for case in CASES),
     *(pytest.param(*case, "aot_eager", marks=pytest.mark.slow) for case in CASES),
@@ -112,7 +112,7 @@ COMPILED = [
     ("kind", "weighting", "backend"),
     COMPILED,
 )
-def test_a_compiled_model_trains_as_an_eager_one_and_is_compiled_once(kind, weighting, backend):
+def test_a_compiled_model_trains_like_an_eager_one_and_is_compiled_once(kind, weighting, backend):
     check(torch.compile(Model(kind, weighting), backend=backend), kind, weighting)
 
 
@@ -124,14 +124,14 @@ def test_a_compiled_model_trains_as_an_eager_one_and_is_compiled_once(kind, weig
         pytest.param("inductor", marks=[*INDUCTOR.marks, pytest.mark.slow]),
     ],
 )
-def test_a_backbone_compiled_in_place_trains_under_an_eager_head(backend):
+def test_a_backbone_compiled_in_place_trains_with_an_eager_head(backend):
     model = Model("ce", "vtree")
     model.backbone.compile(backend=backend)
     check(model, "ce", "vtree")
     assert list(model.state_dict()) == list(Model("ce", "vtree").state_dict())
 
 
-def test_a_compiled_model_in_bf16_is_as_near_as_an_eager_one():
+def test_a_compiled_model_in_bf16_is_as_accurate_as_an_eager_one():
     model = torch.compile(Model("ce", "dense"), backend="aot_eager")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, expected = trained(model), trained(Model("ce", "dense"))

@@ -1,4 +1,4 @@
-"""The cover tree's invariants, and the label trees that it becomes."""
+"""The invariants of the cover tree, and the label trees derived from it."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from heads.tree import CoverTree, LabelTree, build_cover_tree
 
 BASES = (1.05, 1.3, 2.0, 10.0)
-CLOSE = 1 + 1e-9  # the tests measure distances by another formula than the code
+CLOSE = 1 + 1e-9  # tolerance, because the tests and the code use different distance formulas
 
 
 def rows_of(kind: str, rng: np.random.Generator) -> np.ndarray:
@@ -23,7 +23,7 @@ def rows_of(kind: str, rng: np.random.Generator) -> np.ndarray:
             return rows * (rng.random((num, 1)) < 0.6)
         case "parallel":
             return rows[rng.integers(0, num, 80)] * rng.uniform(0.1, 9, (80, 1))
-        case "one":
+        case "identical":
             return np.repeat(rows[:1], 7, axis=0)
     return rows
 
@@ -71,11 +71,11 @@ def check_invariants(tree: CoverTree, distance: np.ndarray) -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from(["random", "clustered", "duplicated", "zeros", "parallel", "one"]),
+    kind=st.sampled_from(["random", "clustered", "duplicated", "zeros", "parallel", "identical"]),
     base=st.sampled_from(BASES),
     metric=st.sampled_from(["cosine", "euclidean"]),
 )
-def test_nets_are_nested_separated_and_covering_and_parents_near(seed, kind, base, metric):
+def test_nets_are_nested_separated_and_covering_and_parents_are_nearest(seed, kind, base, metric):
     rows = rows_of(kind, np.random.default_rng(seed))
     tree = build_cover_tree(rows, base=base, metric=metric)
     assert len(tree.level) == len(rows)
@@ -84,7 +84,7 @@ def test_nets_are_nested_separated_and_covering_and_parents_near(seed, kind, bas
 
 
 def naive_vtree(tree: CoverTree) -> dict[object, object]:
-    """Parent of each class and pseudoclass, from the explicit tree with one-child nodes skipped."""
+    """The parent of each class and pseudoclass: the explicit tree without one-child nodes."""
     explicit: dict[object, object] = {}
     bottom = int(tree.level.max()) + 1
     for c, first in enumerate(tree.level):
@@ -96,14 +96,12 @@ def naive_vtree(tree: CoverTree) -> dict[object, object]:
     inner = {node for node in explicit if children.count(node) >= 2}
     leaves = {c: (c, bottom) for c in range(len(tree.level))}
 
-    def kept_above(node):
+    def parent(node):
         while (node := explicit[node]) is not None and node not in inner:
             pass
         return node
 
-    return {node: kept_above(node) for node in inner} | {
-        c: kept_above(leaf) for c, leaf in leaves.items()
-    }
+    return {node: parent(node) for node in inner} | {c: parent(leaf) for c, leaf in leaves.items()}
 
 
 def check_label_trees(tree: CoverTree) -> None:
@@ -123,7 +121,7 @@ def check_label_trees(tree: CoverTree) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from(["random", "clustered", "duplicated", "one"]),
+    kind=st.sampled_from(["random", "clustered", "duplicated", "identical"]),
     base=st.sampled_from(BASES[1:]),
 )
 def test_vtree_is_the_explicit_cover_tree_without_its_one_child_nodes(seed, kind, base):
@@ -137,13 +135,13 @@ def test_vtree_is_the_explicit_cover_tree_without_its_one_child_nodes(seed, kind
     assert tree.vtree().digest() == expected.digest()
 
 
-def test_rows_are_sums_of_u_and_the_bound_of_lemma_2_holds():
+def test_rows_are_sums_of_u_and_satisfy_the_bound_of_lemma_2():
     rng = np.random.default_rng(5)
     weights = rng.normal(size=(200, 6)) * rng.uniform(0, 3, (200, 1))
     for base in BASES:
         tree = build_cover_tree(rng.normal(size=(200, 4)), base=base)
         parent = tree.center_parent
-        # Paper 000, eq 2 with its sign mended: u_i = w_i - w_parent(i).
+        # Paper 000, eq 2, with the sign corrected: u_i = w_i - w_parent(i).
         u = np.where(parent[:, None] < 0, weights, weights - weights[parent])
         label_tree = tree.utree()
         nodes = u[label_tree.class_of_node]
@@ -164,7 +162,7 @@ def test_one_class_is_one_node():
         assert label_tree.class_of_node.tolist() == [0]
 
 
-def test_two_classes_hang_at_distance_one_over_base():
+def test_two_classes_have_the_scaled_distance_one_over_base():
     tree = build_cover_tree([[1.0, 0.0], [0.0, 1.0]], base=2)
     assert tree.center_parent.tolist() == [-1, 0]
     assert tree.level.tolist() == [0, 1]
@@ -180,14 +178,14 @@ def test_equal_classes_share_one_pseudoclass():
     assert build_cover_tree(np.zeros((5, 3))).center_parent.tolist() == [-1, 0, 0, 0, 0]
 
 
-def test_a_duplicate_hangs_under_its_equal_one_level_below_the_deepest():
+def test_a_duplicate_is_a_child_of_the_equal_class_one_level_below_all_others():
     tree = build_cover_tree([[0.0], [8.0], [1.0], [8.0]], base=2, metric="euclidean")
     assert tree.center_parent.tolist() == [2, 2, -1, 1]
     assert tree.level.tolist() == [3, 1, 0, 4]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_parallel_vectors_are_equal_under_the_cosine_in_every_type(dtype):
+def test_parallel_vectors_are_equal_under_the_cosine_metric_in_every_dtype(dtype):
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(10, 50))
     rows = (directions[np.arange(40) % 10] * rng.uniform(0.5, 3, (40, 1))).astype(dtype)
@@ -197,7 +195,7 @@ def test_parallel_vectors_are_equal_under_the_cosine_in_every_type(dtype):
     assert (tree.center_parent[twins] % 10 == twins % 10).all()
 
 
-def test_length_of_vectors_matters_only_to_the_euclidean_metric():
+def test_the_length_of_vectors_affects_only_the_euclidean_metric():
     rows = np.random.default_rng(2).normal(size=(30, 3))
     lengths = np.exp(np.random.default_rng(3).normal(size=(30, 1)))
     assert build_cover_tree(rows).level.tolist() == build_cover_tree(rows * lengths).level.tolist()
@@ -207,7 +205,7 @@ def test_length_of_vectors_matters_only_to_the_euclidean_metric():
 
 
 @pytest.mark.parametrize("factor", [1e-200, 1e200])
-def test_very_small_and_large_numbers_keep_their_tree(factor):
+def test_scaling_by_very_small_and_large_factors_does_not_change_the_tree(factor):
     rows = np.random.default_rng(4).normal(size=(30, 3))
     for metric in ("cosine", "euclidean"):
         tree = build_cover_tree(rows, metric=metric)
@@ -216,7 +214,7 @@ def test_very_small_and_large_numbers_keep_their_tree(factor):
         assert scaled.level.tolist() == tree.level.tolist()
 
 
-def test_a_smaller_base_makes_a_taller_tree():
+def test_a_smaller_base_gives_a_deeper_tree():
     rows = np.random.default_rng(6).normal(size=(300, 5))
     depths = [build_cover_tree(rows, base=base).vtree().depth.mean() for base in (1.2, 2, 10)]
     assert depths[0] > depths[1] > depths[2]
@@ -233,7 +231,7 @@ def test_clusters_are_subtrees_of_the_vtree():
         assert [i for i in range(200) if lowest_common in above[i]] == members
 
 
-def test_permuted_classes_give_the_same_tree_with_permuted_names():
+def test_permuting_the_classes_permutes_the_tree():
     rng = np.random.default_rng(8)
     rows = rng.normal(size=(150, 6))
     shuffle = rng.permutation(150)
@@ -243,7 +241,7 @@ def test_permuted_classes_give_the_same_tree_with_permuted_names():
     assert other.center_parent.tolist() == expected
 
 
-def test_same_vectors_give_the_same_tree_twice():
+def test_the_same_vectors_give_the_same_tree():
     rows = np.random.default_rng(9).integers(-1, 2, size=(300, 4))  # full of ties
     assert build_cover_tree(rows).vtree().digest() == build_cover_tree(rows).vtree().digest()
 
@@ -259,8 +257,8 @@ def test_ties_go_to_the_lowest_class_id():
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([[1.0], [np.nan]], {}, "class 1 holds NaN"),
-        ([[1.0], [2.0], [np.inf]], {}, "class 2 holds NaN or infinity"),
+        ([[1.0], [np.nan]], {}, "class 1 contains NaN"),
+        ([[1.0], [2.0], [np.inf]], {}, "class 2 contains NaN or infinity"),
         (np.ones((0, 3)), {}, "shape"),
         (np.ones((3, 0)), {}, "shape"),
         (np.ones(3), {}, "shape"),
@@ -271,7 +269,7 @@ def test_ties_go_to_the_lowest_class_id():
         ([[1.0]], {"metric": "manhattan"}, "'manhattan': use cosine or euclidean"),
     ],
 )
-def test_bad_input_is_refused(rows, options, message):
+def test_invalid_input_is_rejected(rows, options, message):
     with pytest.raises(ValueError, match=message) as error:
         build_cover_tree(rows, **options)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The cover tree beyond one block of candidates: many tiles, many batches, the same invariants."""
+"""The invariants of cover trees with many blocks of candidates, tiles and batches."""
 
 from dataclasses import replace
 
@@ -23,9 +23,9 @@ KINDS = ["random", "clustered", "duplicated", "zeros", "parallel", "grid", "dust
 
 def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
     match kind:
-        case "grid":  # nearly all distances tie
+        case "grid":  # nearly all distances are tied
             return rng.integers(-2, 3, size=(num, 3)).astype(float)
-        case "dust":  # clusters far smaller than float32 can tell from where they are
+        case "dust":  # clusters smaller than the float32 rounding error of their coordinates
             centers = rng.normal(size=(5, 4))
             return centers[rng.integers(0, 5, num)] + 1e-7 * rng.normal(size=(num, 4))
     rows = rows_of(kind, rng)
@@ -36,7 +36,7 @@ def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "examples", [pytest.param(40, id="few"), pytest.param(400, id="many", marks=pytest.mark.slow)]
 )
-def test_invariants_hold_over_many_small_tiles_and_blocks(examples):
+def test_invariants_hold_with_many_small_tiles_and_blocks(examples):
     @settings(max_examples=examples, deadline=None)
     @given(
         seed=st.integers(0, 2**32 - 1),
@@ -76,7 +76,7 @@ def test_invariants_hold_between_all_pairs_of_1500_classes(kind):
             rows = clustered(1500, 24, seed=2)
         case "grid":
             rows = rng.integers(-3, 4, size=(1500, 3)).astype(float)
-    # Differences, not products: the check is to be exact where the distances are small.
+    # Use differences, not products, because the check must be exact for small distances.
     points = unit_rows(rows.astype(np.float64))
     distance = np.stack([np.linalg.norm(points - point, axis=1) for point in points])
     tree = build_cover_tree(rows)
@@ -96,14 +96,14 @@ def test_invariants_hold_on_sampled_classes_of_20_000(large):
     assert violations(rows, tree, num_sampled=150) == []
 
 
-def test_duplicates_among_many_hang_under_their_equal(large):
+def test_duplicates_in_a_large_tree_are_children_of_the_equal_class(large):
     _, tree = large
     parent = tree.center_parent
     first, second = np.arange(100), np.arange(7000, 7100)
     assert ((parent[first] == second) | (parent[second] == first)).all()
 
 
-def test_sampled_check_finds_each_kind_of_damage(large):
+def test_the_sampled_check_detects_each_kind_of_violation(large):
     rows, tree = large
     rng = np.random.default_rng(0)
     inner = np.flatnonzero((tree.level > 0) & (tree.level < tree.level.max() - 1))
@@ -121,7 +121,7 @@ def test_sampled_check_finds_each_kind_of_damage(large):
         assert any(message in line for line in found), message
 
 
-def test_precision_of_the_input_does_not_blur_tight_clusters_far_from_the_origin():
+def test_tight_clusters_far_from_the_origin_are_resolved():
     rng = np.random.default_rng(3)
     directions = rng.normal(size=(8, 3))
     rows = 1e3 * directions[rng.integers(0, 8, 900)] + 1e-4 * rng.normal(size=(900, 3))
@@ -130,7 +130,7 @@ def test_precision_of_the_input_does_not_blur_tight_clusters_far_from_the_origin
     check_invariants(tree, distance)
 
 
-def test_of_equally_near_classes_of_one_batch_the_first_to_join_is_the_parent():
+def test_among_equally_near_members_the_first_one_added_is_the_parent():
     rows = [[0, 0], [10, 1], [10, -1], [10, 0], [-10, 1], [-10, -1], [-10, 0]]
     tree = build_cover_tree(rows, base=10, metric="euclidean")
     assert tree.level.tolist() == [0, 1, 1, 2, 1, 1, 2]

@@ -1,4 +1,4 @@
-"""Vectors of class names by a transformers encoder, tiny and random, from a local folder."""
+"""Vectors of class names from a transformers encoder: a tiny random model in a local folder."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_vectors_are_mean_hidden_states_of_each_name_alone(folder):
+def test_vectors_are_mean_hidden_states_independent_of_the_batch(folder):
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     for batch in (1, 3):
         vectors = encode_names(folder, NAMES, batch=batch)
@@ -50,15 +50,15 @@ def test_vectors_are_mean_hidden_states_of_each_name_alone(folder):
             assert vector == pytest.approx(states.mean(0).numpy(), abs=1e-6)
 
 
-def test_a_name_longer_than_the_window_is_cut(folder):
+def test_a_name_longer_than_the_maximum_length_is_truncated(folder):
     one, other = encode_names(folder, ["a cat and a dog", "a cat and a dog and a cat"])
     assert one == pytest.approx(other, abs=1e-6)
 
 
-def test_a_folder_without_a_model_is_one_line(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+def test_a_folder_without_a_model_is_a_one_line_error(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         encode_names(tmp_path, NAMES)
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    with pytest.raises(ValueError, match="does not load") as error:
+    with pytest.raises(ValueError, match="cannot load encoder") as error:
         encode_names(tmp_path, NAMES)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Loss and gradients of every loss x weighting equal their definitions, sharded or not."""
+"""Every loss and its gradients equal their definitions with all weightings, also when sharded."""
 
 from functools import cache
 
@@ -38,12 +38,12 @@ def loss_and_gradients(head: ClassHead, features: Tensor, labels: Tensor):
     return float(loss.detach()), features.grad.numpy(), gradient_of_nodes(head).numpy()
 
 
-@pytest.mark.parametrize("memory", ["one block, kept", "blocks of 64 nodes, recomputed"])
+@pytest.mark.parametrize("memory", ["one block, saved", "blocks of 64 nodes, recomputed"])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
     head = make_head(kind, weighting, num_classes=70, dim=7)
-    if memory != "one block, kept":
+    if memory != "one block, saved":
         object.__setattr__(head.engine, "memory_bytes", 1)
     features, labels, nodes = problem(head.tree, num_rows=9, dim=7)
     set_nodes(head, nodes)
@@ -53,11 +53,12 @@ def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
 
 
 def sharded_case(kind: str, weighting: str, num_classes: int, data_axis: int, blocks: bool):
-    """This rank's loss, feature gradient and weight gradient, and where they belong."""
+    """This rank's loss, feature gradient and weight gradient, and their ranges of rows and
+    nodes."""
     head = make_head(kind, weighting, num_classes, 5, rank_mesh(data_axis))
     if blocks:
         object.__setattr__(head.engine, "memory_bytes", 1)
-    # 11 rows over the ranks: uneven shares, and with more than 11 ranks there would be empty ones.
+    # 11 rows, which do not divide evenly among the ranks.
     features, labels, nodes = problem(head.tree, num_rows=11, dim=5)
     set_nodes(head, nodes)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -81,7 +82,7 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         pytest.param(2, 13, 1, marks=pytest.mark.slow),
         (3, 13, 1),
         (4, 13, 1),
-        (4, 5, 1),  # chunks of 2: the last rank of the dense head holds no class
+        (4, 5, 1),  # chunks of 2: the last rank of the dense head is without classes
         pytest.param(4, 2, 1, marks=pytest.mark.slow),
         (4, 13, 2),  # two class groups of two
         (4, 13, 4),  # every rank holds all classes
@@ -99,7 +100,7 @@ def test_sharded_in_many_blocks_equals_the_definition():
 
 @cache
 def expected_of_11_rows(kind: str, weighting: str, num_classes: int):
-    """Computed once for all world sizes."""
+    """The definition's results, computed once for all world sizes."""
     tree = label_tree(weighting, num_classes)
     return naive_loss_and_gradients(kind, tree, *problem(tree, num_rows=11, dim=5))
 
@@ -119,7 +120,7 @@ def check_against_definition(ranks, num_classes: int) -> None:
 
 
 def empty_shares():
-    """Every loss of two rows on four ranks: two of the ranks have none."""
+    """Every loss of two rows on four ranks, of which two have no rows."""
     begin, end = shard_range(2, torch.distributed.get_rank(), 4)
     found = {}
     for kind in LOSS_KINDS:
@@ -130,7 +131,7 @@ def empty_shares():
     return found, (begin, end)
 
 
-def test_ranks_without_rows_take_part():
+def test_ranks_without_rows_participate():
     tree = label_tree("vtree", 13)
     features, labels, nodes = problem(tree, num_rows=2, dim=5)
     ranks = run_on_ranks(4, empty_shares)
@@ -158,9 +159,9 @@ INTEGERS = {
 
 
 @pytest.mark.parametrize("dtype", INTEGERS.values(), ids=INTEGERS)
-def test_labels_of_any_integer_type_are_class_ids(dtype):
+def test_labels_of_any_integer_dtype_are_class_ids(dtype):
     features, labels = torch.randn(4, 3), torch.tensor([1, 0, 4, 2])
-    for head in heads_of_each_kind(300):  # more classes than 8 bits count
+    for head in heads_of_each_kind(300):  # more classes than 8 bits can represent
         head.eval()
         given = labels.to(dtype)
         torch.testing.assert_close(head(features, given), head(features, labels))
@@ -171,15 +172,15 @@ def test_a_label_above_int64_is_outside_the_classes_and_is_not_ignored():
     """A cast would wrap it to -100, which is `ignore_index`."""
     labels = torch.tensor([0, 2**64 - 100], dtype=torch.uint64)
     for head in heads_of_each_kind(5):
-        with pytest.raises(ValueError, match="1 labels are outside"):
+        with pytest.raises(ValueError, match="1 in the global batch"):
             head(torch.zeros(2, 3), labels)
 
 
-def test_a_second_derivative_is_refused_and_a_loss_without_gradients_keeps_none():
+def test_a_second_derivative_is_rejected_and_inference_mode_is_supported():
     head = make_head("ce", "dense", 5, 3)
     features, labels, _ = problem(head.tree, num_rows=4, dim=3)
     loss = head(features.requires_grad_(), labels)
-    with pytest.raises(RuntimeError, match="no second derivative"):
+    with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.grad(loss, features, create_graph=True)
     with torch.inference_mode():
         torch.testing.assert_close(head(features, labels), loss.detach())
@@ -189,14 +190,14 @@ BATCH_LOSSES = [kind for kind, loss in LOSSES.items() if loss.couples_rows]
 
 
 @pytest.mark.parametrize("kind", BATCH_LOSSES)
-def test_a_batch_loss_of_a_single_row_is_an_error_in_training(kind):
+def test_a_batch_loss_of_a_single_row_raises_in_training(kind):
     head = make_head(kind, "dense", 4, 3)
     with pytest.raises(ValueError, match="at least 2 rows, got 1"):
         head(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([0]))
 
 
 @pytest.mark.parametrize("kind", BATCH_LOSSES)
-def test_a_batch_loss_of_a_single_row_is_a_value_in_evaluation(kind):
+def test_a_batch_loss_of_a_single_row_is_defined_in_evaluation(kind):
     head = make_head(kind, "dense", 4, 3)
     features, labels, nodes = problem(head.tree, num_rows=1, dim=3)
     set_nodes(head, nodes)
@@ -207,17 +208,18 @@ def test_a_batch_loss_of_a_single_row_is_a_value_in_evaluation(kind):
         np.testing.assert_allclose(got, want, **EXACT)
 
 
-def single_row_of_the_world():
+def single_row_in_the_global_batch():
     head = make_head("batch_ce", "dense", 4, 3, rank_mesh()).eval()
     rows = 1 if torch.distributed.get_rank() == 0 else 0
     features, labels = torch.ones(rows, 3, dtype=torch.float64), torch.zeros(rows).long()
     return head(features, labels).item()
 
 
-def test_a_batch_loss_of_a_single_row_on_one_of_two_ranks_is_a_value_in_evaluation():
+def test_a_batch_loss_of_a_single_row_on_one_of_two_ranks_is_defined_in_evaluation():
     head = make_head("batch_ce", "dense", 4, 3).eval()
     expected = head(torch.ones(1, 3, dtype=torch.float64), torch.tensor([0])).item()
-    assert run_on_ranks(2, single_row_of_the_world) == pytest.approx([expected] * 2, rel=1e-10)
+    losses = run_on_ranks(2, single_row_in_the_global_batch)
+    assert losses == pytest.approx([expected] * 2, rel=1e-10)
 
 
 def test_an_empty_batch_is_an_error():
@@ -227,7 +229,7 @@ def test_an_empty_batch_is_an_error():
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_scaled_loss_scales_its_gradients_and_two_uses_add_up(kind):
+def test_scaling_a_loss_scales_its_gradients_and_gradients_of_two_calls_add_up(kind):
     head = make_head(kind, "vtree", 13, 5)
     features, labels, nodes = problem(head.tree, num_rows=6, dim=5)
     set_nodes(head, nodes)
@@ -285,7 +287,7 @@ AT_MINUS_INFINITY = (
 
 
 @pytest.mark.parametrize("kind", AT_MINUS_INFINITY)
-def test_a_class_that_is_impossible_gets_no_gradient_and_no_nan(kind):
+def test_an_impossible_class_gets_a_zero_gradient_and_no_nan(kind):
     head = ClassHead(2, 200, make_loss(kind, 200), bias=True, dtype=torch.float64)
     object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64: the last is all -inf
     with torch.no_grad():
@@ -319,7 +321,7 @@ def test_initial_rows_do_not_depend_on_the_world_size():
         np.testing.assert_array_equal(np.concatenate(parts), alone, err_msg=weighting)
 
 
-def test_a_vtree_starts_at_the_same_classifier_as_dense_weights():
+def test_a_vtree_starts_as_the_same_classifier_as_dense_weights():
     dense, vtree = (
         ClassHead(6, label_tree(weighting, 40), LOSSES["ce"](), seed=3, init_std=0.5)
         for weighting in ("dense", "vtree")
@@ -338,8 +340,8 @@ WEIGHTED = [kind for kind in LOSS_KINDS if kind not in ("batch_ce", "batch_max_m
 
 
 @pytest.mark.parametrize("kind", WEIGHTED)
-def test_class_weights_make_a_weighted_mean_and_ignored_rows_do_not_count(kind):
-    """As torch.nn.functional.cross_entropy has it: the weights' sum is what divides."""
+def test_class_weights_give_a_weighted_mean_and_ignored_rows_have_no_effect(kind):
+    """As in torch.nn.functional.cross_entropy, the divisor is the sum of the weights."""
     num_classes, dim = 13, 5
     weights = torch.linspace(0.5, 2, num_classes, dtype=torch.float64)
     tree = label_tree("vtree", num_classes)
@@ -395,13 +397,13 @@ def test_a_batch_of_ignored_rows_is_an_error():
 
 
 @pytest.mark.parametrize("weights", [torch.ones(3), torch.tensor([1.0, -1, 1, 1])])
-def test_class_weights_that_do_not_fit_are_refused(weights):
-    with pytest.raises(ValueError, match="class weights have shape"):
+def test_invalid_class_weights_are_rejected(weights):
+    with pytest.raises(ValueError, match="class_weights have shape"):
         ClassHead(3, 4, make_loss("ce", 4), class_weights=weights)
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_class_of_weight_zero_gives_its_rows_no_gradient_and_no_nan(kind):
+def test_rows_of_a_class_with_weight_zero_get_a_zero_gradient_and_no_nan(kind):
     weights = torch.ones(13, dtype=torch.float64)
     weights[0] = 0
     head = ClassHead(5, 13, make_loss(kind, 13), class_weights=weights, dtype=torch.float64)
@@ -410,11 +412,11 @@ def test_a_class_of_weight_zero_gives_its_rows_no_gradient_and_no_nan(kind):
     loss, by_features, by_nodes = loss_and_gradients(head, features, torch.tensor([0, 3, 0, 5]))
     assert np.isfinite(loss)
     assert np.isfinite(by_nodes).all()
-    if kind not in ("batch_ce", "batch_max_margin"):  # whose rows are compared with each other
+    if kind not in ("batch_ce", "batch_max_margin"):  # they compare rows with each other
         assert (by_features[[0, 2]] == 0).all()
 
 
-def test_rows_that_all_weigh_nothing_are_an_error():
+def test_a_batch_with_total_weight_zero_is_an_error():
     weights = torch.tensor([0.0, 1, 1, 1])
     head = ClassHead(3, 4, make_loss("ce", 4), class_weights=weights)
     with pytest.raises(ValueError, match="no rows that count"):
@@ -424,7 +426,7 @@ def test_rows_that_all_weigh_nothing_are_an_error():
 
 
 @pytest.mark.parametrize("head_type", [ClassHead, FactoredHead])
-def test_what_an_ignored_row_holds_does_not_matter(head_type):
+def test_the_features_of_an_ignored_row_have_no_effect(head_type):
     head = head_type(3, 4, SphericalSoftmax(), ignore_index=-1, init_std=0.5)
     features = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
     features[1] = torch.nan
@@ -437,7 +439,7 @@ def test_what_an_ignored_row_holds_does_not_matter(head_type):
     assert float(head.squared_gradient_norm()) > 0
 
 
-def features_of_another_type_on_one_rank():
+def features_of_another_dtype_on_one_rank():
     head = make_head("ce", "dense", 4, 3, rank_mesh())
     dtype = (torch.float32, torch.float64)[torch.distributed.get_rank()]
     try:
@@ -446,6 +448,6 @@ def features_of_another_type_on_one_rank():
         return str(error)
 
 
-def test_features_of_another_type_on_one_rank_stop_every_rank():
-    for answer in run_on_ranks(2, features_of_another_type_on_one_rank):
-        assert "features differ in type" in answer
+def test_features_of_another_dtype_on_one_rank_are_an_error_on_all_ranks():
+    for answer in run_on_ranks(2, features_of_another_dtype_on_one_rank):
+        assert "differ in dtype" in answer

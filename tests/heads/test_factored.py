@@ -1,4 +1,4 @@
-"""The factored head equals a plain head under SGD, step by step, sharded or not."""
+"""The factored head equals a plain head trained with SGD, step by step, also when sharded."""
 
 import copy
 from itertools import pairwise
@@ -32,7 +32,7 @@ def make_plain(kind: str, num_classes: int = CLASSES, **options) -> ClassHead:
 
 
 def batches(count: int, rows: int = 9, num_classes: int = CLASSES):
-    """Features [rows, DIM] that favour a direction, and labels that repeat within a batch."""
+    """Features [rows, DIM] with a dominant direction, and labels that repeat within a batch."""
     generator = torch.Generator().manual_seed(count + rows)
     for _ in range(count):
         features = torch.randn(rows, DIM, generator=generator, dtype=torch.float64)
@@ -41,7 +41,7 @@ def batches(count: int, rows: int = 9, num_classes: int = CLASSES):
 
 
 def pass_through(head: ClassHead, features: Tensor, labels: Tensor, scale: float = 1.0):
-    """The loss and its scaled gradient by the features; the head has its own gradient then."""
+    """The loss and the scaled gradient of the features; the head has recorded its gradient."""
     features = features.clone().requires_grad_()
     loss = head(features, labels)
     (loss * scale).backward()
@@ -49,7 +49,7 @@ def pass_through(head: ClassHead, features: Tensor, labels: Tensor, scale: float
 
 
 def current_rows(head: FactoredHead) -> np.ndarray:
-    """W as it stands, without the consolidation that reading `weight` brings."""
+    """The current W, without the consolidation caused by reading `weight`."""
     return head._rows(head._held()).numpy().copy()
 
 
@@ -80,7 +80,7 @@ def test_every_step_equals_sgd_with_weight_decay(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_under_class_weights_ignored_rows_a_scaled_loss_and_two_backwards(
+def test_every_step_equals_sgd_with_class_weights_ignored_rows_a_scaled_loss_and_two_backwards(
     kind,
 ):
     weights = torch.linspace(0, 2, CLASSES)
@@ -89,13 +89,13 @@ def test_every_step_equals_sgd_under_class_weights_ignored_rows_a_scaled_loss_an
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_where_every_step_consolidates(kind):
+def test_every_step_equals_sgd_if_every_step_consolidates(kind):
     head = assert_equal_to_sgd(kind, max_singular_value=1.0)
     assert head.num_consolidations == 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_where_some_steps_consolidate(kind):
+def test_every_step_equals_sgd_if_some_steps_consolidate(kind):
     most = {"taylor_softmax": 1.02, "spherical_softmax": 1.05, "spherical_bound": 1.1}
     head = assert_equal_to_sgd(kind, max_singular_value=most.get(kind, 1.5))
     assert 2 < head.num_consolidations < 28
@@ -112,12 +112,12 @@ def test_singular_values_stay_within_the_bound_up_to_a_scale(lr):
         if head._factors is not None:
             values = torch.linalg.svdvals(head._factors.transform)
             assert values[0] / values[-1] <= most**2
-    # Some steps stay inside and some do not.
+    # Some steps consolidate and some do not.
     assert {b - a for a, b in pairwise(consolidations)} == {0, 1}
 
 
-def test_a_step_that_no_factors_can_take_is_taken_on_the_rows():
-    """One that sends a direction of all rows to zero: U would be singular."""
+def test_a_step_that_would_make_u_singular_is_applied_to_the_rows():
+    """The step sets one direction of all rows to zero."""
     ours, plain = make_factored("quadratic"), make_plain("quadratic")
     features = torch.eye(DIM, dtype=torch.float64)
     labels = torch.arange(DIM)
@@ -136,7 +136,7 @@ def test_scaled_gradients_equal_those_of_a_scaled_loss():
         norm = ours.squared_gradient_norm()
         ours.scale_gradients(0.5)
         np.testing.assert_allclose(ours.squared_gradient_norm(), norm / 4)
-        # What comes after is not scaled.
+        # Later gradients are not scaled.
         pass_through(ours, features, labels)
         pass_through(other, features, labels, 1.5)
         ours.step(LR)
@@ -144,7 +144,7 @@ def test_scaled_gradients_equal_those_of_a_scaled_loss():
         np.testing.assert_allclose(current_rows(ours), current_rows(other), **EXACT)
 
 
-def test_without_a_gradient_nothing_changes():
+def test_a_step_without_a_gradient_changes_nothing():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
     before = current_rows(head)
@@ -159,7 +159,7 @@ def test_without_a_gradient_nothing_changes():
     np.testing.assert_array_equal(current_rows(head), before)
 
 
-def test_features_need_no_gradient_and_optimizers_pass_the_weight_by():
+def test_features_may_be_without_a_gradient_and_optimizers_skip_the_weight():
     ours, plain = make_factored("quadratic"), make_plain("quadratic")
     adam = torch.optim.AdamW(ours.parameters(), weight_decay=1.0)
     (features, labels), *_ = batches(1)
@@ -172,7 +172,7 @@ def test_features_need_no_gradient_and_optimizers_pass_the_weight_by():
     assert ours.weight.grad is None
 
 
-def test_a_gradient_of_the_features_alone_records_no_step():
+def test_computing_only_the_gradient_of_the_features_records_nothing():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
     features.requires_grad_()
@@ -182,7 +182,7 @@ def test_a_gradient_of_the_features_alone_records_no_step():
     assert head.squared_gradient_norm() > 0
 
 
-def test_training_goes_on_after_evaluation_in_inference_mode():
+def test_training_continues_after_evaluation_in_inference_mode():
     ours, plain = make_factored("taylor_softmax"), make_plain("taylor_softmax")
     sgd = torch.optim.SGD(plain.parameters(), lr=LR)
     for features, labels in batches(4):
@@ -209,7 +209,7 @@ def test_features_may_be_overwritten_between_backward_and_step():
     np.testing.assert_array_equal(current_rows(ours), current_rows(other))
 
 
-def test_a_frozen_head_gives_gradients_and_takes_no_step():
+def test_a_frozen_head_returns_gradients_of_the_features_and_does_not_change():
     head = make_factored("quadratic").requires_grad_(False)
     (features, labels), *_ = batches(1)
     before = current_rows(head)
@@ -219,7 +219,7 @@ def test_a_frozen_head_gives_gradients_and_takes_no_step():
     np.testing.assert_array_equal(current_rows(head), before)
 
 
-def test_whoever_reads_the_weight_or_its_rows_sees_plain_rows():
+def test_reading_the_weight_or_its_rows_returns_plain_rows():
     readers = {
         "weight": lambda head: head.weight,
         "state_dict": lambda head: head.state_dict()["weight"],
@@ -245,7 +245,7 @@ def test_whoever_reads_the_weight_or_its_rows_sees_plain_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_run_that_saved_and_one_that_resumed_from_it_continue_with_the_same_bits(dtype):
+def test_a_run_that_saved_and_a_run_resumed_from_it_continue_bitwise_equal(dtype):
     ours = make_factored("spherical_softmax", dtype=dtype)
     resumed = make_factored("spherical_softmax", dtype=dtype, seed=1)
     for features, labels in batches(20):
@@ -264,7 +264,7 @@ def test_a_run_that_saved_and_one_that_resumed_from_it_continue_with_the_same_bi
     np.testing.assert_array_equal(current_rows(ours), current_rows(resumed))
 
 
-def test_a_weight_changed_from_outside_is_noticed():
+def test_an_external_change_of_the_weight_is_detected():
     ours, plain = make_factored("quadratic"), make_plain("quadratic", seed=1)
     for features, labels in batches(3):
         pass_through(ours, features, labels)
@@ -276,26 +276,26 @@ def test_a_weight_changed_from_outside_is_noticed():
         np.testing.assert_allclose(mine, theirs, **EXACT)
 
 
-def test_a_change_that_would_mix_rows_with_factors_is_refused():
+def test_changing_the_weight_while_steps_are_pending_is_an_error():
     head = make_factored("quadratic")
-    kept, steps = head.weight, batches(3)
+    stale, steps = head.weight, batches(3)
     features, labels = next(steps)
     pass_through(head, features, labels)
     with torch.no_grad():
-        kept[3] += 1
-    with pytest.raises(ValueError, match=r"fetch head\.weight anew"):
+        stale[3] += 1
+    with pytest.raises(ValueError, match=r"read head\.weight again"):
         head.step(LR)
     head.zero_grad()
     pass_through(head, features, labels)
     head.step(LR)
     with torch.no_grad():
-        kept[3] += 1
+        stale[3] += 1
     for use in (lambda: head(features, labels), lambda: head.weight, head.consolidate):
-        with pytest.raises(ValueError, match=r"fetch head\.weight anew"):
+        with pytest.raises(ValueError, match=r"read head\.weight again"):
             use()
 
 
-def test_a_graph_from_before_a_step_is_refused():
+def test_backward_of_a_graph_from_before_a_step_is_an_error():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
     early, late = head(features, labels), head(features, labels)
@@ -321,7 +321,7 @@ def test_reading_the_weight_between_forward_backward_and_step_changes_nothing():
     np.testing.assert_allclose(ours.weight.detach(), plain.weight.detach(), **EXACT)
 
 
-def test_bfloat16_features_autocast_and_compile_give_the_numbers_of_float64():
+def test_bfloat16_features_autocast_and_compile_give_the_results_of_float64():
     ours, exact = (make_factored("taylor_softmax", dtype=d) for d in (torch.float32, torch.float64))
     compiled = torch.compile(ours, backend="eager")
     for features, labels in batches(5):
@@ -363,19 +363,19 @@ def test_appended_classes_are_trained_and_only_roots_can_be_appended():
     got = pass_through(head, features, labels)
     for mine, theirs in zip(got, pass_through(plain, features, labels), strict=True):
         np.testing.assert_allclose(mine, theirs, **EXACT)
-    with pytest.raises(ValueError, match="append them under -1"):
+    with pytest.raises(ValueError, match="pass -1 for each class"):
         append_classes(head, [0])
     assert head.num_classes == CLASSES + 2
 
 
-def test_losses_outside_the_family_and_wrong_bounds_are_refused():
+def test_unsupported_losses_and_invalid_bounds_are_rejected():
     with pytest.raises(ValueError, match=r"cannot train ce.*one of quadratic, ccql"):
         FactoredHead(DIM, CLASSES, CrossEntropy())
     with pytest.raises(ValueError, match=r"max_singular_value is 0\.5"):
         make_factored("quadratic", max_singular_value=0.5)
 
 
-def test_features_that_are_not_finite_are_named():
+def test_non_finite_features_are_an_error_with_their_rows():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
     features[2, 1] = torch.nan
@@ -385,15 +385,15 @@ def test_features_that_are_not_finite_are_named():
 
 # ---- sharded ----
 
-# One with the mean of the logits and one without.
+# Two losses, one with and one without the sum of the logits among its statistics.
 SHARDED_KINDS = ("ccql", "taylor_softmax")
 SHARDED = [
     (1, 13, 1, 11),
     (2, 13, 1, 11),
     (3, 13, 1, 11),
-    (4, 5, 1, 11),  # chunks of 2: the last rank holds no class
+    (4, 5, 1, 11),  # chunks of 2: the last rank is without classes
     (4, 13, 2, 11),  # two class groups of two
-    (4, 13, 2, 3),  # some ranks bring no rows
+    (4, 13, 2, 3),  # some ranks have no rows
     (4, 13, 4, 11),  # every rank holds all classes
 ]
 
@@ -404,7 +404,7 @@ def share(rows: int) -> slice:
 
 
 def sharded_run(num_classes: int, data_axis: int, rows: int):
-    """By loss: of each step the loss, this rank's feature gradients, rows and norm."""
+    """For each loss and step: the loss, this rank's feature gradients, the norm and the rows."""
     mesh, mine = rank_mesh(data_axis), share(rows)
     return {
         kind: steps_of(make_factored(kind, num_classes, **sharded_options(mesh)), rows, mine)
@@ -419,7 +419,7 @@ def sharded_options(mesh):
 def steps_of(head: FactoredHead, rows: int, mine: slice):
     answers = []
     for step, (features, labels) in enumerate(batches(8, rows, head.num_classes)):
-        labels[0] = 0  # one that counts
+        labels[0] = 0  # at least one label is not ignored
         got = [pass_through(head, features[mine], labels[mine]) for _ in range(1 + step % 2)]
         norm = head.squared_gradient_norm().numpy()
         head.scale_gradients(0.5)
@@ -450,20 +450,20 @@ def test_sharded_equals_unsharded(world_size, num_classes, data_axis, rows):
 
 def change_the_weight_of_one_rank():
     head = make_factored("quadratic", mesh=rank_mesh())
-    kept = head.weight
+    stale = head.weight
     (features, labels), *_ = batches(1)
     pass_through(head, features, labels)
     head.step(LR)
     if dist.get_rank() == 1:
         with torch.no_grad():
-            kept[0] += 1
-    with pytest.raises(ValueError, match=r"fetch head\.weight anew"):
+            stale[0] += 1
+    with pytest.raises(ValueError, match=r"read head\.weight again"):
         head(features, labels)
-    return "refused"
+    return "raised"
 
 
-def test_a_refusal_on_one_rank_is_one_on_all():
-    assert run_on_ranks(2, change_the_weight_of_one_rank) == ["refused"] * 2
+def test_an_invalid_change_on_one_rank_is_an_error_on_all_ranks():
+    assert run_on_ranks(2, change_the_weight_of_one_rank) == ["raised"] * 2
 
 
 def label_outside_on_one_rank():
@@ -471,6 +471,6 @@ def label_outside_on_one_rank():
     head(torch.zeros(1, DIM), torch.tensor([CLASSES if dist.get_rank() else 0]))
 
 
-def test_labels_outside_the_classes_are_refused():
-    with pytest.raises(RankError, match="1 labels are outside"):
+def test_labels_outside_the_classes_are_rejected():
+    with pytest.raises(RankError, match="1 in the global batch"):
         run_on_ranks(2, label_outside_on_one_rank)

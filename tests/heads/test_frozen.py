@@ -37,8 +37,8 @@ def batch(num_classes: int = CLASSES) -> tuple[Tensor, Tensor]:
 
 
 def gradients(head: ClassHead, features: Tensor, labels: Tensor, *, of_features: bool):
-    """Those of the features and of the weight (the factored head's: its norm); None: there is
-    none."""
+    """The gradients of the features and of the weight (for the factored head: its norm); None if
+    there is no gradient."""
     features = features.clone().requires_grad_(of_features)
     head(features, labels).backward()
     if isinstance(head, FactoredHead):
@@ -61,11 +61,11 @@ def test_freezing_features_or_weights_does_not_change_the_other_gradient(name, m
     np.testing.assert_allclose(frozen_weight[0], by_features, **EXACT)
     np.testing.assert_allclose(frozen_features[1], by_weight, **EXACT)
     assert frozen_features[0] is None
-    assert not frozen_weight[1]  # None, or the norm of nothing
+    assert not frozen_weight[1]  # None, or a norm of zero
 
 
 class Recorder(TorchDispatchMode):
-    """Counts the matrix products inside, and the numbers of the largest tensor made there."""
+    """Counts matrix products, and records the size of the largest tensor that is created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_frozen_features_or_weights_save_one_matrix_product(of_features, of_weig
 
 
 @pytest.mark.parametrize("name", ["dense", "vtree", "hierarchical softmax"])
-def test_frozen_weights_get_no_buffer_of_their_size(name):
+def test_frozen_weights_do_not_allocate_a_gradient_buffer(name):
     features, labels = batch()
     features.requires_grad_()
     head = make_head(name)
@@ -104,7 +104,7 @@ def test_frozen_weights_get_no_buffer_of_their_size(name):
         assert (recorder.largest >= head.weight.numel()) == trained
 
 
-def test_with_everything_frozen_the_loss_needs_no_backward():
+def test_the_loss_does_not_require_a_gradient_if_everything_is_frozen():
     for name in HEADS:
         assert not make_head(name).requires_grad_(False)(*batch()).requires_grad
 
@@ -114,7 +114,7 @@ REQUIRED = [case for case in product((True, False), repeat=4) if any(case)]
 
 
 def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
-    """Each head's gradients on this rank in each case, with the message where it raises."""
+    """The gradients of each head in each case on this rank, or the error message."""
     mesh, rank = rank_mesh(data_axis), torch.distributed.get_rank()
     features, labels = batch(num_classes)
     mine = slice(0, first_rows) if rank == 0 else slice(first_rows, ROWS)
@@ -126,8 +126,8 @@ def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
             result = gradients(head, features[mine], labels[mine], of_features=of_features)
         except ValueError as error:
             result = str(error)
-        place = mine, slice(head.engine.weights.start, head.engine.weights.stop)
-        found[name, case] = result, place
+        held = slice(head.engine.weights.start, head.engine.weights.stop)
+        found[name, case] = result, (mine, held)
     return found
 
 
@@ -136,14 +136,14 @@ def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
     [
         (1, CLASSES, 3),
         (2, CLASSES, 3),
-        (1, 1, 3),  # rank 1 holds no class
-        (1, CLASSES, 0),  # rank 0 has no rows
+        (1, 1, 3),  # rank 1 is without classes
+        (1, CLASSES, 0),  # rank 0 is without rows
         (2, CLASSES, 0),
     ],
 )
 def test_each_rank_gets_the_gradients_that_it_requires(data_axis, num_classes, first_rows):
     features, labels = batch(num_classes)
-    whole = {
+    expected = {
         name: gradients(make_head(name, None, num_classes), features, labels, of_features=True)
         for name in HEADS
     }
@@ -157,16 +157,16 @@ def test_each_rank_gets_the_gradients_that_it_requires(data_axis, num_classes, f
                 continue
             nodes = ...
             of_weight = True  # its norm
-            whole_by_weight = whole[name][1] if case[1] else np.zeros(())
+            expected_by_weight = expected[name][1] if case[1] else np.zeros(())
         else:
-            whole_by_weight = whole[name][1]
+            expected_by_weight = expected[name][1]
         by_features, by_weight = result
         assert (by_features is not None) == of_features, (name, case)
         assert (by_weight is not None) == of_weight, (name, case)
         if of_features:
-            np.testing.assert_allclose(by_features, whole[name][0][rows], **EXACT)
+            np.testing.assert_allclose(by_features, expected[name][0][rows], **EXACT)
         if of_weight:
-            np.testing.assert_allclose(by_weight, whole_by_weight[nodes], **EXACT)
+            np.testing.assert_allclose(by_weight, expected_by_weight[nodes], **EXACT)
 
 
 def accumulated_on_a_partly_frozen_head():
@@ -179,6 +179,6 @@ def accumulated_on_a_partly_frozen_head():
         return str(error)
 
 
-def test_accumulating_a_gradient_that_only_one_copy_of_a_weight_requires_is_an_error():
+def test_accumulating_a_gradient_that_only_one_replica_requires_is_an_error():
     for message in run_on_ranks(2, accumulated_on_a_partly_frozen_head):
         assert "requires a gradient on some ranks only" in message

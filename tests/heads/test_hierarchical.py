@@ -1,4 +1,5 @@
-"""Hierarchical softmax equals its definition: loss, gradients, probabilities, sharded or not."""
+"""Loss, gradients and probabilities of hierarchical softmax equal their definition, also when
+sharded."""
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def problem(tree: LabelTree, num_rows: int, dim: int):
 
 
 def naive_log_probabilities(tree: LabelTree, features, nodes):
-    """Every class's product of softmaxes, one node at a time."""
+    """The log-probability of every class, as a product of softmaxes, one node at a time."""
     x = torch.cat([features, torch.ones(len(features), 1, dtype=features.dtype)], 1)
     z = x @ nodes.T
     columns = []
@@ -117,17 +118,17 @@ def test_the_probabilities_of_all_classes_add_up_to_one():
     np.testing.assert_allclose(np.exp(log_p).sum(1), 1, rtol=1e-12)
 
 
-def test_labels_outside_the_classes_are_refused_and_ignored_rows_do_not_count():
+def test_labels_outside_the_classes_are_rejected():
     head, features, labels, _ = make_head("utree", 13, 4, ignore_index=3)
     for wrong in (-1, 13, 17):
         bad = torch.full_like(labels, 4)
         bad[0] = wrong
-        with pytest.raises(ValueError, match="1 labels are outside"):
+        with pytest.raises(ValueError, match="1 in the global batch"):
             head(features, bad)
 
 
 @pytest.mark.parametrize("ignore_index", [-100, 3])
-def test_an_ignored_row_changes_nothing(ignore_index):
+def test_an_ignored_row_has_no_effect(ignore_index):
     head, features, labels, _ = make_head("utree", 13, 4, ignore_index=ignore_index)
     labels = torch.where(labels == 3, 4, labels)
     alone = head(features, labels)
@@ -137,11 +138,11 @@ def test_an_ignored_row_changes_nothing(ignore_index):
     torch.testing.assert_close(alone, more, rtol=1e-12, atol=0)
 
 
-def test_labels_of_any_integer_type_are_class_ids_and_others_are_refused():
+def test_labels_of_any_integer_dtype_are_class_ids_and_others_are_rejected():
     head, features, labels, _ = make_head("vtree", 13, 4)
-    wanted = head(features, labels)
+    expected_loss = head(features, labels)
     for dtype in (torch.uint8, torch.int16, torch.int32):
-        torch.testing.assert_close(head(features, labels.to(dtype)), wanted)
+        torch.testing.assert_close(head(features, labels.to(dtype)), expected_loss)
     for dtype in (torch.bool, torch.float32, torch.complex64):
-        with pytest.raises(ValueError, match="do not fit"):
+        with pytest.raises(ValueError, match="inputs are invalid"):
             head(features, labels.to(dtype))

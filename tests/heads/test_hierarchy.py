@@ -1,4 +1,4 @@
-"""Trees that are given: parent tables and WordNet, with names kept and mistakes in one line."""
+"""Label trees from parent tables, paths and WordNet."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def paths(named: NamedTree) -> dict[str, list[str]]:
 ANIMALS = ["dog,pet", "cat,pet", "pet,animal", "ant,insect", "insect,animal", "animal,", "oak,tree"]
 
 
-def test_inner_names_become_pseudoclasses_and_leaves_classes(tmp_path):
+def test_inner_names_become_pseudoclasses_and_leaves_become_classes(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, *ANIMALS))
     assert hierarchy.leaves() == ["dog", "cat", "ant", "oak"]
     named = hierarchy.tree(hierarchy.leaves(), collapse=False)
@@ -39,16 +39,16 @@ def test_inner_names_become_pseudoclasses_and_leaves_classes(tmp_path):
     assert sorted(named.pseudoclasses) == ["animal", "insect", "pet", "tree"]
 
 
-def test_classes_keep_the_order_they_are_given_in_and_other_names_are_left_out(tmp_path):
+def test_classes_keep_their_order_and_unused_names_are_omitted(tmp_path):
     named = read_parent_table(write_table(tmp_path, *ANIMALS)).tree(["ant", "cat"], collapse=False)
     assert named.classes == ("ant", "cat")
     assert paths(named) == {"ant": ["animal", "insect"], "cat": ["animal", "pet"]}
 
 
-def test_chains_collapse_unless_they_are_to_be_kept(tmp_path):
+def test_chains_are_collapsed_by_default(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, "root,top", *ANIMALS, "animal,root"))
-    kept = hierarchy.tree(["dog", "cat", "ant"], collapse=False)
-    assert paths(kept)["ant"] == ["top", "root", "animal", "insect"]
+    with_chains = hierarchy.tree(["dog", "cat", "ant"], collapse=False)
+    assert paths(with_chains)["ant"] == ["top", "root", "animal", "insect"]
     named = hierarchy.tree(["dog", "cat", "ant"])
     assert paths(named) == {"dog": ["animal", "pet"], "cat": ["animal", "pet"], "ant": ["animal"]}
     assert paths(hierarchy.tree(["dog"])) == {"dog": []}
@@ -63,7 +63,7 @@ def test_a_class_above_other_classes_is_a_leaf_under_its_own_pseudoclass(tmp_pat
     }
 
 
-def test_of_several_parents_the_first_row_counts(tmp_path):
+def test_the_first_of_several_parents_is_used(tmp_path):
     path = write_table(tmp_path, "cat,wild", "cat,pet", "dog,pet", "dog,pet", "pet,", "wild,pet")
     hierarchy = read_parent_table(path)
     assert hierarchy.num_with_several_parents() == 1
@@ -71,7 +71,7 @@ def test_of_several_parents_the_first_row_counts(tmp_path):
     assert paths(named) == {"cat": ["pet", "wild"], "dog": ["pet"]}
 
 
-def test_header_tabs_quotes_and_blank_lines_are_understood(tmp_path):
+def test_headers_tabs_quotes_and_blank_lines_are_supported(tmp_path):
     rows = ["Parent\tnote\tChild", "pet\tx\tdog", "", 'pet\t\t"big, cat"']
     hierarchy = read_parent_table(write_table(tmp_path, *rows, name="table.tsv"))
     assert paths(hierarchy.tree(["big, cat", "dog"])) == {"big, cat": ["pet"], "dog": ["pet"]}
@@ -85,23 +85,23 @@ def test_header_tabs_quotes_and_blank_lines_are_understood(tmp_path):
         (["a,a"], ["a"], "cycle: 'a' is above 'a'"),
         (["a,b"], ["a", "z"], "class 'z' is not in .*table.csv"),
         (["a,b"], ["a", "a"], "'a' is in the class list twice"),
-        (["a,b", "c"], ["a"], "line 2: give `child,parent`"),
-        (["a,b", ",b"], ["a"], "line 2: give `child,parent`"),
+        (["a,b", "c"], ["a"], "line 2 is invalid"),
+        (["a,b", ",b"], ["a"], "line 2 is invalid"),
         (["child,parent"], ["a"], "is empty"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, rows, classes, message):
+def test_an_invalid_table_is_a_one_line_error(tmp_path, rows, classes, message):
     with pytest.raises(ValueError, match=message) as error:
         read_parent_table(write_table(tmp_path, *rows)).tree(classes)
     assert "\n" not in str(error.value)
 
 
-def test_a_cycle_among_parents_that_do_not_count_is_none(tmp_path):
+def test_a_cycle_through_unused_parents_is_accepted(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, "a,b", "b,c", "b,a"))
     assert paths(hierarchy.tree(["a"], collapse=False)) == {"a": ["c", "b"]}
 
 
-def test_paths_become_a_tree_in_which_a_name_may_stand_in_two_places():
+def test_a_name_may_occur_in_several_paths():
     above = [("bird", "crane"), ("bird", "crane"), ("machine", "crane"), ("machine",), ()]
     named = tree_of_paths(["sarus", "demoiselle", "tower", "lathe", "idea"], above, collapse=False)
     assert list(paths(named).values()) == [list(path) for path in above]
@@ -126,7 +126,7 @@ def wordnet(tmp_path: Path) -> Path:
     return write_wordnet(tmp_path)
 
 
-def test_wordnet_hypernyms_are_the_tree_and_the_first_listed_counts(wordnet):
+def test_the_tree_uses_the_first_hypernym_of_each_synset(wordnet):
     named = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"], collapse=False)
     above = ["entity", "animal", "carnivore", "dog"]
     assert paths(named) == {"poodle": above, "Rex": above, "crane": ["entity", "animal"]}
@@ -142,14 +142,14 @@ def test_wordnet_hypernyms_are_the_tree_and_the_first_listed_counts(wordnet):
         ("Domestic dog", 5),
         ("crane", 9),
         ("crane.n.02", 8),
-        ("unheard of, poodle", 6),
+        ("unknown word, poodle", 6),
     ],
 )
 def test_wordnet_names_are_synsets_senses_or_words(wordnet, name, expected):
     assert read_wordnet(wordnet).synset(name) == f"n{expected:08d}"
 
 
-def test_wordnet_says_the_words_and_hypernyms_of_a_synset(wordnet):
+def test_wordnet_has_the_words_and_hypernyms_of_a_synset(wordnet):
     found = read_wordnet(wordnet)
     assert found.words("n00000005") == "dog, domestic dog"
     assert found.parents("n00000005") == ("n00000003", "n00000004")
@@ -158,7 +158,7 @@ def test_wordnet_says_the_words_and_hypernyms_of_a_synset(wordnet):
         found.parents("n00000099")
 
 
-def test_two_classes_of_one_synset_are_leaves_under_it(wordnet):
+def test_two_classes_with_the_same_synset_are_leaves_under_it(wordnet):
     named = read_wordnet(wordnet).tree(["dog", "domestic dog", "poodle"])
     assert paths(named)["dog"] == paths(named)["domestic dog"]
     assert paths(named)["dog"][-1] == "dog"
@@ -173,27 +173,27 @@ def test_two_classes_of_one_synset_are_leaves_under_it(wordnet):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("unicorn", "class 'unicorn' is no noun in WordNet"),
-        ("crane.n.03", "class 'crane.n.03' is no noun"),
+        ("unicorn", "class 'unicorn' is not a noun in WordNet"),
+        ("crane.n.03", "class 'crane.n.03' is not a noun"),
         ("n00000099", "class 'n00000099' is not in WordNet"),
     ],
 )
-def test_names_that_wordnet_lacks_are_one_line(wordnet, name, message):
+def test_an_unknown_wordnet_name_is_a_one_line_error(wordnet, name, message):
     with pytest.raises(ValueError, match=message) as error:
         read_wordnet(wordnet).tree([name])
     assert "\n" not in str(error.value)
 
 
-def test_damaged_wordnet_files_are_named(wordnet):
+def test_errors_name_the_damaged_wordnet_file(wordnet):
     data = wordnet / "data.noun"
-    whole = data.read_text()
-    data.write_text(whole[: whole.rindex(" n 0000")])
-    with pytest.raises(ValueError, match=r"data\.noun, line \d+ is no synset"):
+    text = data.read_text()
+    data.write_text(text[: text.rindex(" n 0000")])
+    with pytest.raises(ValueError, match=r"data\.noun, line \d+ is not a synset"):
         read_wordnet(wordnet)
-    data.write_text("\n".join(line for line in whole.split("\n") if "entity" not in line))
-    with pytest.raises(ValueError, match="has no synset n00000001"):
+    data.write_text("\n".join(line for line in text.split("\n") if "entity" not in line))
+    with pytest.raises(ValueError, match="synset n00000001 is missing"):
         read_wordnet(wordnet)
-    data.write_text(whole)
+    data.write_text(text)
     (wordnet / "index.noun").unlink()
     with pytest.raises(FileNotFoundError, match=r"index\.noun does not exist"):
         read_wordnet(wordnet)

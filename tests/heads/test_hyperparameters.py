@@ -1,4 +1,4 @@
-"""Options of losses: their bounds, and what a loss needs to know about the classes."""
+"""Options of losses: their bounds, and the facts about classes that a loss needs."""
 
 import copy
 import math
@@ -11,7 +11,7 @@ from heads import ClassHead
 from heads.losses import LOSSES, ClassFacts, HierarchicalSoftmax, NoiseContrastiveEstimation
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
-# (loss, hyperparameter): values outside its bounds, and one on or near its bound.
+# (loss, hyperparameter) -> values outside its bounds, and a value at or near a bound.
 BOUNDS: dict[tuple[str, str], tuple[tuple[float, ...], float]] = {
     ("ce", "label_smoothing"): ((-0.1, 1.0), 0.0),
     ("ce", "z_loss"): ((-1e-9,), 0.0),
@@ -30,14 +30,14 @@ BOUNDS: dict[tuple[str, str], tuple[tuple[float, ...], float]] = {
     ("spherical_bound", "xi"): ((0.0, -1.0), 1e-9),
     ("simloss", "lower"): ((-1.1, 1.0), -1.0),
 }
-REFUSED = [
+OUT_OF_BOUNDS = [
     (kind, name, value)
     for (kind, name), (outside, _) in BOUNDS.items()
     for value in (*outside, *NOT_FINITE)
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), REFUSED)
+@pytest.mark.parametrize(("kind", "name", "value"), OUT_OF_BOUNDS)
 def test_an_option_out_of_bounds_is_an_error(kind, name, value):
     with pytest.raises(ValueError, match=name):
         LOSSES[kind](**{name: value})
@@ -59,7 +59,7 @@ def test_w_and_samples_may_be_none():
     assert LOSSES["nce"](samples=None).samples is None
 
 
-def test_the_noise_is_proportional_to_the_class_counts_and_positive():
+def test_noise_is_proportional_to_the_class_counts_and_positive():
     counts = torch.tensor([3.0, 0.0, 1.5])
     q = NoiseContrastiveEstimation().prepare(ClassFacts(3, counts)).q
     torch.testing.assert_close(q, torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64))
@@ -67,7 +67,7 @@ def test_the_noise_is_proportional_to_the_class_counts_and_positive():
     torch.testing.assert_close(uniform, torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
-def test_counts_that_sum_to_1_are_the_noise_itself():
+def test_counts_that_sum_to_1_are_used_as_the_noise():
     shares = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     torch.testing.assert_close(
         NoiseContrastiveEstimation().prepare(ClassFacts(3, shares)).q, shares
@@ -79,14 +79,14 @@ def test_counts_that_sum_to_1_are_the_noise_itself():
     [
         ("nce", ClassFacts(3), "pass class_counts, or set noise=uniform"),
         ("nce", ClassFacts(3, torch.ones(4)), r"shape \[4\] and there are 3 classes"),
-        ("nce", ClassFacts(2, torch.tensor([-1.0, 2.0])), "finite numbers of 0 or more"),
-        ("nce", ClassFacts(2, torch.tensor([math.nan, 2.0])), "finite numbers of 0 or more"),
+        ("nce", ClassFacts(2, torch.tensor([-1.0, 2.0])), "finite numbers of at least 0"),
+        ("nce", ClassFacts(2, torch.tensor([math.nan, 2.0])), "finite numbers of at least 0"),
         ("simloss", ClassFacts(3), "needs label vectors"),
         ("simloss", ClassFacts(3, None, torch.ones(2, 5)), r"shape \[2, 5\] and there are 3"),
         ("simloss", ClassFacts(1, None, torch.tensor([[math.nan]])), "class 0 is not finite"),
     ],
 )
-def test_a_loss_without_the_facts_that_it_needs_is_an_error(loss, facts, message):
+def test_missing_or_invalid_facts_for_a_loss_are_an_error(loss, facts, message):
     with pytest.raises(ValueError, match=message):
         LOSSES[loss]().prepare(facts)
 
@@ -100,13 +100,13 @@ def test_hierarchical_softmax_without_its_head_is_an_error():
     ("dtype", "scale"),
     [(torch.int64, 1), (torch.float16, 1), (torch.float32, 1e30), (torch.float32, 1e-30)],
 )
-def test_label_vectors_of_any_number_type_and_length_are_scaled_to_length_1(dtype, scale):
+def test_label_vectors_of_any_dtype_and_length_are_scaled_to_length_1(dtype, scale):
     vectors = (torch.tensor([[3, 4], [0, 0]]) * scale).to(dtype)
     unit = LOSSES["simloss"]().prepare(ClassFacts(2, None, vectors)).vectors
     torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
 
 
-def test_a_prepared_loss_keeps_constants_that_the_facts_lack():
+def test_a_prepared_loss_keeps_constants_that_the_facts_do_not_provide():
     vectors = torch.eye(3)
     loss = LOSSES["simloss"]().prepare(ClassFacts(3, None, vectors))
     assert torch.equal(loss.prepare(ClassFacts(3)).vectors, vectors)
@@ -118,9 +118,9 @@ def test_a_prepared_loss_keeps_constants_that_the_facts_lack():
 @pytest.mark.parametrize("kind", ["ce", "nce", "simloss"])
 def test_a_copy_of_a_prepared_loss_has_its_options_and_constants(kind, copied):
     loss = LOSSES[kind]().prepare(ClassFacts(3, torch.arange(3), torch.eye(3)))
-    again = copied(loss)
-    assert again == loss
-    assert hash(again) == hash(loss)
-    assert again.constants().keys() == loss.constants().keys()
+    copy_of_loss = copied(loss)
+    assert copy_of_loss == loss
+    assert hash(copy_of_loss) == hash(loss)
+    assert copy_of_loss.constants().keys() == loss.constants().keys()
     for name, constant in loss.constants().items():
-        assert torch.equal(getattr(again, name), constant)
+        assert torch.equal(getattr(copy_of_loss, name), constant)

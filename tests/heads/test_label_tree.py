@@ -1,4 +1,4 @@
-"""The label tree's numbering, its checks and what is derived from it."""
+"""The numbering of label trees, their validation and derived arrays."""
 
 import hashlib
 import struct
@@ -12,7 +12,8 @@ from heads.tree import LabelTree
 
 
 def random_forest(seed: int, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """A forest in arbitrary numbering; all leaves and some inner nodes carry a class."""
+    """A forest with arbitrary node numbers, in which all leaves and some inner nodes have a
+    class."""
     rng = np.random.default_rng(seed)
     parent = np.array([rng.integers(-1, i) if i else -1 for i in range(num_nodes)])
     leaf = np.bincount(parent[parent >= 0], minlength=num_nodes) == 0
@@ -30,7 +31,7 @@ def renumbered(parent, classes, new_number) -> tuple[np.ndarray, np.ndarray]:
 
 
 def naive_preorder(parent: np.ndarray, classes: np.ndarray) -> tuple[list[int], list[int]]:
-    """The definition, by recursion: (parent, class) of nodes in canonical pre-order."""
+    """The definition by recursion: (parents, classes) of the nodes in canonical pre-order."""
 
     def children(node: int) -> list[int]:
         found = [i for i, p in enumerate(parent) if p == node]
@@ -65,7 +66,7 @@ def naive_path(parent, node: int) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 25))
-def test_any_numbering_becomes_the_canonical_depth_first_pre_order(seed, num_nodes):
+def test_from_parents_numbers_nodes_in_canonical_depth_first_pre_order(seed, num_nodes):
     parent, classes = random_forest(seed, num_nodes)
     tree = LabelTree.from_parents(parent, classes)
     expected_parent, expected_classes = naive_preorder(parent, classes)
@@ -75,10 +76,10 @@ def test_any_numbering_becomes_the_canonical_depth_first_pre_order(seed, num_nod
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 60))
-def test_numbering_that_comes_in_changes_nothing(seed, num_nodes):
+def test_the_numbering_of_the_input_does_not_affect_the_tree(seed, num_nodes):
     parent, classes = random_forest(seed, num_nodes)
-    again = renumbered(parent, classes, np.random.default_rng(seed + 1).permutation(num_nodes))
-    one, other = LabelTree.from_parents(parent, classes), LabelTree.from_parents(*again)
+    permuted = renumbered(parent, classes, np.random.default_rng(seed + 1).permutation(num_nodes))
+    one, other = LabelTree.from_parents(parent, classes), LabelTree.from_parents(*permuted)
     assert one.digest() == other.digest()
     assert np.array_equal(one.parent, other.parent)
 
@@ -100,14 +101,14 @@ def test_derived_arrays_equal_their_definitions(seed, num_nodes):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(2, 60), cut=st.integers(1, 59))
-def test_nodes_of_a_range_need_only_the_ancestors_of_its_first_node(seed, num_nodes, cut):
+def test_a_range_of_nodes_needs_only_the_ancestors_of_its_first_node(seed, num_nodes, cut):
     tree = LabelTree.from_parents(*random_forest(seed, num_nodes))
     start = min(cut, num_nodes - 1)
     outside = {p for i in range(start, num_nodes) for p in tree.ancestors(i) if p < start}
     assert outside <= set(tree.ancestors(start).tolist())
 
 
-def test_dense_is_a_forest_of_roots_in_class_order():
+def test_a_dense_tree_is_a_forest_of_roots_in_class_order():
     tree = LabelTree.dense(4)
     assert tree.parent.tolist() == [-1] * 4
     assert tree.class_order.tolist() == tree.node_of_class.tolist() == [0, 1, 2, 3]
@@ -117,7 +118,7 @@ def test_dense_is_a_forest_of_roots_in_class_order():
         LabelTree.dense(0)
 
 
-def test_a_long_chain_and_a_wide_star_are_numbered():
+def test_a_long_chain_and_a_wide_star_are_supported():
     chain = LabelTree.from_parents(np.arange(20_000) - 1, np.arange(20_000)[::-1])
     assert chain.parent.tolist() == list(range(-1, 19_999))
     assert chain.depth[-1] == 19_999
@@ -129,39 +130,39 @@ def test_a_long_chain_and_a_wide_star_are_numbered():
     ("parent", "classes", "message"),
     [
         ([], [], "at least one node"),
-        ([-1, 0], [0], "one entry a node"),
-        ([-1, 2], [0, 1], r"node 1 has parent 2, outside -1\.\.1"),
+        ([-1, 0], [0], "one entry per node"),
+        ([-1, 2], [0, 1], "node 1 has parent 2: pass a value from -1 to 1"),
         ([-2, 0], [0, 1], "node 0 has parent -2"),
-        ([-1, 0, 0], [-1, 0, 2], r"node 2 has class 2, outside -1\.\.1"),
+        ([-1, 0, 0], [-1, 0, 2], "node 2 has class 2: pass a value from -1 to 1"),
         ([-1, 0, 0], [-1, 1, 1], "nodes 1 and 2 both have class 1"),
         ([-1, 0, 0], [-1, 0, -1], "node 2 has neither a class nor a child"),
-        ([-1, 1], [0, 1], "node 1 never reaches a root"),
-        ([-1, 3, 1, 2, 3], [0, 1, 2, 3, 4], "node 1 never reaches a root"),
-        ([-1.0, 0.0], [0, 1], "parent has shape .* give integers"),
+        ([-1, 1], [0, 1], "node 1 does not reach a root"),
+        ([-1, 3, 1, 2, 3], [0, 1, 2, 3, 4], "node 1 does not reach a root"),
+        ([-1.0, 0.0], [0, 1], "parent has shape .* pass one integer per node"),
         ([[-1]], [0], "parent has shape"),
     ],
 )
-def test_what_is_no_tree_is_refused_by_node(parent, classes, message):
+def test_an_invalid_tree_is_rejected_with_the_node(parent, classes, message):
     with pytest.raises(ValueError, match=message) as error:
         LabelTree.from_parents(parent, classes)
     assert "\n" not in str(error.value)
 
 
-def test_ancestors_of_a_node_that_is_not_there_are_refused():
-    with pytest.raises(ValueError, match="node 3 is not in a label tree of 3 nodes"):
+def test_ancestors_of_a_missing_node_are_an_error():
+    with pytest.raises(ValueError, match="node 3 is not in the label tree"):
         LabelTree.dense(3).ancestors(3)
 
 
-def test_saved_arrays_give_the_same_tree_back(tmp_path):
+def test_saved_arrays_restore_the_same_tree(tmp_path):
     tree = LabelTree.from_parents(*random_forest(3, 40))
     np.savez(tmp_path / "tree.npz", **tree.arrays())
     with np.load(tmp_path / "tree.npz", allow_pickle=False) as arrays:
-        again = LabelTree.from_arrays(arrays)
-    assert again.digest() == tree.digest()
-    assert np.array_equal(again.parent, tree.parent)
+        restored = LabelTree.from_arrays(arrays)
+    assert restored.digest() == tree.digest()
+    assert np.array_equal(restored.parent, tree.parent)
 
 
-def test_saved_arrays_keep_a_sibling_order_that_is_not_the_canonical_one():
+def test_saved_arrays_keep_a_non_canonical_order_of_siblings():
     tree = LabelTree.from_arrays({"parent": [-1, 0, 0], "class_of_node": [-1, 1, 0]})
     assert tree.class_order.tolist() == [1, 0]
 
@@ -170,17 +171,17 @@ def test_saved_arrays_keep_a_sibling_order_that_is_not_the_canonical_one():
     ("arrays", "message"),
     [
         ({"parent": [-1]}, "'class_of_node' is missing"),
-        ({"parent": [-1, 0, 0, 1], "class_of_node": [0, 1, 2, 3]}, "node 2 breaks the pre-order"),
-        ({"parent": [1, -1], "class_of_node": [0, 1]}, "breaks the pre-order"),
-        ({"parent": [1, 0], "class_of_node": [0, 1]}, "never reaches a root"),
+        ({"parent": [-1, 0, 0, 1], "class_of_node": [0, 1, 2, 3]}, "node 2 is not in pre-order"),
+        ({"parent": [1, -1], "class_of_node": [0, 1]}, "is not in pre-order"),
+        ({"parent": [1, 0], "class_of_node": [0, 1]}, "does not reach a root"),
     ],
 )
-def test_damaged_arrays_are_refused(arrays, message):
+def test_invalid_arrays_are_rejected(arrays, message):
     with pytest.raises(ValueError, match=message):
         LabelTree.from_arrays(arrays)
 
 
-def test_digest_tells_trees_apart_and_is_the_same_everywhere():
+def test_the_digest_identifies_a_tree_on_every_platform():
     tree = LabelTree.from_parents([-1, 0, 0], [0, 1, 2])
     content = b"kway label tree 1\0" + struct.pack("<6q", -1, 0, 0, 0, 1, 2)
     assert tree.digest() == hashlib.sha256(content).hexdigest()[:16]
@@ -188,7 +189,7 @@ def test_digest_tells_trees_apart_and_is_the_same_everywhere():
     assert tree.digest() != LabelTree.from_parents([-1, 0, 0], [1, 0, 2]).digest()
 
 
-def test_arrays_of_a_tree_cannot_be_written():
+def test_the_arrays_of_a_tree_are_read_only():
     tree = LabelTree.dense(3)
     for array in (tree.parent, tree.depth, tree.class_order, tree.has_children):
         with pytest.raises(ValueError, match="read-only"):

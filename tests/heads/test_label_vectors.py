@@ -1,4 +1,4 @@
-"""Label vectors: every file format gives the same rows, names match as people write them."""
+"""Label vectors: all file formats give the same rows, and names are matched in any spelling."""
 
 import gzip
 import json
@@ -79,7 +79,7 @@ def test_every_format_with_names_gives_the_same_vectors(tmp_path, kind):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
-def test_rows_without_names_are_in_the_order_of_the_classes(tmp_path, suffix):
+def test_rows_without_names_are_in_class_order(tmp_path, suffix):
     path = tmp_path / f"rows{suffix}"
     match suffix:
         case ".npy":
@@ -106,62 +106,62 @@ def test_rows_without_names_are_in_the_order_of_the_classes(tmp_path, suffix):
         ("☀️", ["☀"]),
         ("apple", ["apple"]),
         ("Apple", ["Apple"]),
-        ("APPLE", ["Apple"]),  # the first of the file, which is the most frequent
+        ("APPLE", ["Apple"]),  # the first match in the file, which is the most frequent
         ("ice_cream", ["ice", "cream"]),
         ("cream, ice", ["ice", "cream"]),
         ("Short-haired cat", ["short-haired", "cat"]),
         ("dog-cat", ["dog", "cat"]),
         ("cat of unknown", ["cat"]),
-        ("New York cat", ["cat"]),  # words one by one: York alone has no vector
+        ("New York cat", ["cat"]),  # words are matched one by one, and York is not in the file
     ],
 )
-def test_names_match_as_people_write_them(tmp_path, name, words):
+def test_names_match_in_any_spelling(tmp_path, name, words):
     path = write_file(tmp_path, "glove words.txt")
     expected = VECTORS[[WORDS.index(word) for word in words]].mean(0)
     assert load_label_vectors(path, [name])[0][0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_missing_names_are_reported_and_never_silently_zero(tmp_path):
+def test_missing_names_are_an_error_unless_a_policy_is_set(tmp_path):
     path = write_file(tmp_path, "words.npz")
     names = ["dog", "zebra", "cat", "okapi"]
-    with pytest.raises(ValueError, match=r"no vector for 2 of 4 class names \('zebra', 'okapi'\)"):
+    with pytest.raises(ValueError, match=r"for 2 of 4 class names \('zebra', 'okapi'\)"):
         load_label_vectors(path, names)
     mean = VECTORS[[0, 2]].mean(0)
     for policy, filler in (("mean", mean), ("zero", np.zeros(5))):
         vectors, missing = load_label_vectors(path, names, missing=policy)
         assert missing == ["zebra", "okapi"]
         assert vectors == pytest.approx(np.stack([VECTORS[0], filler, VECTORS[2], filler]))
-        with pytest.raises(ValueError, match="for none of 1 names"):
+        with pytest.raises(ValueError, match="for any of 1 class names"):
             load_label_vectors(path, ["zebra"], missing=policy)
     with pytest.raises(ValueError, match="'omit': use error, mean or zero"):
         load_label_vectors(path, names, missing="omit")
 
 
 @pytest.mark.parametrize("kind", ["word2vec words.bin", "fasttext words.vec", "words.bin.gz"])
-def test_a_file_that_is_cut_off_is_refused(tmp_path, kind):
+def test_a_truncated_file_is_rejected(tmp_path, kind):
     path = write_file(tmp_path, kind)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=r"cut off|damaged|gzip"):
+    with pytest.raises(ValueError, match=r"truncated|damaged|gzip"):
         load_label_vectors(path, ["dog", "apple"])
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.vec", b"2 3\ndog 1 2 3\ncat 1 2\n", "word 2 has not 3 numbers"),
-        ("a.txt", b"dog 1 2 3\ncat 1 x 3\n", "'cat' holds what is no number"),
-        ("a.txt", b"dog 1 2 3\ncat 1 nan 3\n", "'cat' holds NaN"),
-        ("a.txt", b"", "holds no word vectors"),
-        ("a.bin", b"", "not word2vec binary"),
-        ("a.bin", b"hello world\n", "not word2vec binary"),
-        ("a.bin", (793712314).to_bytes(4, "little") + b"\0" * 50, "fastText model: give its .vec"),
-        ("a.npy", b"hello", "no sound .npy"),
-        ("a.npz", b"hello", "no sound .npz"),
-        ("a.safetensors", b"hello", "no sound safetensors"),
-        ("a.pkl", b"hello", "end in '.pkl': give one of .npy"),
+        ("a.vec", b"2 3\ndog 1 2 3\ncat 1 2\n", "word 2 does not have 3 numbers"),
+        ("a.txt", b"dog 1 2 3\ncat 1 x 3\n", "'cat' contains text that is not a number"),
+        ("a.txt", b"dog 1 2 3\ncat 1 nan 3\n", "'cat' contains NaN"),
+        ("a.txt", b"", "contains no word vectors"),
+        ("a.bin", b"", "not a word2vec binary file"),
+        ("a.bin", b"hello world\n", "not a word2vec binary file"),
+        ("a.bin", (793712314).to_bytes(4, "little") + b"\0" * 50, "fastText model: pass its .vec"),
+        ("a.npy", b"hello", "not a valid .npy"),
+        ("a.npz", b"hello", "not a valid .npz"),
+        ("a.safetensors", b"hello", "not a valid safetensors"),
+        ("a.pkl", b"hello", "unknown suffix '.pkl': use one of .npy"),
     ],
 )
-def test_what_is_no_vector_file_is_one_line(tmp_path, name, content, message):
+def test_an_invalid_vector_file_is_a_one_line_error(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -171,7 +171,7 @@ def test_what_is_no_vector_file_is_one_line(tmp_path, name, content, message):
 
 
 @pytest.mark.parametrize("name", ["gone.npy", "gone.bin", "gone.vec"])
-def test_a_missing_file_is_named(tmp_path, name):
+def test_the_error_names_a_missing_file(tmp_path, name):
     with pytest.raises(FileNotFoundError, match="gone"):
         load_label_vectors(tmp_path / name, ["dog"])
 
@@ -180,7 +180,7 @@ def test_pickled_arrays_are_not_loaded(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "a.npz", vectors=np.array([{}], dtype=object))
     for name in ("a.npy", "a.npz"):
-        with pytest.raises(ValueError, match="no sound"):
+        with pytest.raises(ValueError, match="not a valid"):
             read_label_vectors(tmp_path / name)
 
 
@@ -189,18 +189,18 @@ def test_pickled_arrays_are_not_loaded(tmp_path):
     [
         ({"vectors": np.ones(3)}, r"shape \[3\]"),
         ({"vectors": np.array([["a"]])}, "<U1"),
-        ({"vectors": np.array([[np.inf]])}, "holds NaN, infinity"),
+        ({"vectors": np.array([[np.inf]])}, "contains NaN, infinity"),
         ({"vectors": np.ones((2, 2)), "names": np.array(["a"])}, "1 names and 2 vectors"),
-        ({"rows": np.ones((2, 2))}, "has arrays rows: name the vectors `vectors`"),
+        ({"rows": np.ones((2, 2))}, "has arrays rows: rename the array"),
     ],
 )
-def test_arrays_that_are_no_vectors_are_refused(tmp_path, arrays, message):
+def test_invalid_arrays_are_rejected(tmp_path, arrays, message):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         read_label_vectors(tmp_path / "a.npz")
 
 
-def test_projection_keeps_the_distances_between_unit_rows_of_a_subspace():
+def test_projection_preserves_distances_between_unit_rows_of_a_subspace():
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(40, 4)) @ np.linalg.qr(rng.normal(size=(30, 4)))[0].T
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -211,16 +211,16 @@ def test_projection_keeps_the_distances_between_unit_rows_of_a_subspace():
     assert projected @ projected.T == pytest.approx(unit @ unit.T, abs=1e-6)
 
 
-def test_projection_keeps_what_varies_most():
+def test_projection_keeps_the_directions_of_largest_variance():
     rng = np.random.default_rng(2)
     rows = np.concatenate([np.ones((50, 1)), rng.normal(size=(50, 6)) * 0.3 ** np.arange(6)], 1)
     assert project(rows, 3).var(0) == pytest.approx(project(rows, 6).var(0)[:3])
     assert (np.diff(project(rows, 6).var(0)) < 0).all()
-    with pytest.raises(ValueError, match=r"7 dimensions to 8: give 1\.\.7"):
+    with pytest.raises(ValueError, match="7 dimensions to 8: pass a number from 1 to 7"):
         project(rows, 8)
 
 
-def test_projection_makes_a_tree_of_vectors_that_had_nearly_none():
+def test_projection_gives_structure_to_a_near_trivial_tree():
     rows = np.random.default_rng(3).normal(size=(400, 300))
     pseudoclasses = [
         build_cover_tree(vectors).vtree().num_nodes - 400 for vectors in (rows, project(rows, 8))

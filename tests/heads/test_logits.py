@@ -1,5 +1,7 @@
-"""Every logit map x loss x weighting equals its definition in float64; test_logits_sharded.py: on
-several ranks."""
+"""Every combination of logit map, loss and class weights equals its definition in float64.
+
+test_logits_sharded.py tests the same on several ranks.
+"""
 
 import math
 from functools import cache
@@ -35,7 +37,7 @@ DIM, ROWS = 5, 11
 
 
 def psi(phi: Tensor) -> Tensor:
-    """SphereFace, eq 7, for each interval of length pi."""
+    """SphereFace, eq 7."""
     k = torch.floor(phi / math.pi).detach()
     return (-1.0) ** k * torch.cos(phi) - 2 * k
 
@@ -43,7 +45,7 @@ def psi(phi: Tensor) -> Tensor:
 def definition(
     logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, labels: Tensor, s: Tensor, o: Tensor
 ) -> Tensor:
-    """The training logits [B, K], one formula after the other."""
+    """The logits in training [B, K]."""
     if logits.kind == "dot":
         z = s * x @ rows.T + bias
     else:
@@ -62,7 +64,7 @@ def counts_of(num_classes: int) -> Tensor:
 
 @cache
 def expected(name: str, kind: str, tree: LabelTree) -> list[np.ndarray]:
-    """The loss, and its gradients by features, nodes, logarithm of the scale, and offset."""
+    """The loss and its gradients with respect to features, nodes, log scale and offset."""
     logits = LOGIT_MAPS[name]
     features, labels, nodes = problem(tree, ROWS, DIM)
     features, nodes = features.requires_grad_(), nodes.requires_grad_()
@@ -115,9 +117,9 @@ def test_loss_and_gradients_equal_the_definition(name, kind, weighting):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("name", LOGIT_MAPS)
-def test_blocks_kept_and_computed_twice_equal_the_definition(name, weighting):
+def test_saved_and_recomputed_blocks_equal_the_definition(name, weighting):
     head = make_head(name, "ce", weighting, 150)
-    # The logits of the first 64 classes are kept until backward.
+    # The logits of the first 64 classes are saved until backward.
     object.__setattr__(head.engine, "memory_bytes", 30_000)
     features, labels, nodes = problem(head.tree, ROWS, DIM)
     set_nodes(head, nodes)
@@ -127,8 +129,8 @@ def test_blocks_kept_and_computed_twice_equal_the_definition(name, weighting):
         np.testing.assert_allclose(got, want, **EXACT)
 
 
-def test_gradients_of_several_calls_are_summed_over_data_once():
-    """Of the scalars, too."""
+def test_accumulated_gradients_are_summed_over_data_once():
+    """The gradients of the scalars, too."""
     ranks = run_on_ranks(2, accumulated)
     for got, want in ranks:
         np.testing.assert_allclose(got, want, **EXACT)
@@ -149,7 +151,7 @@ def accumulated() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", LOGIT_MAPS)
-def test_evaluation_and_the_stored_map_have_neither_margin_nor_prior(name):
+def test_evaluation_and_the_stored_map_apply_neither_margin_nor_prior(name):
     head = make_head(name, "ce", "vtree", 13).eval()
     features, labels, nodes = problem(head.tree, ROWS, DIM)
     set_nodes(head, nodes)
@@ -184,7 +186,7 @@ EPS = torch.finfo(torch.float64).eps
 
 
 @pytest.mark.parametrize("name", ["sphereface", "arcface", "cosine"])
-def test_the_true_logit_falls_with_the_angle_beyond_pi_and_its_gradient_is_finite(name):
+def test_the_true_logit_decreases_with_the_angle_beyond_pi_and_its_gradient_is_finite(name):
     cosines = torch.cos(ANGLES).requires_grad_()
     found = LOGIT_MAPS[name].with_margin(cosines, EPS)
     assert (found.diff() < 1e-12).all()
@@ -194,7 +196,7 @@ def test_the_true_logit_falls_with_the_angle_beyond_pi_and_its_gradient_is_finit
     assert (cosines.grad >= 0).all()
 
 
-def test_a_cosine_outside_the_clamp_has_the_value_and_the_slope_of_the_clamp():
+def test_a_cosine_outside_the_clamp_has_the_value_and_gradient_of_the_bound():
     cosines = torch.tensor([1 + 1e-6, 1.0, 1 - 1e-4, -1 - 1e-6], requires_grad=True)
     values = ArcFace().with_margin(cosines, 1e-4)
     values.sum().backward()
@@ -203,7 +205,7 @@ def test_a_cosine_outside_the_clamp_has_the_value_and_the_slope_of_the_clamp():
     assert cosines.grad[3].isfinite()
 
 
-def test_a_zero_vector_has_cosine_zero_and_no_gradient():
+def test_a_zero_vector_has_a_cosine_of_zero_and_a_zero_gradient():
     vectors = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1e-30, 0.0]], requires_grad=True)
     units = unit_vectors(vectors)
     units.sum().backward()
@@ -213,7 +215,7 @@ def test_a_zero_vector_has_cosine_zero_and_no_gradient():
 
 
 @pytest.mark.parametrize("name", LOGIT_MAPS)
-def test_bf16_products_are_near_those_of_float32(name):
+def test_bf16_products_are_close_to_float32(name):
     tree = label_tree("vtree", 90)
     features, labels, nodes = problem(tree, 32, 64)
     found = {}
@@ -233,7 +235,7 @@ def test_bf16_products_are_near_those_of_float32(name):
 
 
 @pytest.mark.parametrize("name", ["dot", "cosine"])
-def test_what_an_ignored_row_holds_does_not_matter(name):
+def test_the_features_of_an_ignored_row_have_no_effect(name):
     options = {"logits": LOGIT_MAPS[name], "class_counts": counts_of(13), "init_std": 0.5}
     head = ClassHead(DIM, 13, CrossEntropy(), ignore_index=-1, **options)
     features = torch.randn(3, DIM)
@@ -246,14 +248,14 @@ def test_what_an_ignored_row_holds_does_not_matter(name):
     assert all(p.grad.isfinite().all() for p in head.parameters())
 
 
-def test_a_learned_scale_is_trained_while_the_features_are_frozen():
+def test_a_learned_scale_is_trained_with_frozen_features():
     head = make_head("cosine", "ce", "dense", 13)
     features, labels, nodes = problem(head.tree, ROWS, DIM)
     set_nodes(head, nodes)
     head(features, labels).backward()
-    wanted = expected("cosine", "ce", head.tree)
-    np.testing.assert_allclose(head.log_scale.grad, wanted[3], **EXACT)
-    np.testing.assert_allclose(head.weight.grad, wanted[2], **EXACT)
+    want = expected("cosine", "ce", head.tree)
+    np.testing.assert_allclose(head.log_scale.grad, want[3], **EXACT)
+    np.testing.assert_allclose(head.weight.grad, want[2], **EXACT)
 
 
 def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
@@ -263,17 +265,17 @@ def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
     )
 
 
-def test_a_prior_needs_counts_of_every_class_and_cannot_be_appended_to():
-    with pytest.raises(ValueError, match="needs the training samples of each class"):
+def test_a_prior_needs_counts_of_every_class_and_does_not_support_appending():
+    with pytest.raises(ValueError, match="pass class_counts"):
         ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0))
-    with pytest.raises(ValueError, match=r"class counts have shape \[12\]"):
+    with pytest.raises(ValueError, match=r"class_counts have shape \[12\]"):
         ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(12))
     head = ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(13))
-    with pytest.raises(ValueError, match="prior of the head is that of 13 classes"):
+    with pytest.raises(ValueError, match="prior for 13 classes and none for new ones"):
         append_classes(head, [-1])
 
 
-def test_classes_are_appended_to_a_cosine_head():
+def test_classes_can_be_appended_to_a_cosine_head():
     head = ClassHead(DIM, 13, CrossEntropy(), logits=ArcFace(learn_scale=True))
     append_classes(head, [-1])
     head(torch.randn(2, DIM), torch.tensor([0, 13])).backward()
@@ -281,7 +283,7 @@ def test_classes_are_appended_to_a_cosine_head():
     assert head.log_scale.grad is not None
 
 
-def test_presets_are_kinds_with_margins_of_their_own():
+def test_presets_have_default_margins_that_can_be_combined():
     config = HeadConfig.model_validate({"logits": {"kind": "arcface", "m3": 0.1}})
     assert (config.logits.m1, config.logits.m2, config.logits.m3) == (1.0, 0.5, 0.1)
     assert not config.bias
@@ -292,20 +294,23 @@ def test_presets_are_kinds_with_margins_of_their_own():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}}, "factored has dot"),
+        (
+            {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}},
+            "factored supports only",
+        ),
         (
             {"weights": {"kind": "vtree"}, "loss": {"kind": "hierarchical_softmax"}},
-            "hierarchical_softmax has dot",
+            "hierarchical_softmax supports only dot",
         ),
-        ({"bias": True}, "arcface logits have no bias"),
+        ({"bias": True}, "arcface logits do not support a bias"),
     ],
 )
-def test_heads_without_logit_maps_are_an_error_in_one_line(changes, message):
+def test_unsupported_combinations_with_a_logit_map_are_an_error(changes, message):
     with pytest.raises(ValidationError, match=message):
         HeadConfig.model_validate({"logits": {"kind": "arcface"}, **changes})
 
 
-def test_a_factored_head_is_without_bias_by_default():
+def test_a_factored_head_has_no_bias_by_default():
     options = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}}
     assert not HeadConfig.model_validate(options).bias
     head = FactoredHead(DIM, 13, make_loss("quadratic", 13))

@@ -1,8 +1,9 @@
-"""Every logit map x loss x weighting equals its definition in float64 on one to four ranks.
+"""Logit maps, losses and class weights equal their definitions in float64 on one to four ranks.
 
-A group of four processes computes all cases; smaller worlds are meshes over the first of them. The
-default suite runs a covering part: on four ranks every loss with every map, on every other mesh
-every map with every weighting. Nine classes on four ranks leave one without rows of a dense head.
+A group of four processes computes all cases; smaller meshes use the first of these processes. The
+default suite runs a covering subset: on four ranks every loss with every map, on every other mesh
+every map with every weighting. With nine classes on four ranks, one rank of a dense head has no
+classes.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from tests.heads.test_logits import DIM, EXACT, ROWS, expected, make_head, step
 from tests.ranks import run_on_ranks
 
 NUM_CLASSES = 9
-# Ranks as data x class.
+# Ranks by position on the axes data x class.
 MESHES = {
     "1": [[0]],
     "1x2": [[0, 1]],
@@ -41,7 +42,7 @@ def covering_cases() -> list[Case]:
 
 
 def answers_of_a_rank(cases: list[Case]) -> dict[Case, tuple]:
-    """This rank's loss, gradients and squared norm, and which rows and nodes they are of."""
+    """This rank's loss, gradients and squared norm, and their ranges of rows and nodes."""
     rank = torch.distributed.get_rank()
     meshes = {
         shape: DeviceMesh("cpu", ranks, mesh_dim_names=("data", "class"))
@@ -73,8 +74,8 @@ def check(cases: list[Case]) -> None:
         for case, (found, squared_norm, mine, held) in answers.items():
             loss, by_features, by_nodes, *by_scalars = definition_of(*case[1:])
             norm = sum(np.square(each).sum() for each in (by_nodes, *by_scalars))
-            wanted = loss, by_features[mine], by_nodes[held], *by_scalars, norm
-            for got, want in zip([*found, squared_norm], wanted, strict=True):
+            expectation = loss, by_features[mine], by_nodes[held], *by_scalars, norm
+            for got, want in zip([*found, squared_norm], expectation, strict=True):
                 np.testing.assert_allclose(got, want, **EXACT, err_msg=str(case))
 
 
@@ -84,5 +85,5 @@ def test_sharded_equals_the_definition():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_every_combination_sharded_equals_the_definition(mesh):
+def test_every_sharded_combination_equals_the_definition(mesh):
     check(list(product([mesh], LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS)))

@@ -1,4 +1,4 @@
-"""Tree files, their statistics and images, and heads that are built on them."""
+"""Tree files, their statistics and figures, and heads built from them."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def config(kind: str, path: Path) -> HeadConfig:
 
 
 @pytest.mark.parametrize("kind", ["vtree", "utree"])
-def test_a_tree_file_gives_back_the_tree_and_its_names(tmp_path, kind):
+def test_a_tree_file_restores_the_tree_and_its_names(tmp_path, kind):
     named = NamedTree.of_cover_tree(build_cover_tree(ROWS), NAMES, kind)
     named.save(tmp_path / "new" / "a.tree")
     loaded = NamedTree.load(tmp_path / "new" / "a.tree")
@@ -52,7 +52,7 @@ def test_a_pseudoclass_of_a_cover_tree_is_named_after_a_class_below_it(named):
     assert names[0] == NAMES[build_cover_tree(ROWS).root]
 
 
-def test_a_tree_serves_the_same_classes_in_another_order(named):
+def test_a_tree_can_be_renumbered_for_another_order_of_classes(named):
     order = np.random.default_rng(1).permutation(40)
     tree = named.for_classes([NAMES[i] for i in order])
     expected = build_cover_tree(ROWS[order]).vtree()
@@ -68,15 +68,15 @@ def test_a_tree_serves_the_same_classes_in_another_order(named):
         ((*NAMES[1:], "zebra"), "'zebra' is only in the data"),
     ],
 )
-def test_other_classes_are_one_line(named, names, message):
+def test_other_classes_are_a_one_line_error(named, names, message):
     with pytest.raises(ValueError, match=message) as error:
         named.for_classes(names)
     assert "\n" not in str(error.value)
 
 
-def test_damaged_tree_files_are_refused(named, tmp_path):
+def test_damaged_tree_files_are_rejected(named, tmp_path):
     path = tmp_path / "a.tree"
-    with pytest.raises(FileNotFoundError, match=r"a\.tree does not exist: make it with kway tree"):
+    with pytest.raises(FileNotFoundError, match=r"a\.tree does not exist"):
         NamedTree.load(path)
     named.save(path)
     content = path.read_bytes()
@@ -84,15 +84,15 @@ def test_damaged_tree_files_are_refused(named, tmp_path):
     flipped[-8 * 20] ^= 1
     for broken in (b"hello", content[:-5], bytes(flipped)):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="no sound tree file") as error:
+        with pytest.raises(ValueError, match="not a valid tree file") as error:
             NamedTree.load(path)
         assert "\n" not in str(error.value)
     save_file({"vectors": np.ones((2, 2))}, path)
-    with pytest.raises(ValueError, match="says nothing of a label tree"):
+    with pytest.raises(ValueError, match="do not have format="):
         NamedTree.load(path)
 
 
-def test_a_head_takes_the_tree_of_a_file_by_name_or_by_number(named, tmp_path):
+def test_a_head_matches_the_classes_of_a_tree_file_by_name_or_number(named, tmp_path):
     named.save(tmp_path / "a.tree")
     given = config("vtree", tmp_path / "a.tree")
     options = {"num_classes": 40, "label_vectors": None}
@@ -105,23 +105,23 @@ def test_a_head_takes_the_tree_of_a_file_by_name_or_by_number(named, tmp_path):
     assert head.tree.digest() == backwards.digest()
 
 
-def test_a_head_refuses_a_file_with_other_classes_or_of_another_kind(named, tmp_path):
+def test_a_tree_file_with_other_classes_or_of_another_kind_is_rejected(named, tmp_path):
     path = tmp_path / "a.tree"
     named.save(path)
     with pytest.raises(ValueError, match="has 40 classes and the data 41"):
         build_tree(config("vtree", path), num_classes=41, label_vectors=None)
-    with pytest.raises(ValueError, match=r"is no utree: choose head\.weights\.kind=vtree"):
+    with pytest.raises(ValueError, match=r"is not a utree: set head\.weights\.kind=vtree"):
         build_tree(config("utree", path), num_classes=40, label_vectors=None)
     NamedTree.of_cover_tree(build_cover_tree(ROWS), NAMES, "utree").save(path)
-    with pytest.raises(ValueError, match=r"is no vtree: choose head\.weights\.kind=utree"):
+    with pytest.raises(ValueError, match=r"is not a vtree: set head\.weights\.kind=utree"):
         build_tree(config("vtree", path), num_classes=40, label_vectors=None)
     tree = build_tree(config("utree", path), num_classes=40, label_vectors=None)
     assert tree.digest() == build_cover_tree(ROWS).utree().digest()
 
 
-def test_a_recipe_names_a_base_or_a_file_not_both():
+def test_a_recipe_cannot_set_both_a_base_and_a_tree_file():
     weights = {"kind": "vtree", "tree": {"base": 2, "file": "a.tree"}}
-    with pytest.raises(ValidationError, match="leave out base or file"):
+    with pytest.raises(ValidationError, match="remove base or file"):
         HeadConfig.model_validate({"weights": weights})
     given = config("vtree", Path("a.tree"))
     assert HeadConfig.model_validate(given.model_dump(mode="json")) == given
@@ -131,7 +131,7 @@ HIERARCHY = {"weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
 PATHS = [("a", "left"), ("a", "left"), ("a", "right"), ("b",), ("b",)]
 
 
-def test_a_head_takes_the_hierarchy_of_the_class_list():
+def test_a_head_can_use_the_hierarchy_of_the_class_list():
     given = HeadConfig.model_validate(HIERARCHY)
     assert given.needs_hierarchy
     assert not HeadConfig.model_validate({"weights": {"kind": "vtree"}}).needs_hierarchy
@@ -140,24 +140,24 @@ def test_a_head_takes_the_hierarchy_of_the_class_list():
     assert tree.digest() == tree_of_paths("01234", PATHS).tree.digest()
     head = build_head(given, dim=4, mesh=None, seed=0, device="cpu", class_paths=PATHS, **options)
     assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
-    with pytest.raises(ValueError, match="needs the class paths of the shards"):
+    with pytest.raises(ValueError, match="needs class paths"):
         build_tree(given, **options)
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"kind": "utree", "tree": {"kind": "hierarchy"}}, "choose weights.kind=vtree"),
-        ({"kind": "vtree", "tree": {"kind": "hierarchy", "base": 2}}, "leave out base or kind"),
-        ({"kind": "vtree", "tree": {"kind": "hierarchy", "file": "a"}}, "leave out file or kind"),
+        ({"kind": "utree", "tree": {"kind": "hierarchy"}}, "set weights.kind=vtree"),
+        ({"kind": "vtree", "tree": {"kind": "hierarchy", "base": 2}}, "remove base or kind"),
+        ({"kind": "vtree", "tree": {"kind": "hierarchy", "file": "a"}}, "remove file or kind"),
     ],
 )
-def test_what_has_no_use_for_a_hierarchy_is_refused(weights, message):
+def test_options_that_conflict_with_a_hierarchy_are_rejected(weights, message):
     with pytest.raises(ValidationError, match=message):
         HeadConfig.model_validate({"weights": weights})
 
 
-def test_near_trivial_trees_are_told_from_others():
+def test_near_trivial_trees_are_detected():
     rng = np.random.default_rng(2)
     trees = {
         "iid": build_cover_tree(rng.normal(size=(300, 300))).vtree(),
@@ -169,7 +169,7 @@ def test_near_trivial_trees_are_told_from_others():
     assert trivial == {"iid", "flat"}
 
 
-def test_statistics_count_what_there_is():
+def test_statistics_count_nodes_classes_and_families():
     #        6
     #    4       5
     #  0  1    2  3
@@ -198,7 +198,7 @@ def test_a_figure_of_names_without_glyphs_raises_no_warning(tmp_path):
     assert draw_tree(named, tmp_path / "a.png") == named.tree.num_nodes
 
 
-def test_names_must_fit_the_tree(named):
+def test_names_must_match_the_tree(named):
     cover = build_cover_tree(ROWS)
     with pytest.raises(ValueError, match="40 classes has 2 names"):
         NamedTree.of_cover_tree(cover, ["a", "b"], "vtree")

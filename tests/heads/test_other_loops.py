@@ -1,4 +1,4 @@
-"""The head in other training loops: summed gradients, and the files of docs/extending.md."""
+"""The head in other training loops: summed gradients, and the examples of docs/extending.md."""
 
 import importlib.util
 import os
@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 
 def gradients(wrap: str) -> list[np.ndarray]:
-    """Of the backbone, from this rank's rows of one batch."""
+    """The gradients of the backbone, from this rank's rows of one batch."""
     import torch.distributed as dist
 
     rank, size = (dist.get_rank(), dist.get_world_size()) if wrap else (0, 1)
@@ -49,16 +49,16 @@ def gradients(wrap: str) -> list[np.ndarray]:
         sum_sharded_gradients(backbone)
     rows = slice(rank * 32 // size, (rank + 1) * 32 // size)
     head(module(inputs[rows]), labels[rows]).backward()
-    return [whole(parameter.grad) for parameter in backbone.parameters()]
+    return [full_array(parameter.grad) for parameter in backbone.parameters()]
 
 
-def whole(gradient: torch.Tensor) -> np.ndarray:
+def full_array(gradient: torch.Tensor) -> np.ndarray:
     found = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     return found.numpy().copy()
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_summed_gradients_of_two_ranks_are_those_of_one_process(wrap):
+def test_summed_gradients_of_two_ranks_equal_those_of_one_process(wrap):
     expected = gradients("")
     for found in run_on_ranks(2, gradients, wrap):
         for one, other in zip(found, expected, strict=True):
@@ -67,7 +67,7 @@ def test_summed_gradients_of_two_ranks_are_those_of_one_process(wrap):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARY)
-def test_the_files_of_the_page_train_as_one_process_does(name, tmp_path):
+def test_the_examples_of_the_page_train_like_a_single_process(name, tmp_path):
     library = LIBRARY[name]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
@@ -75,7 +75,7 @@ def test_the_files_of_the_page_train_as_one_process_does(name, tmp_path):
     (tmp_path / name).write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
+    completed = subprocess.run(
         [*command, name],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
@@ -83,8 +83,8 @@ def test_the_files_of_the_page_train_as_one_process_does(name, tmp_path):
         text=True,
         timeout=300,
     )
-    assert ended.returncode == 0, ended.stderr
-    (found,) = re.findall(r"weights: ([\d.]+)", ended.stdout)
+    assert completed.returncode == 0, completed.stderr
+    (found,) = re.findall(r"weights: ([\d.]+)", completed.stdout)
     assert float(found) == pytest.approx(weights_of_one_process(), abs=2e-6)
 
 

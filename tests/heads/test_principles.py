@@ -1,6 +1,6 @@
-"""Which losses are aligned with the Principle of Logit Separation, and where papers' lemmas fail.
+"""The alignment of losses with the Principle of Logit Separation, and lemmas of the papers.
 
-002 proves alignment by hand. Here a search over logits checks definition 1 itself, at several
+Paper 002 proves alignment. These tests check definition 1 by a search over logits, for several
 hyperparameters of each loss.
 """
 
@@ -29,7 +29,7 @@ from heads.losses import (
     NoiseContrastiveEstimation,
     Quadratic,
     Rows,
-    SelfNormalisation,
+    SelfNormalization,
     SigmoidCauchySchwarz,
     SigmoidTanimoto,
     SimLoss,
@@ -57,7 +57,7 @@ def name(loss: Loss) -> str:
 
 
 def draws(loss: Loss, labels: Tensor) -> Iterator[tuple[float, Tensor | None]]:
-    """Every outcome of a step's draw: its probability, and what each class stands for [K]."""
+    """All outcomes of the draw of a step: the probability, and the weight of each class [K]."""
     if isinstance(loss, CrossEntropy) and loss.sample_rate < 1:
         rate = loss.sample_rate
         own = torch.isin(torch.arange(NUM_CLASSES), labels)
@@ -76,7 +76,7 @@ def draws(loss: Loss, labels: Tensor) -> Iterator[tuple[float, Tensor | None]]:
 
 
 def value_and_gradient(loss: Loss, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """The loss of given logits [m, K], expected over its draws, and its gradient."""
+    """The loss of given logits [m, K], its expectation over the draws, and the gradient."""
     value, gradient = 0.0, torch.zeros_like(logits)
     for probability, weights in draws(loss, labels):
         leaf = logits.clone().requires_grad_()
@@ -96,7 +96,7 @@ def value(loss: Loss, logits: Tensor, labels: Tensor) -> float:
 
 
 def separated(scores: Tensor, labels: Tensor) -> bool:
-    """002 definition 1: every true score above every false one, of any row."""
+    """002, definition 1: every true score is above every false score of any row."""
     own = torch.zeros_like(scores, dtype=torch.bool)
     own[torch.arange(len(labels)), labels] = True
     return bool(scores[own].min() > scores[~own].max())
@@ -105,9 +105,9 @@ def separated(scores: Tensor, labels: Tensor) -> bool:
 def test_the_cases_cover_every_loss():
     aligned = {loss.kind for loss, _ in ALIGNED}
     not_aligned = {loss.kind for loss in (*SHIFTED, *RATIOS)}
-    alone = {"sigmoid_cs", "hierarchical_softmax"}
-    assert aligned | not_aligned | alone == {*LOSSES}
-    assert aligned & (not_aligned | alone) == {"ce"}  # whose hyperparameters decide
+    separate = {"sigmoid_cs", "hierarchical_softmax"}
+    assert aligned | not_aligned | separate == {*LOSSES}
+    assert aligned & (not_aligned | separate) == {"ce"}  # depends on its hyperparameters
     assert CrossEntropy.aligned_if
 
 
@@ -135,8 +135,8 @@ RATIOS = [TaylorSoftmax(), SphericalSoftmax(0.01), SphericalSoftmax(1.0)]
 
 @pytest.mark.parametrize("labels", SAMPLES)
 @pytest.mark.parametrize("loss", SHIFTED, ids=name)
-def test_a_loss_of_differences_has_the_same_value_with_rows_shifted_apart(loss, labels):
-    """So separated logits near its infimum can be shifted until they are not separated."""
+def test_a_loss_of_differences_does_not_change_if_rows_are_shifted(loss, labels):
+    """Therefore separated logits near its infimum can be shifted until they are not separated."""
     assert not loss.aligned
     labels = torch.tensor(labels)
     logits = torch.tensor([[4.0, -3.0, -2.5], [2.0, -1.0, -3.0]], dtype=torch.float64)
@@ -166,22 +166,22 @@ def test_the_counterexample_of_002_reaches_the_infimum(loss, infimum):
 
 @pytest.mark.parametrize("kind", ["topk_hinge", "smooth_topk"])
 @pytest.mark.parametrize("k", [2, 3])
-def test_with_k_above_1_a_loss_goes_to_its_infimum_with_false_logits_above_the_true_one(kind, k):
-    """Of k predictions one is right: k - 1 false logits of the row itself may be above it."""
+def test_top_k_losses_reach_their_infimum_with_k_minus_1_false_logits_above_the_true_one(kind, k):
+    """One of k predictions is correct, so k - 1 false logits of the same row may be larger."""
     alpha = 200.0
     logits = torch.tensor([[0, *[alpha] * (k - 1), -alpha]], dtype=torch.float64)
     labels = torch.tensor([0])
     loss = LOSSES[kind](k=k)
     assert value(loss, logits, labels) == pytest.approx(0, abs=1e-12)
     assert not separated(logits, labels)
-    # The k-th false logit counts: once it is above, so is the loss.
+    # If the k-th false logit is larger, too, the loss is not near its infimum.
     logits[0, -1] = alpha
     assert value(loss, logits, labels) > 1
 
 
-def test_hierarchical_softmax_goes_to_its_infimum_with_the_logits_of_leaves_unseparated():
-    """It has no row of logits, one a class: any group of siblings may be shifted on its own. So
-    not even the logits of the leaves, taken for those of the classes, are separated."""
+def test_hierarchical_softmax_reaches_its_infimum_with_unseparated_logits_of_leaves():
+    """Each group of siblings can be shifted independently, so the logits of the leaves are not
+    separated."""
     tree = LabelTree.from_parents([-1, -1, 1, 1], [0, -1, 1, 2])
     first, inner = tree.node_of_class[0], tree.parent[tree.node_of_class[1]]
     leaves = torch.from_numpy(tree.node_of_class.copy())
@@ -200,7 +200,7 @@ def test_hierarchical_softmax_goes_to_its_infimum_with_the_logits_of_leaves_unse
         assert not separated(moved[:, leaves], labels)
 
 
-def test_sigmoid_cauchy_schwarz_goes_to_its_infimum_with_logits_unseparated():
+def test_sigmoid_cauchy_schwarz_reaches_its_infimum_with_unseparated_logits():
     """002, section 3.4: a false logit of one row equals the true one of another."""
     alpha = 1e7
     s = torch.tensor([[0.5, 0.5 / alpha], [0.5 / alpha, 0.5 / alpha**2]], dtype=torch.float64)
@@ -211,8 +211,8 @@ def test_sigmoid_cauchy_schwarz_goes_to_its_infimum_with_logits_unseparated():
 
 
 @pytest.mark.parametrize("loss", RATIOS, ids=name)
-def test_a_loss_of_ratios_of_scores_goes_to_its_infimum_with_scores_unseparated(loss):
-    """One row's scores are large and another's small; the true score leads by far in both."""
+def test_a_loss_of_ratios_of_scores_reaches_its_infimum_with_unseparated_scores(loss):
+    """One row has large scores and the other small ones; in both, the true score dominates."""
     assert not loss.aligned
     logits = torch.tensor([[1e9, 1e5], [1e4, -1.0]], dtype=torch.float64)
     if loss.kind == "spherical_softmax":
@@ -233,12 +233,13 @@ def smoothed_entropy(smoothing: float) -> float:
 
 
 def nce_infimum(t: int, label: int) -> float:
-    """Of a row: the true logit is 0, where g_y = 1 / (1 + t q_y), and the false terms vanish."""
+    """The infimum of a row: the true logit is 0, where g_y = 1 / (1 + t q_y), and the false terms
+    vanish."""
     noise = t * float(NOISE[label])
     return math.log1p(noise) + noise * math.log1p(1 / noise)
 
 
-# With the infimum of a row of a label.
+# Losses, and the infimum of a row with a given label.
 ALIGNED = [
     *(
         (CrossEntropy(smoothing, z_loss), lambda _, e=smoothing: smoothed_entropy(e))
@@ -246,7 +247,7 @@ ALIGNED = [
         for z_loss in (1e-3, 1.0)
     ),
     *((CrossEntropy(z_loss=z_loss, sample_rate=0.1), lambda _: 0.0) for z_loss in (1e-3, 1.0)),
-    *((SelfNormalisation(alpha), lambda _: 0.0) for alpha in (1e-3, 0.1, 3.0)),
+    *((SelfNormalization(alpha), lambda _: 0.0) for alpha in (1e-3, 0.1, 3.0)),
     (BatchCrossEntropy(), lambda _: 0.0),
     (BatchMaxMargin(0.1), lambda _: 0.0),
     (BatchMaxMargin(1.0), lambda _: 0.0),
@@ -262,7 +263,7 @@ ALIGNED = [
 
 
 def least(loss: Loss, labels: Tensor, constraint: LinearConstraint) -> float:
-    """The lowest value that a search finds among logits that satisfy the constraint."""
+    """The smallest value found by a search over logits that satisfy the constraint."""
     shape = len(labels), NUM_CLASSES
 
     def goal(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -277,7 +278,8 @@ def least(loss: Loss, labels: Tensor, constraint: LinearConstraint) -> float:
 
 
 def gaps(labels: Tensor, rows: Iterable[int]) -> np.ndarray:
-    """What maps flat logits to the true ones of `rows` less each false one of any row."""
+    """The matrix that maps flat logits to differences: true logits of `rows` minus each false logit
+    of any row."""
     shape = len(labels), NUM_CLASSES
     found = []
     for of_true, of_false in itertools.product(rows, np.ndindex(shape)):
@@ -293,40 +295,40 @@ def least_separated(loss: Loss, labels: Tensor) -> float:
 
 
 def least_unseparated(loss: Loss, labels: Tensor) -> float:
-    """With the first row's true logit not above one of the false ones."""
+    """The smallest value if the true logit of the first row is not above some false logit."""
     of_first = gaps(labels, [0])
     return min(least(loss, labels, LinearConstraint(-gap[None], lb=0)) for gap in of_first)
 
 
 @pytest.mark.parametrize("labels", SAMPLES)
 @pytest.mark.parametrize(("loss", "infimum"), ALIGNED, ids=[name(each) for each, _ in ALIGNED])
-def test_no_unseparated_logits_come_near_the_infimum_of_an_aligned_loss(loss, infimum, labels):
+def test_an_aligned_loss_of_unseparated_logits_is_not_near_its_infimum(loss, infimum, labels):
     assert loss.aligned
     bound = sum(infimum(label) for label in labels) / len(labels)
     assert least_unseparated(loss, torch.tensor(labels)) > bound + 1e-5
 
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), MaxMargin(), SigmoidCauchySchwarz()], ids=name)
-def test_the_same_search_finds_unseparated_logits_where_a_loss_is_not_aligned(loss):
+def test_the_same_search_finds_unseparated_logits_for_losses_that_are_not_aligned(loss):
     assert least_unseparated(loss, torch.tensor([0, 1])) < 1e-5
 
 
 @pytest.mark.parametrize("labels", SAMPLES)
 @pytest.mark.parametrize(("loss", "infimum"), ALIGNED, ids=[name(each) for each, _ in ALIGNED])
 def test_separated_logits_reach_the_infimum_of_an_aligned_loss(loss, infimum, labels):
-    """So the infimum is not lower than what the loss can reach."""
+    """This shows that the infimum used in these tests is tight."""
     bound = sum(infimum(label) for label in labels) / len(labels)
     assert least_separated(loss, torch.tensor(labels)) == pytest.approx(bound, abs=1e-6)
 
 
-def test_cross_entropy_with_z_loss_is_self_normalisation():
+def test_cross_entropy_with_z_loss_is_self_normalization():
     logits = torch.randn(2, NUM_CLASSES, dtype=torch.float64)
     labels = torch.tensor([0, 1])
-    expected = value(SelfNormalisation(0.3), logits, labels)
+    expected = value(SelfNormalization(0.3), logits, labels)
     assert value(CrossEntropy(z_loss=0.3), logits, labels) == pytest.approx(expected, rel=1e-12)
 
 
-def test_sampled_noise_contrast_has_the_expectation_of_the_exact_loss():
+def test_sampled_noise_contrastive_estimation_is_unbiased():
     logits = torch.randn(2, NUM_CLASSES, dtype=torch.float64)
     labels = torch.tensor([0, 1])
     exact, sampled = (NoiseContrastiveEstimation(samples=n).prepare(FACTS) for n in (None, 2))
@@ -336,10 +338,8 @@ def test_sampled_noise_contrast_has_the_expectation_of_the_exact_loss():
 
 
 @pytest.mark.parametrize(("smoothing", "rate"), [(0.9, 0.1), (0.5, 0.05)])
-def test_with_smoothing_and_sampling_z_loss_may_have_its_minimum_at_unseparated_logits(
-    smoothing, rate
-):
-    """A class that no row has gets its share of the target in the few steps that draw it."""
+def test_with_smoothing_and_sampling_the_minimum_may_be_at_unseparated_logits(smoothing, rate):
+    """A class without a row gets its share of the target only in the few steps that draw it."""
     loss = CrossEntropy(label_smoothing=smoothing, z_loss=1e-3, sample_rate=rate)
     assert not loss.aligned
     labels = torch.tensor([0, 0])
@@ -350,14 +350,15 @@ def test_with_smoothing_and_sampling_z_loss_may_have_its_minimum_at_unseparated_
 
 
 def mixture(num_classes: int, dim: int, sigma: float, seed: int = 0):
-    """Centres M [K, d] of unit length, and points whose mean and covariance in each class are
-    exactly mu_k and sigma^2 I: the population of definition 3.1 as far as a quadratic sees it."""
+    """Centers M [K, d] of unit length, and points whose mean and covariance in each class are
+    exactly mu_k and sigma^2 I. For a quadratic loss they are equivalent to the population of
+    definition 3.1."""
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(num_classes, dim, generator=generator, dtype=torch.float64)
-    centres = torch.nn.functional.normalize(centres, dim=1)
+    centers = torch.randn(num_classes, dim, generator=generator, dtype=torch.float64)
+    centers = torch.nn.functional.normalize(centers, dim=1)
     steps = sigma * math.sqrt(dim) * torch.cat([torch.eye(dim), -torch.eye(dim)]).double()
-    points = (centres[:, None, :] + steps).reshape(-1, dim)
-    return centres, points, torch.arange(num_classes).repeat_interleave(2 * dim)
+    points = (centers[:, None, :] + steps).reshape(-1, dim)
+    return centers, points, torch.arange(num_classes).repeat_interleave(2 * dim)
 
 
 def linear_head(loss: Loss, rows: Tensor) -> ClassHead:
@@ -371,31 +372,32 @@ def linear_head(loss: Loss, rows: Tensor) -> ClassHead:
 @pytest.mark.parametrize("sigma", [0.05, 0.5])
 def test_lemma_3_4_gives_the_minimum_of_the_quadratic_loss(num_classes, dim, sigma):
     """001, corrected: M (M'M + K sigma^2 I)^-1 and 1/2 sum sigma^2 / (K sigma^2 + lambda(MM'))."""
-    centres, points, labels = mixture(num_classes, dim, sigma)
-    ridge = centres.T @ centres + num_classes * sigma**2 * torch.eye(dim, dtype=torch.float64)
-    head = linear_head(Quadratic(), centres @ torch.linalg.inv(ridge))
+    centers, points, labels = mixture(num_classes, dim, sigma)
+    ridge = centers.T @ centers + num_classes * sigma**2 * torch.eye(dim, dtype=torch.float64)
+    head = linear_head(Quadratic(), centers @ torch.linalg.inv(ridge))
     loss = head(points, labels)
     loss.backward()
-    eigenvalues = torch.linalg.eigvalsh(centres @ centres.T)
+    eigenvalues = torch.linalg.eigvalsh(centers @ centers.T)
     minimum = (sigma**2 / (num_classes * sigma**2 + eigenvalues)).sum() / 2
     torch.testing.assert_close(loss.detach(), minimum, rtol=1e-9, atol=1e-10)
     assert head.weight.grad.abs().max() < 1e-10
 
 
 def test_lemma_3_5_fails_for_a_large_w():
-    """Its bound does not grow with w, and the loss at the centres does: noise at the true class."""
-    centres, points, labels = mixture(num_classes=6, dim=20, sigma=0.3)
-    gram = centres @ centres.T - torch.eye(6, dtype=torch.float64)
+    """The bound does not grow with w, but the loss at the centers does, because of noise at the
+    true class."""
+    centers, points, labels = mixture(num_classes=6, dim=20, sigma=0.3)
+    gram = centers @ centers.T - torch.eye(6, dtype=torch.float64)
     bound = float(gram.square().sum() / 6 + 6 * 0.3**2)
     values = {
-        w: float(linear_head(CorrectClassQuadratic(w=w), centres)(points, labels).detach())
+        w: float(linear_head(CorrectClassQuadratic(w=w), centers)(points, labels).detach())
         for w in (1.0, 100.0)
     }
     assert values[1.0] < bound < values[100.0]
 
 
 def test_lemma_3_of_the_tree_loss_fails_for_two_classes():
-    """000: two near classes of norm B have ||U|| >= B, and the bound is B / sqrt(2)."""
+    """000: for two close classes of norm B, ||U|| >= B, but the bound is B / sqrt(2)."""
     w = np.array([[1.0, 0.0], [1.0, 1e-3]])
     u = np.stack([w[0], w[1] - w[0]])
     assert np.linalg.norm(u) > 1 / math.sqrt(2) * 1.0 * math.sqrt(math.log2(2))

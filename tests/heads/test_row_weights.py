@@ -1,4 +1,4 @@
-"""Rows that weigh differently: what mixed labels need, for every loss and on every head."""
+"""Row weights, as needed for mixed labels, for every loss and every head."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from tests.ranks import rank_world, run_on_ranks
 CLASSES, DIM, ROWS = 13, 5, 7
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 WEIGHTS = torch.tensor([0.2, 1.0, 0.0, 3.0, 0.5, 1.5, 0.7], dtype=torch.float64)
-# hierarchical_softmax has a head of its own.
+# hierarchical_softmax has a separate head.
 ROW_BY_ROW = [
     kind
     for kind, loss in LOSSES.items()
@@ -37,7 +37,7 @@ def make_head(kind: str, mesh=None) -> tuple[ClassHead, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ROW_BY_ROW)
-def test_row_weights_make_a_weighted_mean_of_the_rows(kind: str) -> None:
+def test_row_weights_give_a_weighted_mean_of_the_rows(kind: str) -> None:
     head, features, labels = make_head(kind)
     nodes = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], dim=1)
     features.requires_grad_()
@@ -69,7 +69,7 @@ def value_and_gradients(kind: str) -> list[np.ndarray]:
     world = rank_world()
     rank, world_size = world.rank, world.size
     head, features, labels = make_head(kind, world.mesh)
-    # Uneven: rank 1 has no row where there are three ranks.
+    # Uneven; with three ranks, rank 1 is without rows.
     cuts = {1: [0, ROWS], 2: [0, 2, ROWS], 3: [0, 3, 3, ROWS]}[world_size]
     mine = slice(cuts[rank], cuts[rank + 1])
     part = features[mine].requires_grad_()
@@ -79,20 +79,20 @@ def value_and_gradients(kind: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_weighted_rows_give_the_same_on_uneven_ranks(world_size: int) -> None:
+def test_weighted_rows_give_the_same_results_on_uneven_ranks(world_size: int) -> None:
     ranks = run_on_ranks(world_size, values_and_gradients)
     for kind in SHARDED:
         value, by_features, by_nodes = value_and_gradients(kind)
         parts = [found[kind] for found in ranks]
         for got, *_ in parts:
             np.testing.assert_allclose(got, value, **EXACT, err_msg=kind)
-        for index, whole in ((1, by_features), (2, by_nodes)):
+        for index, expected in ((1, by_features), (2, by_nodes)):
             got = np.concatenate([part[index] for part in parts])
-            np.testing.assert_allclose(got, whole, **EXACT, err_msg=kind)
+            np.testing.assert_allclose(got, expected, **EXACT, err_msg=kind)
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "spherical_softmax"])
-def test_the_factored_head_weighs_rows_as_the_dense_one(kind: str) -> None:
+def test_the_factored_head_weights_rows_like_the_dense_head(kind: str) -> None:
     options = {"dtype": torch.float64, "init_std": 0.4}
     ours = FactoredHead(DIM, CLASSES, make_loss(kind, CLASSES), **options)
     plain = ClassHead(DIM, CLASSES, make_loss(kind, CLASSES), bias=False, **options)
@@ -110,7 +110,7 @@ def test_the_factored_head_weighs_rows_as_the_dense_one(kind: str) -> None:
     )
 
 
-def test_hierarchical_softmax_weighs_rows() -> None:
+def test_hierarchical_softmax_weights_rows() -> None:
     head = HierarchicalSoftmaxHead(DIM, label_tree("vtree", CLASSES), dtype=torch.float64)
     features, labels, _ = problem(head.label_tree, num_rows=ROWS, dim=DIM)
     alone = torch.stack([head(features[i : i + 1], labels[i : i + 1]) for i in range(ROWS)])
@@ -129,19 +129,19 @@ def test_hierarchical_softmax_weighs_rows() -> None:
         torch.full((ROWS,), 1e308, dtype=torch.float64),  # their sum is infinite
     ],
 )
-def test_row_weights_that_do_not_fit_are_refused(weights: Tensor) -> None:
+def test_invalid_row_weights_are_rejected(weights: Tensor) -> None:
     head, features, labels = make_head("ce")
     with pytest.raises(ValueError, match="row weights are b finite floats"):
         head(features, labels, weights)
 
 
-def test_rows_that_all_weigh_nothing_are_refused() -> None:
+def test_row_weights_that_are_all_zero_are_rejected() -> None:
     head, features, labels = make_head("ce")
     with pytest.raises(ValueError, match="no rows that count"):
         head(features, labels, torch.zeros(ROWS))
     small = ClassHead(DIM, CLASSES, make_loss("ce", CLASSES))
     with pytest.raises(ValueError, match="no rows that count"):
-        # As float32, which the head computes with, these are zero.
+        # The head computes in float32, in which these weights are zero.
         small(features.float(), labels, torch.full((ROWS,), 1e-50, dtype=torch.float64))
 
 
@@ -155,6 +155,6 @@ def weights_on_one_rank() -> str:
     return "no error"
 
 
-def test_row_weights_on_some_ranks_only_are_refused_on_all() -> None:
+def test_row_weights_on_some_ranks_only_are_an_error_on_all_ranks() -> None:
     for answer in run_on_ranks(2, weights_on_one_rank):
-        assert "only some have row weights" in answer
+        assert "only some ranks have row weights" in answer

@@ -1,4 +1,4 @@
-"""Sampled classes: right in expectation, alike on every rank, and all of them in evaluation."""
+"""Sampled classes: unbiased, the same on every rank, and all classes in evaluation."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def sampled_head(kind: str, weighting: str, num_classes: int, mesh=None, seed: i
 
 
 def drawn(head: ClassHead, labels: torch.Tensor, draw: int) -> torch.Tensor:
-    """What each class stands for [K], 0 where it was not drawn."""
+    """The weight of each class [K], 0 if it was not drawn."""
     held = head.engine.weights.held
     choice = head.loss.choose(held, labels, draw)
     weights = torch.zeros(head.num_classes, dtype=torch.float64)
@@ -106,39 +106,39 @@ def test_every_world_size_draws_the_same_classes(world_size, data_axis):
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_each_step_draws_anew_and_a_resumed_run_draws_the_same(kind):
+def test_each_step_draws_other_classes_and_a_resumed_run_draws_the_same(kind):
     head, features, labels, _ = sampled_head(kind, "dense", 150)
     first, second, third = (head(features, labels).item() for _ in range(3))
     assert len({first, second, third}) == 3
-    again, *_ = sampled_head(kind, "dense", 150)
-    again.draw = 1
-    assert again(features, labels).item() == second
+    resumed, *_ = sampled_head(kind, "dense", 150)
+    resumed.draw = 1
+    assert resumed(features, labels).item() == second
     other, *_ = sampled_head(kind, "dense", 150, seed=4)
     assert other(features, labels).item() != first
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_evaluation_takes_all_classes(kind):
+def test_evaluation_uses_all_classes(kind):
     head, features, labels, nodes = sampled_head(kind, "dense", 150)
     z = naive_logits(head.tree, features, nodes)
-    everything = definition(kind, z, labels, torch.ones(150, dtype=torch.float64))
+    exact = definition(kind, z, labels, torch.ones(150, dtype=torch.float64))
     with torch.no_grad():
-        torch.testing.assert_close(head(features, labels), everything, rtol=1e-10, atol=0)
-    torch.testing.assert_close(head.eval()(features, labels).detach(), everything)
+        torch.testing.assert_close(head(features, labels), exact, rtol=1e-10, atol=0)
+    torch.testing.assert_close(head.eval()(features, labels).detach(), exact)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_what_classes_stand_for_is_right_in_expectation(kind):
+def test_the_expected_weight_of_every_class_is_one(kind):
     head, _, labels, _ = sampled_head(kind, "dense", 40)
     draws = torch.stack([drawn(head, labels, draw) for draw in range(4000)])
     error = draws.std(0) / 4000**0.5
-    # Five standard errors, of 40 classes; the classes of ce's rows always stand for themselves.
+    # Within five standard errors for 40 classes. With ce, the classes of the rows have weight 1.
     assert ((draws.mean(0) - 1).abs() <= 5 * error + 1e-12).all()
     if kind == "ce":
         assert (draws[:, labels] == 1).all()
 
 
-def test_the_remaining_bias_of_sampled_cross_entropy_is_what_its_docstring_says():
+def test_the_bias_of_sampled_cross_entropy_matches_its_docstring():
     num_classes, rate = 200, 0.25
     z = torch.randn(1, num_classes, generator=torch.Generator().manual_seed(0)).double()
     labels = torch.tensor([7])
@@ -154,7 +154,7 @@ def test_the_remaining_bias_of_sampled_cross_entropy_is_what_its_docstring_says(
     predicted = -(1 / rate - 1) / 2 * p.square().sum()
     bias, error = found.mean() - z.logsumexp(1), found.std() / 3000**0.5
     assert abs(bias - predicted) < 4 * error
-    assert bias < -4 * error  # there is one, and this test can see it
+    assert bias < -4 * error  # significant, so the test can detect a wrong prediction
 
 
 def test_hashed_numbers_are_uniform_and_independent_between_draws():
@@ -167,7 +167,7 @@ def test_hashed_numbers_are_uniform_and_independent_between_draws():
     assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]) < 5 / 100_000**0.5
 
 
-def test_what_cannot_be_sampled_is_refused():
+def test_invalid_sampling_options_are_rejected():
     for rate in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="sample_rate"):
             CrossEntropy(sample_rate=rate)

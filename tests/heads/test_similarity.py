@@ -1,4 +1,4 @@
-"""Similarity accuracy against its definition with the whole K x K matrix."""
+"""Similarity accuracy equals its definition with the full K x K matrix."""
 
 import math
 
@@ -10,7 +10,7 @@ from heads.similarity import similarity, similarity_accuracy
 
 
 def naive_matrix(vectors: torch.Tensor, lower: float) -> torch.Tensor:
-    """S_ij = max(0, (cos(v_i, v_j) - lower) / (1 - lower)), 0 beside a zero vector, 1 to itself."""
+    """S_ij = max(0, (cos(v_i, v_j) - lower) / (1 - lower)); 0 for zero vectors, S_ii = 1."""
     num = len(vectors)
     matrix = torch.eye(num, dtype=torch.float64)
     for i in range(num):
@@ -24,7 +24,7 @@ def naive_matrix(vectors: torch.Tensor, lower: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("lower", [-1.0, 0.0, 0.5, 0.99])
 @pytest.mark.parametrize("chunk", [7, 1 << 16])
-def test_similarity_equals_the_whole_matrix(lower, chunk, monkeypatch):
+def test_similarity_equals_the_full_matrix(lower, chunk, monkeypatch):
     monkeypatch.setattr(heads.similarity, "_CHUNK", chunk)
     vectors = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     vectors[4] = vectors[9] = 0
@@ -40,7 +40,7 @@ def test_similarity_equals_the_whole_matrix(lower, chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_right_answers_earn_exactly_one_in_every_type(dtype):
+def test_the_similarity_of_a_class_to_itself_is_exactly_one_in_every_dtype(dtype):
     vectors = torch.randn(50, 20, generator=torch.Generator().manual_seed(3)).to(dtype)
     vectors[7] = 0
     classes = torch.arange(50)
@@ -48,37 +48,37 @@ def test_right_answers_earn_exactly_one_in_every_type(dtype):
     assert similarity_accuracy(vectors, classes, classes) == 1
 
 
-def test_unrelated_vectors_make_similarity_accuracy_plain_accuracy():
+def test_similarity_accuracy_with_orthogonal_vectors_is_accuracy():
     labels, predicted = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 2, 1])
     assert similarity_accuracy(torch.eye(4), labels, predicted) == 0.5
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e30])
-def test_length_of_vectors_does_not_matter(factor):
+def test_similarity_does_not_depend_on_the_length_of_vectors(factor):
     vectors = torch.randn(10, 4, generator=torch.Generator().manual_seed(4))
     a, b = torch.arange(10), torch.arange(10).flip(0)
     assert torch.allclose(similarity(vectors * factor, a, b), similarity(vectors, a, b), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
-def test_classes_of_unsigned_types_are_class_ids(dtype):
+def test_classes_of_unsigned_dtypes_are_class_ids(dtype):
     vectors, a, b = torch.randn(4, 3), torch.tensor([0, 1, 2, 3]), torch.tensor([3, 1, 0, 0])
     torch.testing.assert_close(similarity(vectors, a.to(dtype), b), similarity(vectors, a, b))
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_is_rejected():
     vectors, a = torch.eye(3), torch.tensor([0, 1])
     for lower in (1.0, -1.1, math.nan):
         with pytest.raises(ValueError, match="lower is"):
             similarity(vectors, a, a, lower)
-    with pytest.raises(ValueError, match="class 3 has no label vector: there are 3"):
+    with pytest.raises(ValueError, match="no label vector of class 3: pass class ids from 0 to 2"):
         similarity(vectors, a, torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="class -1 has no label vector"):
+    with pytest.raises(ValueError, match="no label vector of class -1"):
         similarity(vectors, torch.tensor([-1, 0]), a)
     for b in (torch.tensor([0]), a.double(), a.bool()):
-        with pytest.raises(ValueError, match="two vectors of integers"):
+        with pytest.raises(ValueError, match="two integer vectors"):
             similarity(vectors, a, b)
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="at least one sample"):
         similarity_accuracy(vectors, a[:0], a[:0])
     vectors[1, 0] = math.nan
     with pytest.raises(ValueError, match="label vector of class 1 is not finite"):

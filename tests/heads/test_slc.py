@@ -1,4 +1,4 @@
-"""SLC measures against scikit-learn and against their definitions."""
+"""SLC measures equal those of scikit-learn and their definitions."""
 
 import math
 
@@ -13,7 +13,7 @@ RECALLS = (0.5, 0.9, 0.99, 1.0)
 
 
 def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tuple[float, float]:
-    """Threshold and precision: the largest true score at which enough true scores pass."""
+    """The largest true score that reaches the recall as a threshold, and the precision there."""
     for threshold in sorted(true, reverse=True):
         if (true >= threshold).sum() >= recall * len(true) - 1e-9:
             return threshold, (true >= threshold).sum() / (scores >= threshold).sum()
@@ -21,7 +21,7 @@ def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tupl
 
 
 def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
-    # Imported here: it would slow the collection of all tests.
+    # Imported here, because it would slow down the collection of tests.
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
     for row, class_id in enumerate(measures.class_ids.tolist()):
@@ -37,15 +37,15 @@ def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
         expected = average_precision_score(is_true, column)
         assert measures.average_precision[row].item() == pytest.approx(expected, abs=1e-12)
         precision, recall, at = precision_recall_curve(is_true, column)
-        for r, wanted in enumerate(measures.recalls):
-            threshold, naive = naive_at_recall(column[is_true], column, wanted)
+        for r, target in enumerate(measures.recalls):
+            threshold, naive = naive_at_recall(column[is_true], column, target)
             assert measures.threshold[row, r].item() == threshold
             assert measures.precision_at[row, r].item() == pytest.approx(naive, abs=1e-12)
             above = column >= threshold
             assert measures.reached[row, r].tolist() == [(above & is_true).sum(), above.sum()]
-            place = np.flatnonzero(at == threshold)
-            assert precision[place] == pytest.approx(naive, abs=1e-12)
-            assert recall[place] >= wanted - 1e-9
+            index = np.flatnonzero(at == threshold)
+            assert precision[index] == pytest.approx(naive, abs=1e-12)
+            assert recall[index] >= target - 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -55,7 +55,7 @@ def test_measures_equal_scikit_learn(dtype, values, chunk, monkeypatch):
     monkeypatch.setattr(heads.slc, "_CHUNK", chunk)
     generator = torch.Generator().manual_seed(11)
     labels = torch.randint(0, 9, (300,), generator=generator)
-    labels[labels == 4] = 100  # class 4 has no sample; class 100 is not in the block
+    labels[labels == 4] = 100  # class 4 is without samples; class 100 is not in the block
     class_ids = torch.tensor([8, 0, 4, 7, 1, 2, 3])
     scores = torch.randn(300, 7, generator=generator, dtype=dtype)
     scores += 0.7 * (labels[:, None] == class_ids)
@@ -66,7 +66,7 @@ def test_measures_equal_scikit_learn(dtype, values, chunk, monkeypatch):
     check_against_definitions(measures, scores, labels)
 
 
-def test_one_sample_and_samples_that_are_all_of_one_class():
+def test_a_single_sample_and_samples_of_a_single_class_are_measured():
     one = block_measures(torch.tensor([[2.0, 5.0]]), torch.tensor([1]), torch.tensor([0, 1]))
     assert one.positives.tolist() == [0, 1]
     assert one.average_precision[1] == 1
@@ -78,7 +78,7 @@ def test_one_sample_and_samples_that_are_all_of_one_class():
     check_against_definitions(every, scores, labels)
 
 
-def test_scores_that_are_all_the_same_are_one_point_of_the_curve():
+def test_equal_scores_are_one_point_of_the_curve():
     labels = torch.tensor([0, 1, 1, 2, 1, 0])
     measures = block_measures(torch.full((6, 3), 2.5), labels, torch.arange(3), RECALLS)
     check_against_definitions(measures, torch.full((6, 3), 2.5), labels)
@@ -87,8 +87,8 @@ def test_scores_that_are_all_the_same_are_one_point_of_the_curve():
     assert (measures.threshold == 2.5).all()
 
 
-def test_classes_with_no_one_and_all_samples_stand_in_one_block():
-    """A frequent class beside rare ones, whatever the labels' layout in memory."""
+def test_a_block_may_contain_classes_with_no_samples_and_with_all_samples():
+    """A frequent class and rare classes in one block, for any memory layout of the labels."""
     generator = torch.Generator().manual_seed(14)
     class_ids = torch.tensor([5, 2, 9])
     scores = torch.randn(60, 3, generator=generator).round(decimals=1)
@@ -96,14 +96,14 @@ def test_classes_with_no_one_and_all_samples_stand_in_one_block():
         torch.full((60,), 2),
         torch.tensor([5] + 59 * [2]),
         torch.tensor([9, 5] + 58 * [-1]),
-        (torch.arange(120) % 10).view(60, 2)[:, 0],  # every other number of a buffer
+        (torch.arange(120) % 10).view(60, 2)[:, 0],  # a strided view
     ):
         measures = block_measures(scores, labels, class_ids, RECALLS)
         assert measures.positives.tolist() == [int((labels == i).sum()) for i in class_ids]
         check_against_definitions(measures, scores, labels)
 
 
-def test_a_threshold_passes_the_wanted_share_of_a_class_and_the_next_score_does_not():
+def test_a_threshold_is_the_largest_score_that_reaches_the_recall():
     generator = torch.Generator().manual_seed(15)
     scores = torch.randn(500, 4, generator=generator).round(decimals=1)
     labels = torch.randint(0, 4, (500,), generator=generator)
@@ -115,7 +115,7 @@ def test_a_threshold_passes_the_wanted_share_of_a_class_and_the_next_score_does_
             assert (true > threshold).sum() < recall * len(true)
 
 
-def test_infinite_scores_are_ranked():
+def test_infinite_scores_are_supported():
     scores = torch.tensor([[math.inf, -math.inf, 1.0, math.inf, -math.inf, 0.0]]).T
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     measures = block_measures(scores, labels, torch.tensor([0]), (0.3, 0.6, 1.0))
@@ -124,15 +124,15 @@ def test_infinite_scores_are_ranked():
     assert measures.average_precision[0].item() == pytest.approx((1 / 2 + 2 / 3 + 3 / 6) / 3)
 
 
-def test_a_block_without_samples_is_all_nan():
+def test_measures_of_a_block_without_samples_are_nan():
     nothing = block_measures(torch.empty(0, 3), torch.empty(0, dtype=torch.long), torch.arange(3))
     assert nothing.positives.tolist() == [0, 0, 0]
     assert nothing.average_precision.isnan().all()
-    with pytest.raises(ValueError, match="no class has a sample"):
+    with pytest.raises(ValueError, match="at least one class with a sample"):
         nothing.summary()
 
 
-def test_a_rank_without_classes_has_empty_measures_that_join():
+def test_empty_measures_of_a_rank_without_classes_can_be_concatenated():
     labels = torch.tensor([0, 1, -1])
     empty = block_measures(torch.empty(3, 0), labels, torch.arange(0))
     assert empty.threshold.shape == (0, 2)
@@ -146,7 +146,7 @@ def test_a_rank_without_classes_has_empty_measures_that_join():
     ("num", "recall", "rank"),
     [(100, 0.55, 55), (100, 0.99, 99), (101, 0.99, 100), (10, 0.9, 9), (1, 0.01, 1), (3, 1.0, 3)],
 )
-def test_threshold_is_the_true_score_of_rank_ceil_recall_times_positives(num, recall, rank):
+def test_a_threshold_is_the_true_score_at_rank_ceil_recall_times_positives(num, recall, rank):
     true = torch.randperm(num, generator=torch.Generator().manual_seed(num)).double()
     labels = torch.zeros(num, dtype=torch.long)
     measures = block_measures(true[:, None], labels, torch.tensor([0]), (recall,))
@@ -154,34 +154,34 @@ def test_threshold_is_the_true_score_of_rank_ceil_recall_times_positives(num, re
     assert pooled_thresholds(true, (recall,)).item() == num - rank
 
 
-def test_blocks_in_any_order_give_what_one_block_gives():
+def test_blocks_in_any_order_give_the_same_measures_as_one_block():
     generator = torch.Generator().manual_seed(12)
     scores = torch.randn(200, 10, generator=generator).round(decimals=1)
     labels = torch.randint(0, 10, (200,), generator=generator)
-    whole = block_measures(scores, labels, torch.arange(10))
+    expected = block_measures(scores, labels, torch.arange(10))
     order = torch.randperm(10, generator=generator)
     joined = ClassMeasures.concatenate(
         [block_measures(scores[:, ids], labels, ids) for ids in order.split(3)]
     )
     assert joined.class_ids.tolist() == list(range(10))
     for name in ("positives", "precision_at", "threshold"):
-        assert torch.equal(getattr(joined, name), getattr(whole, name)), name
-    torch.testing.assert_close(joined.average_precision, whole.average_precision)
-    assert joined.summary() == pytest.approx(whole.summary())
+        assert torch.equal(getattr(joined, name), getattr(expected, name)), name
+    torch.testing.assert_close(joined.average_precision, expected.average_precision)
+    assert joined.summary() == pytest.approx(expected.summary())
 
 
-def test_summary_averages_over_the_classes_that_have_samples():
+def test_the_summary_averages_over_classes_with_samples():
     scores = torch.tensor([[3.0, 0.0, 9.0], [2.0, 1.0, 9.0], [1.0, 2.0, 9.0]])
     measures = block_measures(scores, torch.tensor([0, 1, 0]), torch.arange(3), (0.5, 0.99))
     summary = measures.summary()
     assert list(summary) == ["auprc", "precision_at_recall_0.5", "precision_at_recall_0.99"]
-    # Class 0 ranks its samples first and third, class 1 its only one second.
+    # The samples of class 0 are at ranks 1 and 3 of its scores, that of class 1 at rank 2.
     assert summary["auprc"] == pytest.approx(((1 + 2 / 3) / 2 + 1 / 2) / 2)
     assert summary["precision_at_recall_0.5"] == pytest.approx((1 + 1 / 2) / 2)
     assert summary["precision_at_recall_0.99"] == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
-def test_pooled_threshold_lets_the_wanted_share_of_true_scores_pass():
+def test_a_pooled_threshold_reaches_its_recall():
     true = torch.randn(1000, generator=torch.Generator().manual_seed(13))
     thresholds = pooled_thresholds(true, RECALLS)
     for recall, threshold in zip(RECALLS, thresholds, strict=True):
@@ -189,29 +189,29 @@ def test_pooled_threshold_lets_the_wanted_share_of_true_scores_pass():
     assert pooled_thresholds(torch.tensor([1.0, 1.0, 0.0]), (0.5,)).tolist() == [1.0]
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_is_rejected():
     scores, labels, ids = torch.randn(4, 2), torch.tensor([0, 1, 0, 1]), torch.arange(2)
     broken = scores.clone()
     broken[2, 1] = math.nan
     with pytest.raises(ValueError, match="class 1 is NaN"):
         block_measures(broken, labels, ids)
-    with pytest.raises(ValueError, match=r"shape \(4, 2\): give \[4, 3\]"):
+    with pytest.raises(ValueError, match=r"shape \(4, 2\): pass \[4, 3\]"):
         block_measures(scores, labels, torch.arange(3))
-    with pytest.raises(ValueError, match="class 5 is measured twice"):
+    with pytest.raises(ValueError, match="class 5 occurs twice"):
         block_measures(scores, labels, torch.tensor([5, 5]))
     for recall in (0.0, 1.1, math.nan):
         with pytest.raises(ValueError, match="recall is"):
             block_measures(scores, labels, ids, (recall,))
-    with pytest.raises(ValueError, match="no recalls"):
+    with pytest.raises(ValueError, match="recalls are empty"):
         pooled_thresholds(scores, ())
     with pytest.raises(ValueError, match="true score is NaN"):
         pooled_thresholds(broken)
-    with pytest.raises(ValueError, match="no true scores"):
+    with pytest.raises(ValueError, match="at least one true score"):
         pooled_thresholds(torch.empty(0))
     one, other = block_measures(scores, labels, ids), block_measures(scores, labels, ids, (0.5,))
     with pytest.raises(ValueError, match="same recalls"):
         ClassMeasures.concatenate([one, other])
-    with pytest.raises(ValueError, match="class 0 is measured twice"):
+    with pytest.raises(ValueError, match="class 0 occurs twice"):
         ClassMeasures.concatenate([one, one])
     with pytest.raises(ValueError, match="at least one block"):
         ClassMeasures.concatenate([])

@@ -1,4 +1,4 @@
-"""The smooth top-k loss and the top-k probabilities equal their definitions, in float32 too."""
+"""The smooth top-k loss and the top-k marginals equal their definitions, also in float32."""
 
 import math
 
@@ -31,7 +31,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def loss_and_gradient(
     loss: Loss, logits: Tensor, labels: Tensor, blocks: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """The loss of logits [B, K] taken in blocks of classes, and its gradient [B, K]."""
+    """The loss of logits [B, K], computed in blocks of classes, and its gradient [B, K]."""
     logits = logits.detach().clone().requires_grad_()
     num_classes = logits.shape[1]
     parts, trues = [], []
@@ -42,12 +42,12 @@ def loss_and_gradient(
         trues.append(block.true)
     value = loss.value(loss.merge(parts), Rows(num_classes, labels))
     gradient, *by_true = torch.autograd.grad(value, [logits, *trues])
-    # All blocks' z_y are one sum, and so their gradients are the same.
+    # z_y is the sum over blocks, so its gradient is the same in all blocks.
     return value.detach(), gradient.scatter_add(1, labels[:, None], by_true[0][:, None])
 
 
 def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor):
-    """003 eq 9 over every k-tuple, and its gradient."""
+    """003, eq 9, over all k-tuples, and its gradient."""
     logits = logits.detach().clone().requires_grad_()
     tuples = torch.combinations(torch.arange(logits.shape[1]), k)
     means = logits[:, tuples].sum(2) / k
@@ -60,12 +60,14 @@ def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor)
 
 
 def by_recursion(logits: Tensor, labels: Tensor, k: int, tau: Tensor, alpha: float):
-    """003 eq 10 of each row [B] at its own tau [B], by the recursion over one class after another
-    in log space and float64; and its gradient [B, K]."""
+    """003, eq 10, of each row [B] with its own tau [B], and the gradient [B, K].
+
+    A recursion over the classes, in log space and float64.
+    """
     logits = logits.detach().double().requires_grad_()
     scaled = logits / (k * tau[:, None])
     false = scaled.scatter(1, labels[:, None], -math.inf)
-    # Not -inf, of which logaddexp has no gradient.
+    # Not -inf, for which the gradient of logaddexp is NaN.
     log_sigma = torch.full((len(logits), k + 1), -1e300, dtype=torch.float64)
     log_sigma[:, 0] = 0
     for log_term in false.unbind(1):
@@ -93,7 +95,7 @@ def test_loss_and_gradient_equal_the_sum_over_all_tuples(k, num_classes, blocks)
 
 
 @pytest.mark.parametrize("blocks", [1, 6])
-def test_float32_is_exact_at_every_temperature_and_width_of_the_logits(blocks):
+def test_float32_is_accurate_for_every_temperature_and_scale_of_the_logits(blocks):
     shape = (len(TAUS), len(STDS), 16, 500)
     logits = torch.randn(shape, generator=generator()) * torch.tensor(STDS)[:, None, None]
     # Half of the rows have a label that competes with the k-th largest score.
@@ -117,7 +119,7 @@ def test_float32_is_exact_at_every_temperature_and_width_of_the_logits(blocks):
 
 @pytest.mark.parametrize(("k", "num_classes"), [(12, 40), (50, 160), (100, 130), (100, 900)])
 @pytest.mark.parametrize("std", [0.0, 1.0, 30.0])
-def test_large_k_is_as_exact(k, num_classes, std):
+def test_float32_is_accurate_for_large_k(k, num_classes, std):
     logits = torch.randn(6, num_classes, generator=generator()) * std
     labels = torch.randint(num_classes, (6,), generator=generator(1))
     for tau in (0.01, 1.0):
@@ -130,7 +132,7 @@ def test_large_k_is_as_exact(k, num_classes, std):
             assert (error <= 1e-5 * gradients.norm(dim=1).clamp(min=1e-6)).all()
 
 
-def test_a_common_offset_of_the_logits_costs_no_digits():
+def test_a_common_offset_of_the_logits_does_not_reduce_the_accuracy():
     # Multiples of 1/256, so that the offset is exact.
     logits = (torch.randn(20, 300, generator=generator()) * 256).round() / 256
     labels = torch.randint(300, (20,), generator=generator(1))
@@ -140,7 +142,7 @@ def test_a_common_offset_of_the_logits_costs_no_digits():
         torch.testing.assert_close(far, near, rtol=1e-6, atol=1e-9)
 
 
-def test_with_k_1_and_no_margin_it_is_cross_entropy():
+def test_smooth_topk_with_k_1_and_no_margin_is_cross_entropy():
     logits = 3 * torch.randn(9, 50, generator=generator(), dtype=torch.float64)
     labels = torch.randint(50, (9,), generator=generator(1))
     for blocks in (1, 4):
@@ -149,13 +151,13 @@ def test_with_k_1_and_no_margin_it_is_cross_entropy():
         torch.testing.assert_close(got, expected, **EXACT)
 
 
-def test_as_the_temperature_falls_it_tends_to_the_hinge():
+def test_smooth_topk_tends_to_the_hinge_as_the_temperature_decreases():
     logits = 2 * torch.randn(30, 40, generator=generator(), dtype=torch.float64)
     labels = torch.cat([torch.randint(40, (15,), generator=generator(1)), logits[15:].argmax(1)])
     hinge = loss_and_gradient(TopKHinge(5, 0.8), logits, labels)
     for tau in (1.0, 0.1, 0.01, 1e-6):
         smooth = loss_and_gradient(SmoothTopK(5, tau, 0.8), logits, labels)
-        # Each of the two smoothed maxima is above its maximum by tau log(tuples) at most.
+        # Each of the two smoothed maxima exceeds its maximum by at most tau log(tuples).
         assert abs(smooth[0] - hinge[0]) <= tau * math.log(math.comb(40, 5))
     torch.testing.assert_close(smooth[0], hinge[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(smooth[1], hinge[1], rtol=0, atol=1e-6)
@@ -164,10 +166,11 @@ def test_as_the_temperature_falls_it_tends_to_the_hinge():
 @pytest.mark.parametrize("tau", [0.001, 1.0])
 @pytest.mark.parametrize(("k", "num_false"), [(5, 100), (100, 200_000)])
 def test_tied_scores_share_the_gradient(tau, k, num_false):
-    # sigma_100 of 200,000 terms is beyond float64 itself.
+    # sigma_100 of 200,000 terms exceeds the range of float64.
     logits, labels = torch.full((2, num_false + 1), 7.0), torch.tensor([0, 60])
     value, gradient = loss_and_gradient(SmoothTopK(k, tau, 1.0), logits, labels, 3)
-    # sigma_k over sigma_(k-1) of equal terms; log(e^x + 1) without the overflow of e^x.
+    # log of sigma_k / sigma_(k-1) for equal terms. log(e^x + 1) is computed without overflow of
+    # e^x.
     excess = 1 / tau + math.log((num_false - k + 1) / k)
     assert float(value) == pytest.approx(tau * (excess + math.log1p(math.exp(-excess))), rel=1e-5)
     share = 1 / (1 + math.exp(-excess)) / k / 2
@@ -202,7 +205,7 @@ def test_a_head_under_bf16_autocast_has_finite_gradients():
         assert (features.grad != 0).any()
 
 
-def test_impossible_classes_have_no_gradient_whatever_the_block():
+def test_impossible_classes_have_a_zero_gradient_in_any_block():
     logits = torch.randn(4, 30, generator=generator(), dtype=torch.float64)
     labels = torch.tensor([0, 5, 9, 2])
     expected = loss_and_gradient(SmoothTopK(3), logits[:, :10], labels)
@@ -225,7 +228,7 @@ def test_with_fewer_than_k_possible_false_classes_the_loss_is_zero():
             assert (gradient == 0).all()
 
 
-def test_nan_among_the_logits_is_nan_in_the_loss():
+def test_a_nan_logit_gives_a_nan_loss():
     labels = torch.tensor([3])
     for columns in ([3], [4], [60], [*range(4, 80)]):
         logits = torch.randn(1, 80, generator=generator())
@@ -234,7 +237,7 @@ def test_nan_among_the_logits_is_nan_in_the_loss():
             assert loss_and_gradient(SmoothTopK(3), logits, labels, blocks)[0].isnan()
 
 
-def test_no_classes_are_neutral_in_a_merge():
+def test_the_statistics_of_no_classes_are_neutral_in_a_merge():
     loss = SmoothTopK(4, 0.5)
     logits = torch.randn(3, 9, generator=generator(), dtype=torch.float64)
     labels = torch.tensor([0, 1, 8])
@@ -269,15 +272,15 @@ def test_marginals_sum_to_k_and_tend_to_the_k_largest():
     )
 
 
-def test_marginals_need_at_most_as_many_as_there_are_classes():
+def test_marginals_reject_an_invalid_k_or_temperature():
     with pytest.raises(ValueError, match=r"^k is 4 and there are 3 classes"):
         topk_marginals(torch.zeros(1, 3), 4)
-    with pytest.raises(ValueError, match="tau is 0: give a temperature above 0"):
+    with pytest.raises(ValueError, match="tau is 0"):
         topk_marginals(torch.zeros(1, 3), 2, tau=0)
 
 
 @pytest.mark.parametrize("num_classes", [3, 5])
-def test_k_as_large_as_the_number_of_classes_is_an_error(num_classes):
+def test_k_not_below_the_number_of_classes_is_an_error(num_classes):
     loss = SmoothTopK(k=5)
     with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
         loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))
@@ -286,8 +289,8 @@ def test_k_as_large_as_the_number_of_classes_is_an_error(num_classes):
     assert loss.prepare(ClassFacts(6)) == loss
 
 
-def test_a_large_batch_with_few_possible_classes_is_as_its_rows_alone():
-    """Batches just below the size that torch shares out over threads are filled up for it."""
+def test_a_large_batch_with_few_possible_classes_equals_its_single_rows():
+    """Batches slightly below the size for which torch.topk uses threads are padded to it."""
     logits = torch.randn(300, 90, generator=generator())
     logits[::2, :87] = -torch.inf
     nothing = torch.full((300,), -1)

@@ -1,4 +1,4 @@
-"""The k largest of a row: of equal scores those of the lowest ids."""
+"""The k largest scores of a row, with ties resolved by the lowest id."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def generator() -> torch.Generator:
 
 @pytest.mark.parametrize("k", [1, 3, 7, 12, 40])
 @pytest.mark.parametrize("levels", [1, 3, 1000])
-def test_ties_go_to_the_lowest_ids_wherever_their_columns_are(k, levels):
+def test_ties_go_to_the_lowest_ids_in_any_order_of_columns(k, levels):
     scores = torch.randint(levels, (30, 12), generator=generator()).float()
     ids = torch.randperm(500, generator=generator())[:12]
     columns = largest_columns(scores, ids, k)
@@ -22,12 +22,12 @@ def test_ties_go_to_the_lowest_ids_wherever_their_columns_are(k, levels):
         assert sorted(found) == sorted(best)
 
 
-def test_minus_infinity_is_a_score_like_any_other():
+def test_minus_infinity_is_a_valid_score():
     scores = torch.tensor([[-torch.inf, 1.0, -torch.inf, -torch.inf]])
     assert sorted(largest_columns(scores, torch.tensor([9, 4, 2, 3]), 3)[0].tolist()) == [1, 2, 3]
 
 
-def test_no_rows_and_no_classes_have_nothing():
+def test_empty_batches_and_empty_blocks_give_empty_results():
     assert largest_columns(torch.empty(0, 5), torch.arange(5), 3).shape == (0, 3)
     assert largest_columns(torch.empty(4, 0), torch.arange(0), 3).shape == (4, 0)
     values, ids = sort_largest(torch.empty(4, 0), torch.empty(4, 0, dtype=torch.long), 3)

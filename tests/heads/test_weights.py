@@ -1,4 +1,4 @@
-"""Tree weights: path sums and gradients on any tree, deep ones too, over any number of ranks."""
+"""Tree weights: path sums and gradients on shallow and deep trees, on one to four ranks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.ranks import rank_mesh, run_on_ranks
 
 
 def random_tree(num_nodes: int, seed: int, *, deep: bool) -> LabelTree:
-    """A forest whose leaves, and some of whose inner nodes, carry classes in a random order."""
+    """A forest with classes at all leaves and some inner nodes, in a random order."""
     rng = np.random.default_rng(seed)
     reach = 3 if deep else num_nodes
     parent = np.array(
@@ -40,8 +40,8 @@ def trees() -> list[LabelTree]:
 
 
 def step_of(tree: LabelTree, mesh=None):
-    """Loss, feature gradient and this rank's gradient of node vectors, every rank bringing all of
-    its share of 6 rows."""
+    """The loss, the feature gradient of this rank's share of 6 rows, and this rank's gradient of
+    node vectors."""
     head = ClassHead(3, tree, CrossEntropy(), mesh=mesh, dtype=torch.float64)
     features, labels, nodes = problem(tree, num_rows=6, dim=3)
     held = slice(head.engine.weights.start, head.engine.weights.stop)
@@ -82,21 +82,21 @@ def test_sharded_path_sums_equal_their_definition_on_any_tree(world_size):
         check(tree, [answers[index] for answers in ranks])
 
 
-def test_chosen_classes_have_the_rows_of_all_of_them():
+def test_the_rows_of_chosen_classes_equal_those_computed_for_all_classes():
     for tree in trees():
         weights = ClassWeights(tree, device=torch.device("cpu"))
         vectors = torch.randn(tree.num_nodes, 3, dtype=torch.float64)
         values = weights.with_boundary(vectors, None)
-        (whole,) = weights.blocks(tree.num_classes)
-        places = torch.arange(0, tree.num_classes, 2)
-        chosen = list(weights.blocks(4, Choice(places)))
-        assert sum(len(block.class_ids) for block in chosen) == len(places)
+        (all_classes,) = weights.blocks(tree.num_classes)
+        positions = torch.arange(0, tree.num_classes, 2)
+        chosen = list(weights.blocks(4, Choice(positions)))
+        assert sum(len(block.class_ids) for block in chosen) == len(positions)
         rows = torch.cat([weights.rows(block, values) for block in chosen])
-        torch.testing.assert_close(rows, weights.rows(whole, values)[::2])
+        torch.testing.assert_close(rows, weights.rows(all_classes, values)[::2])
 
 
 @pytest.mark.parametrize("damping", [0.5, 1.0])
-def test_damping_divides_the_gradient_of_an_inner_node_by_its_classes(damping):
+def test_damping_divides_the_gradient_of_an_inner_node_by_a_power_of_its_classes(damping):
     tree = random_tree(61, 3, deep=True)
     features, labels, _ = problem(tree, num_rows=6, dim=3)
     grads = []
@@ -110,7 +110,7 @@ def test_damping_divides_the_gradient_of_an_inner_node_by_its_classes(damping):
         torch.testing.assert_close(grads[1][node], grads[0][node] * scale)
 
 
-def test_a_tree_too_deep_to_be_a_label_tree_is_refused():
+def test_a_tree_that_is_too_deep_is_rejected():
     parents = np.arange(-1, 1500)
-    with pytest.raises(ValueError, match="1500 levels deep: give one of at most 1000"):
+    with pytest.raises(ValueError, match="a depth of 1500"):
         ClassHead(3, LabelTree.from_parents(parents, np.arange(1501)), CrossEntropy())

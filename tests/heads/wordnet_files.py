@@ -1,5 +1,8 @@
-"""A tiny WordNet `dict` folder: entity > animal > {carnivore > dog > poodle, pet > dog}, Rex is a
-dog, and crane is two things."""
+"""A tiny WordNet `dict` folder.
+
+The hypernyms are entity > animal > {carnivore > dog > poodle, pet > dog}; Rex is an instance of
+dog, and crane has two senses.
+"""
 
 from pathlib import Path
 
@@ -16,7 +19,7 @@ def _above(*offsets: int) -> list[str]:
 
 
 DATA = (
-    "  1 This is a licence @ 2",
+    "  1 This is a license @ 2",
     _synset(1, ["entity"], "~ 00000002 n 0000"),
     _synset(2, ["animal", "beast"], *_above(1), "! 00000001 a 0101"),
     _synset(3, ["carnivore"], *_above(2)),
@@ -28,7 +31,7 @@ DATA = (
     _synset(9, ["crane"], *_above(2)),
 )
 INDEX = (
-    "  1 This is a licence",
+    "  1 This is a license",
     "dog n 1 2 @ ~ 1 1 00000005  ",
     "domestic_dog n 1 2 @ ~ 1 0 00000005  ",
     "poodle n 1 1 @ 1 1 00000006  ",

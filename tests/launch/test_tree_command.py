@@ -142,8 +142,8 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
         ),
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' is also in line 1"),
-        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "twice.txt"),
+        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "config.json is missing"),
         (["show", "n.txt"], "n.txt"),
     ],
 )

@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 import torch
 
-from heads.collectives import all_gather_rows, all_reduce_sum, listening
+from heads.collectives import all_gather_rows, all_reduce_sum, collective_hook
 from tests.ranks import rank_world, run_on_ranks
 from trainer.telemetry.phases import Phases
 
@@ -87,7 +87,7 @@ def collectives_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], boo
     def elsewhere() -> None:
         all_reduce_sum(torch.ones(3), world.group)
 
-    with phases("head"), listening(around):
+    with phases("head"), collective_hook(around):
         all_reduce_sum(torch.ones(3), world.group)
         all_gather_rows(torch.ones(world.rank, 2), [0, 1], world.group)
         world.barrier()

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from heads import ClassHead
 from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
-from heads.slc import ClassMeasures, block_measures, places_of_labels
+from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
 from trainer.evaluation.features import SplitRows, all_rows
 from trainer.evaluation.stopping import ShouldStop, StopChecks
@@ -97,7 +97,7 @@ def score_classes(
             nan_class = class_ids[scores.isnan().any(0)].max()
             scores = scores.nan_to_num()
         ranking.add(scores, class_ids, highest)
-        at = places_of_labels(labels, class_ids)
+        at = positions_of_labels(labels, class_ids)
         true_scores[at[0]] = scores[at]
         # Skip classes without a sample, which have no measures. `positives` covers all groups, so
         # all of them skip the same classes and issue the same collectives.
@@ -193,7 +193,7 @@ def _counts(
     """For each class of a block, the number of its samples and of all samples at or above
     `threshold`, [C] each."""
     reaches_nC = scores >= threshold
-    rows, columns = places_of_labels(labels, class_ids)
+    rows, columns = positions_of_labels(labels, class_ids)
     of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))
     # On a CPU, summing bytes is twice as fast as summing booleans.
     return of_class, reaches_nC.view(torch.uint8).sum(0, dtype=torch.int32).long()

@@ -57,7 +57,7 @@ class BusyTimer:
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Surround the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surround the collective `name`: a hook for `heads.collectives.collective_hook`."""
         begin = time.perf_counter()
         try:
             with self._outer(name):

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from heads.collectives import all_gather_equal, all_reduce_sum
-from heads.dtensors import sharded_rows, whole
+from heads.dtensors import full_tensor, sharded_rows
 from heads.weights import shard_range
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import (
@@ -228,7 +228,7 @@ class DeepSpeedStrategy(Strategy):
     ) -> None:
         """Copy a weight or one of its moments to where DeepSpeed stores it (collective)."""
         if self.stage < 3:
-            set_weight_or_moment(parameter, whole(canonical), moment)
+            set_weight_or_moment(parameter, full_tensor(canonical), moment)
             return
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
@@ -260,7 +260,7 @@ class DeepSpeedStrategy(Strategy):
         if self.stage < 3:
             return canonical
         numel = weight_piece(self._names[name]).numel()
-        flat = whole(canonical).flatten()
+        flat = full_tensor(canonical).flatten()
         begin = min(numel * self._world.rank, len(flat))
         mine = flat[begin : begin + numel]
         return torch.cat([mine, mine.new_zeros(numel - len(mine))])

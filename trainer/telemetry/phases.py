@@ -59,7 +59,7 @@ class Phases:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Surround the collective `name`: a hook for `heads.collectives.listening`."""
+        """Surround the collective `name`: a hook for `heads.collectives.collective_hook`."""
         with self("communication"):
             self.operation = name
             try:
