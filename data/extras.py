@@ -42,7 +42,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
     if not commands:
         return None
-    return f"the module {module} is required and not installed: {' or '.join(commands)}"
+    return f"the module {module} is required but not installed: {' or '.join(commands)}"
 
 
 def _all(extra: str) -> set[str]:

@@ -154,7 +154,8 @@ def _answer(model: "Model", query: "Query", inputs: Inputs) -> "Answer":
         try:
             prepared.append(model.prepare(item.read_bytes() if isinstance(item, Path) else item))
         except ValueError as error:
-            raise ValueError(f"{str(item)[:_SHOWN]}: {error}") from error
+            shown = item if isinstance(item, Path) else item[:_SHOWN]
+            raise ValueError(f"{shown}: {error}") from error
     return model.answer(prepared, query)
 
 

@@ -436,7 +436,7 @@ def test_globs_determine_the_split_and_unmatched_tars_are_reported(tmp_path: Pat
     assert "not indexed, because no --split matches: 3.tar" in done.stderr
     wrong = kway_shard("index", tmp_path, "--split", "train=none*")
     assert "--split train=none* does not match" in str(wrong.exception)
-    assert "give NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
+    assert "pass NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
 
 
 def test_tars_in_subfolders_are_linked_from_the_output_folder(tmp_path: Path) -> None:

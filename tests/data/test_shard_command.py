@@ -75,7 +75,7 @@ def test_verify_checks_the_index_and_counts_one_location(shards: Path, tmp_path:
     damaged = kway_shard("verify", tmp_path)
     assert damaged.exit_code == 2
     assert "index.safetensors is damaged (its checksum does not match)" in damaged.stderr
-    assert "in 1 place:" in damaged.stderr
+    assert "has 1 damaged item:" in damaged.stderr
 
 
 def test_a_single_shard_is_printed_in_the_singular(images: Path, tmp_path: Path) -> None:
