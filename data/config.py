@@ -124,8 +124,8 @@ class DataConfig(FrozenConfig):
         10,
         ge=0,
         le=10_000,
-        description="number of damaged samples that training may replace; one more stops it with "
-        "an error",
+        description="number of different damaged samples that training may replace; one more stops "
+        "it with an error (0: the first one)",
     )
 
     @property

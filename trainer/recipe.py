@@ -124,7 +124,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if any(below.resolve() == file.resolve() for file in (*above, path)):
         raise ValueError(
             f"recipe {path}: base is {base}, which is itself based on this recipe: remove one of "
-            "the two `base` keys"
+            "the `base` keys"
         )
     merged: dict[str, Any] = _merged(read_recipe(below, (*above, path)), tree)
     return merged

@@ -179,7 +179,7 @@ def fetch(
             if attempt == attempts or (attempt >= _WRONG_TWICE and not cut):
                 raise ValueError(
                     f"{url} does not match the manifest ({error}): upload the file again, or run "
-                    "kway shard again"
+                    "kway shard again (kway shard index for tars from another source)"
                 ) from error
             failure = TransientError(str(error))
         except TransientError as error:

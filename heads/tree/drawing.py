@@ -22,7 +22,7 @@ _ROW_INCHES, _MARGIN, _CONNECTOR, _TITLE_INCHES = 0.24, 0.15, 0.35, 0.45
 _MAX_WIDTH = 30.0
 _MAX_NAME_CHARACTERS = (60, 40, 26)  # the first number whose figure is narrow enough is used
 _MAX_CHILDREN = 16
-_FONT_SIZE = 8
+_FONT_SIZE, _TITLE_SIZE = 8, 11
 _TEXT_OFFSET = 0.08
 
 
@@ -54,10 +54,14 @@ def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str 
 
     items = _placed(_Expansion(named, rows).items())
     num_rows = 1 + max(item.row for item in items)
+    title = title or f"{named.tree.num_classes:,} classes"
     for max_characters in _MAX_NAME_CHARACTERS:
         columns = _columns(items, max_characters)
         if columns[-1] <= _MAX_WIDTH:
             break
+    else:  # a very deep tree: names overlap, but the figure stays within the limit
+        columns = [_MAX_WIDTH / columns[-1] * x for x in columns]
+    columns[-1] = max(columns[-1], _text_width(title, _TITLE_SIZE) + 2 * _MARGIN)
     height = _TITLE_INCHES + _ROW_INCHES * num_rows + _MARGIN
     figure = Figure(figsize=(columns[-1], height))
     axes = figure.add_axes((0, 0, 1, 1))
@@ -67,8 +71,9 @@ def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str 
     axes.set_xlim(0, columns[-1])
     axes.set_ylim(num_rows - 0.5 + _MARGIN / _ROW_INCHES, -top)
     axes.axis("off")
-    title = title or f"{named.tree.num_classes:,} classes"
-    axes.text(_MARGIN, 0.4 - top, title, fontsize=11, verticalalignment="top", parse_math=False)
+    axes.text(
+        _MARGIN, 0.4 - top, title, fontsize=_TITLE_SIZE, verticalalignment="top", parse_math=False
+    )
     figure.savefig(path, dpi=110)
     return sum(item.kind != "more" for item in items)
 
@@ -82,22 +87,25 @@ def _columns(items: list[_Item], max_characters: int) -> list[float]:
     columns = [_MARGIN]
     for depth in range(deepest + 1):
         expanded = [item for item in items if item.depth == depth and item.below]
-        widths = (_text_width(item, max_characters) for item in expanded)
+        widths = (_item_width(item, max_characters) for item in expanded)
         columns.append(columns[-1] + max(widths, default=0.0) + _CONNECTOR)
-    ends = (columns[item.depth] + _text_width(item, max_characters) for item in items)
+    ends = (columns[item.depth] + _item_width(item, max_characters) for item in items)
     columns[-1] = max(ends) + _MARGIN
     return columns
 
 
-def _text_width(item: _Item, max_characters: int) -> float:
-    """The width of an item's text in inches."""
+def _item_width(item: _Item, max_characters: int) -> float:
+    return _TEXT_OFFSET + _text_width(item.text(max_characters), _FONT_SIZE, _weight(item))
+
+
+def _text_width(text: str, size: int, weight: str = "normal") -> float:
+    """The width of a text in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(size=_FONT_SIZE, weight=_weight(item))
-    text = item.text(max_characters)
+    font = FontProperties(size=size, weight=weight)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return _TEXT_OFFSET + float(width) / 72
+    return float(width) / 72
 
 
 def _weight(item: _Item) -> str:

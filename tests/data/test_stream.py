@@ -282,6 +282,16 @@ def test_damage_is_logged_once_counted_and_skipped(
         assert part in line
 
 
+def test_the_number_of_an_empty_tar_is_the_one_in_stored_checkpoints(
+    classes: Path, tmp_path: Path
+) -> None:
+    write_tar(tmp_path / "a.tar", [])
+    write_tar(tmp_path / "b.tar", images(10, 2))
+    loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, stream={"buffer": 1})
+    take(loader, 4)
+    assert set(loader.cursor.bad) == {_number(f"{tmp_path}/a.tar: the whole of it")}
+
+
 def number_of(tar: Path, number: int) -> int:
     return _number(f"{tar}: {number:05d}")
 

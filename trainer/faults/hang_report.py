@@ -74,7 +74,7 @@ def describe_hang(
     elsewhere = {rank: state for rank, state in responding.items() if not state.pending}
     last_seen = {rank: _last_seen(after.get(rank)) for rank in silent}
     parts = [
-        *_group_ranks(last_seen, "does not respond", "do not respond"),
+        *_group_ranks(last_seen, "does not respond", "do not respond", "(last seen elsewhere)"),
         *_group_ranks(
             {rank: _describe_state(state) for rank, state in elsewhere.items()}, "is", "are"
         ),
@@ -146,15 +146,17 @@ def _describe_wait(state: RankState) -> str:
     return f"in {state.pending}{phase} at step {state.step}{location}"
 
 
-def _group_ranks(texts: Mapping[int, str], singular: str, plural: str) -> list[str]:
-    """`ranks 0, 2 wait in …`: one item for all ranks with the same text."""
+def _group_ranks(
+    texts: Mapping[int, str], singular: str, plural: str, rest: str = "at other locations"
+) -> list[str]:
+    """`ranks 0, 2 wait in …`: one item for all ranks with the same text, and one with `rest`."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
         by_text.setdefault(texts[rank], []).append(rank)
     groups = list(by_text.items())
     if len(groups) > _MAX_GROUPS:
-        rest = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
-        groups = [*groups[: _MAX_GROUPS - 1], ("at other locations", rest)]
+        others = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
+        groups = [*groups[: _MAX_GROUPS - 1], (rest, others)]
     return [
         f"{format_ranks(ranks)} {singular if len(ranks) == 1 else plural} {text}"
         for text, ranks in groups
