@@ -46,38 +46,48 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "kill": Kind(
         30,
-        "SIGKILL to the launcher or to one of three ranks at random times, including startup; no "
-        "process is left after 1 s. The last trial compares the run with an undisturbed run: the "
-        "same losses, bit-identical weights, every sample once per epoch",
+        "the launcher or one of three ranks is killed with SIGKILL at a random time, which can be "
+        "during startup. No process is left after 1 s. The last trial completes the run and "
+        "compares it with an undisturbed run: the losses are the same, the weights are "
+        "bit-identical, and every sample is used once per epoch",
         lambda *arguments: _disturbed(signal.SIGKILL, 3, *arguments),
     ),
     "stop": Kind(
         30,
-        "the same with SIGTERM, on two ranks",
+        "the same as `kill`, but with SIGTERM and two ranks",
         lambda *arguments: _disturbed(signal.SIGTERM, 2, *arguments),
     ),
     "quiet": Kind(
         50,
-        "undisturbed runs of 1, 2 and 4 ranks exit with code 0",
+        "undisturbed runs on 1, 2 and 4 ranks exit with code 0",
         lambda folder, count, _seed: quiet_runs(folder, count),
     ),
     "hosts": Kind(
         6,
-        "one of two hosts is disconnected, or dies and restarts; the run completes",
+        "one of two hosts is disconnected for 3 s, or its launcher is killed and started again. "
+        "The run then completes",
         host_runs,
     ),
-    "damage": Kind(200, "mutations of a saved checkpoint, 50 per trial: each is rejected", damaged),
+    "damage": Kind(
+        200,
+        "each trial damages a saved checkpoint in 50 ways, one at a time. Every damaged checkpoint "
+        "is rejected",
+        damaged,
+    ),
     "killed-saves": Kind(
         20,
-        "kills at random times during a save, on 1 and on 2 ranks: the newest committed checkpoint "
-        "is complete after each kill",
+        "saves on 1 and on 2 ranks are killed at random times. After each kill, the newest "
+        "committed checkpoint is complete",
         killed,
     ),
     "strategies": Kind(
-        42, "losses, weights and moments of every strategy equal those of one process", same_results
+        42,
+        "the losses, weights and moments with every strategy are equal to those of a single "
+        "process",
+        same_results,
     ),
     "between": Kind(
-        14, "a checkpoint of each strategy resumes with every strategy and world size", between
+        14, "a checkpoint of each strategy resumes with every strategy and number of ranks", between
     ),
 }
 

@@ -36,7 +36,7 @@ class Summary:
         seconds = [trial.seconds for trial in self.trials if trial.seconds is not None]
         took = "-"
         if seconds:
-            took = f"{statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
+            took = f"median {statistics.median(seconds):.1f} s, maximum {max(seconds):.1f} s"
         return f"| `{self.kind}`: {self.meaning} | {num_passed} of {len(self.trials)} | {took} |"
 
 
@@ -64,8 +64,8 @@ def write_page(path: Path, summaries: Sequence[Summary], *, seed: int, machine: 
     path.write_text(
         f"""# Soak test
 
-Results of fault-injection trials, written by `make soak` (seed {seed}, {time.strftime("%Y-%m-%d")},
-{machine}).
+`make soak` ran these fault-injection trials and wrote this page
+(seed {seed}, {time.strftime("%Y-%m-%d")}, {machine}).
 
 | trials | passed | time from the fault to the next step |
 | --- | --- | --- |
