@@ -288,11 +288,11 @@ class Compared:
         *first, last = self.by
         measures = f"{', '.join(first)} or {last}" if first else last
         found = (
-            f"{self.steps:,} steps, {self.seeds} seeds. Each loss uses the best learning rate and "
-            f"weight decay of the same {self.num_candidates} candidates, chosen by "
-            f"{measures} on held-out training samples after {self.search_steps:,} "
-            f"steps{self.best.edges()}. The shared learning rate and weight decay are "
-            f"{self.shared.text()}."
+            f"Each run has {self.steps:,} steps, and there are {self.seeds} seeds. Each loss "
+            f"uses the best learning rate and weight decay of the same {self.num_candidates} "
+            f"candidates, chosen by {measures} on held-out training samples after "
+            f"{self.search_steps:,} steps{self.best.edges()}. The shared learning rate and "
+            f"weight decay are {self.shared.lr:g} and {self.shared.weight_decay:g}."
         )
         if self.refined is None:
             return found

@@ -20,22 +20,22 @@ PAPERS = {
 
 
 _REST = (
-    "Only the first row tests the papers. *Stand-in*: a statement of a paper, tested with a model "
-    "or input far smaller than the paper's (an MLP on images of 8 x 8 pixels, a BERT with one "
-    "layer); such a test can neither confirm nor refute the statement. *Additional*: a question "
-    "that no paper asks. *Trivial*: true by construction. *Implementation*: about the speed or "
-    "numerical stability of kway's own code. *Degenerate*: both sides of the comparison are the "
-    "same model, for example a tree loss whose tree has a single inner node, which is cross "
-    "entropy."
+    "Only the first row tests the papers. A *stand-in* claim is a statement of a paper that was "
+    "tested with a much smaller model or input, such as an MLP on images of 8 x 8 pixels or a "
+    "BERT with one layer. Such a test can neither confirm nor refute the statement. An "
+    "*additional* claim answers a question that no paper asks. A *trivial* claim is true by "
+    "construction. An *implementation* claim is about the speed or numerical stability of "
+    "kway's own code. A verdict is *degenerate* if both sides of the comparison are the same "
+    "model: for example, a tree loss whose tree has a single inner node equals cross entropy."
 )
 
 _IMAGENET = (
-    "This command does not run the papers' ImageNet experiments at any budget. Train them on many "
-    "GPUs with the recipes in `launch/recipes/`: Table 1 of paper 000 compares "
-    "`imagenet-resnet50-vtree.yaml` with `imagenet-resnet50.yaml`, Tables 1 and 2 of paper 002 use "
-    "`imagenet-resnet50-batch-ce.yaml`, and Table 2 of paper 003 uses "
-    "`imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe lists its requirements and the "
-    "published results; docs/cluster.md explains how to run it."
+    "This command does not run the papers' ImageNet experiments at any budget. To run them, "
+    "train the recipes in `launch/recipes/` on many GPUs: Table 1 of paper 000 compares "
+    "`imagenet-resnet50-vtree.yaml` with `imagenet-resnet50.yaml`, Tables 1 and 2 of paper 002 "
+    "use `imagenet-resnet50-batch-ce.yaml`, and Table 2 of paper 003 uses "
+    "`imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe lists its requirements and "
+    "the published results; docs/cluster.md explains how to run it."
 )
 
 
@@ -43,7 +43,7 @@ _DATA = """DATA is a folder with the published files that the experiments need:
 
 | path | source |
 | --- | --- |
-| `mnist/` | the four idx files of <http://yann.lecun.com/exdb/mnist/>, gzipped or not |
+| `mnist/` | the four idx files of <http://yann.lecun.com/exdb/mnist/>, optionally gzipped |
 | `cifar-100-binary.tar.gz` | <https://www.cs.toronto.edu/~kriz/cifar.html> |
 | `tweeteval-emoji/` | `datasets/emoji` of <https://github.com/cardiffnlp/tweeteval> |
 | `emoji2vec/emoji2vec.bin` | <https://github.com/uclnlp/emoji2vec> |"""
@@ -82,9 +82,10 @@ def page_text(
         f"{sum(section.minutes for section in sections):.0f} minutes on all workers (page written "
         f"on {machine}). `python -m benchmarks.papers NAME --data DATA` runs one experiment; each "
         "section starts with the name of its experiment.",
-        "Intervals are 95% confidence intervals of the mean over seeds (Student's t); differences "
-        "are paired by seed. For times they are intervals of the median. At this level, a few of "
-        "many verdicts are wrong by chance. Published numbers are in parentheses.",
+        "Intervals are 95% confidence intervals of the mean over seeds (Student's t), and "
+        "differences are paired by seed. For times, they are confidence intervals of the "
+        "median. At this confidence level, a few of the verdicts are expected to be wrong by "
+        "chance. Published numbers are in parentheses.",
         "## Summary",
         _headline(sections),
         _counts(sections),
@@ -113,9 +114,9 @@ def _headline(sections: Sequence[Section]) -> str:
     return (
         f"{len(of_papers) - degenerate} claims of the papers were tested with the same kind of "
         f"model and data as in the paper: {holds} hold, {fails} do not hold, and {unsettled} "
-        "cannot be settled with this number of seeds. Where a claim was evaluated in several ways, "
-        "for example with the best and with shared learning rates, it counts as settled only if "
-        "all of them agree."
+        "cannot be settled with this number of seeds. Where a claim was evaluated in several "
+        "ways, for example with the best and with shared learning rates, it counts as settled "
+        "only if all evaluations agree."
     )
 
 
@@ -136,9 +137,10 @@ def _outdated(sections: Sequence[Section]) -> str:
     if not names:
         return ""
     return (
-        "The page was written with other code, another torch version or (for timings) on another "
-        f"machine than these experiments were measured with: {', '.join(names)}. Their sections "
-        "list the number of such results; `python -m benchmarks.papers NAME --again` repeats them."
+        "Some results of these experiments were measured with older code, a different torch "
+        f"version or (for timings) a different machine: {', '.join(names)}. Their sections state "
+        "the number of such results. To measure them again, run "
+        "`python -m benchmarks.papers NAME --again`."
     )
 
 

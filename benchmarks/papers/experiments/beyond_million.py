@@ -208,16 +208,17 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             runs[loss].append(measured[jobs[loss]].measures)
     times = results[timing]
     words = (
-        f"{sizes['classes']:,} classes with random centers on the unit sphere in {_DIM} "
-        "dimensions; a sample is the center of its class plus normal noise with standard "
-        f"deviation {_SIGMA:g} per dimension. There is no backbone: the features are given. "
-        f"{sizes['seen']:,} classes have training samples; training takes {steps} steps with a "
-        f"batch size of {sizes['batch']:,}. {sizes['measured']:,} of these classes are measured "
-        "by their single logit, on 20 samples of each class and the same number of samples of "
-        "random classes. In each step, ce and nce compute the classes of the batch and "
-        f"{sizes['sampled']:,} random classes; quadratic computes all classes exactly with the "
-        f"factored head. SGD from zero, {len(runs['ce'])} seeds; each loss uses the best of the "
-        f"same {len(rates)} learning rates after {search} steps with another seed."
+        f"There are {sizes['classes']:,} classes with random centers on the unit sphere in "
+        f"{_DIM} dimensions. A sample is the center of its class plus normal noise with standard "
+        f"deviation {_SIGMA:g} per dimension. There is no backbone: the features are given. Of "
+        f"the classes, {sizes['seen']:,} have training samples, and training takes {steps} steps "
+        f"with a batch size of {sizes['batch']:,}. The single logits of {sizes['measured']:,} of "
+        "these classes are measured, on 20 samples of each class and the same number of samples "
+        "of random classes. In each step, ce and nce compute the classes of the batch and "
+        f"{sizes['sampled']:,} random classes, but quadratic computes all classes exactly with "
+        "the factored head. The heads are initialized to zero and trained with SGD and "
+        f"{len(runs['ce'])} seeds. Each loss uses the best of the same {len(rates)} learning "
+        f"rates after {search} steps with another seed."
     )
     return _section(words, best, runs, ratio(times["all"], times["one"]), times.measures, plots)
 

@@ -165,12 +165,13 @@ def _section(job: Job, measures: Measures, plots: PlotFolder) -> Section:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{len(settings['cases'])} combinations of class weights and loss, with "
-            f"{settings['classes']} classes and {settings['batch']} rows, so that neither is "
-            f"divisible by the number of ranks. {settings['steps']} steps of SGD with a rate of "
-            f"{settings['rate']:g} on noise; every mesh starts from the same rows and uses the "
-            "same global batches. Ranks are CPU processes with one thread each, started by kway's "
-            f"launcher (gloo). Step times are for dense ce with {case}."
+            f"This experiment tests {len(settings['cases'])} combinations of class weights and "
+            f"loss, with {settings['classes']} classes and {settings['batch']} rows, so that "
+            "neither number is divisible by the number of ranks. Each head is trained on noise "
+            f"for {settings['steps']} steps of SGD with a rate of {settings['rate']:g}. Every "
+            "mesh starts from the same rows and uses the same global batches. Ranks are CPU "
+            "processes with one thread each, started by kway's launcher (gloo). Step times are "
+            f"for dense ce with {case}."
         ),
         claims=[*_same_claims(measures), _faster_claim(times, case)],
         tables=[_apart_table(measures), _times_table(times, case)],
@@ -185,9 +186,9 @@ def _section(job: Job, measures: Measures, plots: PlotFolder) -> Section:
             )
         ],
         remarks=[
-            "The ranks share the memory and cores of one machine. Compared with one rank with the "
-            "same number of threads, the times show the cost of sharding on one machine, not the "
-            "benefit of several machines. The meshes were measured one after the other."
+            "The ranks share the memory and cores of one machine. The comparison with one rank "
+            "that has the same number of threads shows the cost of sharding on one machine, not "
+            "the benefit of several machines. The meshes were measured one after the other."
         ],
     )
 

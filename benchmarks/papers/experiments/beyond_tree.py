@@ -72,10 +72,10 @@ def _section(data: Cifar, compared: Compared, plots: PlotFolder) -> Section:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{data.description()}, trained on {samples['train']:,} images. The V-tree is that of "
-            "the coarse classes: the row of a class is the sum of its own vector and that of its "
-            f"coarse class. {compared.setup()} Each measure is reported at the rates chosen by "
-            "that measure."
+            f"{data.description()}. There are {samples['train']:,} training images. The "
+            "pseudoclasses of the V-tree are the coarse classes: the row of a class is the sum "
+            f"of its own vector and the vector of its coarse class. {compared.setup()} Each "
+            "measure is reported at the rates chosen by that measure."
         ),
         claims=_claims(compared),
         tables=[

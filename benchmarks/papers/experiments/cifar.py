@@ -80,7 +80,8 @@ class Cifar:
         images = f"CIFAR-100 at {self.side} x {self.side} pixels"
         augmentations = "random flips and shifts" if self.is_published else "random flips"
         return (
-            f"{self.network_name} on {images} with {augmentations} and a batch size of {self.batch}"
+            f"{self.network_name} is trained on {images} with {augmentations} and a batch size "
+            f"of {self.batch}"
         )
 
 

@@ -162,11 +162,11 @@ def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{design.cifar.description()}. Training images: {sizes}. ccql uses w = sqrt(K - 1) - "
-            f"1. {compared.setup()} The number of steps applies to {_ALL} classes; with {_FEW} "
-            f"classes it is multiplied by {_FEW / _ALL:g}. The rate is divided by 4 after "
-            f"{', '.join(str(epoch) for epoch in _DROPS[:-1])} and {_DROPS[-1]} of {_EPOCHS} parts "
-            "of the training, as in the paper."
+            f"{design.cifar.description()}. Training images: {sizes}. ccql uses w = sqrt(K - 1) "
+            f"- 1. {compared.setup()} The number of steps applies to {_ALL} classes; with {_FEW} "
+            f"classes it is multiplied by {_FEW / _ALL:g}. As in the paper, the rate is divided "
+            f"by 4 after {', '.join(str(epoch) for epoch in _DROPS[:-1])} and {_DROPS[-1]} of "
+            f"{_EPOCHS} equal parts of the training."
         ),
         claims=_claims(compared, design.cifar.kind),
         tables=[_table(compared, own=True), _table(compared, own=False)],
@@ -175,7 +175,8 @@ def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
             f"The {_FEW} random classes are a single draw, used for all losses and seeds.",
             "The paper tunes the learning rate of each experiment by hand and does not state the "
             "rates. The shared rate is our choice.",
-            "The paper states numerical results only in its text. They are quoted in parentheses.",
+            "The paper states numerical results only in its text. The tables show them in "
+            "parentheses.",
         ],
     )
 

@@ -224,9 +224,10 @@ def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{len(found.quadratic)} draws of unit centers in random directions, {samples:,} "
-        "samples each. Losses are computed by kway's ce, quadratic and ccql. Lemmas 3.4 and 3.5 "
-        "use normal noise, Lemma 3.2 noise of norm at most gamma.",
+        setup=f"There are {len(found.quadratic)} draws of unit centers in random directions with "
+        f"{samples:,} samples each. Losses are computed by kway's ce, quadratic and ccql. "
+        "The noise for Lemmas 3.4 and 3.5 is normal, and the noise for Lemma 3.2 has a "
+        "norm of at most gamma.",
         claims=[
             *_entropy_claims(found),
             *_quadratic_claims(found),
@@ -236,13 +237,13 @@ def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
         plots=[plot],
         remarks=[
             "Corrected derivation of Lemma 3.4: K times the loss has the gradient Theta (M'M + "
-            "K sigma^2 I) - M. The minimizer therefore contains K sigma^2 where the lemma prints "
-            "sigma^2 (the factor K is present in its proof), and an identity matrix of size d "
-            "instead of K. The factor 1/2 of the loss remains in the minimum.",
+            "K sigma^2 I) - M. The minimizer therefore contains K sigma^2, but the lemma prints "
+            "sigma^2 (the factor K is present in its proof). Its identity matrix has size d, "
+            "but the lemma prints size K. The factor 1/2 of the loss remains in the minimum.",
             "The proof of Lemma 3.5 accounts for the noise in the quadratic term but not in the "
-            "term weighted by w. At Theta = M, this adds w sigma^2 / 2 to the loss. It is "
-            "unavoidable: for any Theta, the loss is at least w / 2 times "
-            "sigma^2 / (1 + sigma^2).",
+            "term weighted by w. At Theta = M, this noise adds w sigma^2 / 2 to the loss. Such "
+            "a term is unavoidable: for any Theta, the loss is at least w / 2 times sigma^2 / "
+            "(1 + sigma^2).",
         ],
     )
 

@@ -68,7 +68,7 @@ def compared_on_mnist(
 
 def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     compared = yield from compared_on_mnist(budget, LOSSES)
-    network = "The paper's network with 2 x 500 units"
+    network = "The paper's network with 2 x 500 units is trained on MNIST"
     section = slc_section(EXPERIMENT, "MNIST", network, compared, Kind.PAPER, plots)
     table = yield from _initialization_table(budget)
     return replace(
@@ -80,11 +80,11 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
 
 _INITIALIZATION_REMARK = (
     "The paper states neither the initialization nor the schedule, and both matter at a given "
-    "rate. Batch norm makes the output of a layer independent of the scale of its weights, so the "
-    "effective rate is the rate divided by their squared norm. kway initializes as He et al. do "
-    "(variance 2 / inputs), torch's nn.Linear with a variance of 1 / (3 inputs). A variance six "
-    "times smaller is equivalent to six times the backbone's learning rate. The last table shows "
-    "the effect on batch_ce."
+    "rate. Batch norm makes the output of a layer independent of the scale of its weights, so "
+    "the effective rate is the rate divided by their squared norm. kway uses the initialization "
+    "of He et al. (variance 2 / inputs), but torch's nn.Linear uses a variance of 1 / (3 "
+    "inputs). A variance six times smaller is equivalent to six times the backbone's learning "
+    "rate. The last table shows the effect on batch_ce."
 )
 _SAME_RATE = 0.01
 # As multiples of the backbone's rate.

@@ -63,7 +63,7 @@ def slc_section(
         name=experiment.name,
         paper=experiment.paper,
         title=experiment.title,
-        setup=f"{network}, trained on {samples['train']:,} images. {compared.setup()}",
+        setup=f"{network}. There are {samples['train']:,} training images. {compared.setup()}",
         claims=_claims(dataset, compared, kind),
         tables=[
             *(

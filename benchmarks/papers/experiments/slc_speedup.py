@@ -137,12 +137,12 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"Forward passes of networks with random weights on random noise of {side} x {side} "
-            f"pixels, in eager torch on {device}. The backbone, one class row and all class rows "
-            f"are timed in turn ({rounds} rounds or more); a forward pass is the sum of the "
-            "backbone's time and that of its logits. The paper uses TensorFlow on a Titan X and a "
-            f"batch size of {_BATCHES[0]}. Times are medians with 95% intervals of the median over "
-            "rounds."
+            "This experiment measures forward passes of networks with random weights on random "
+            f"noise of {side} x {side} pixels, in eager torch on {device}. The backbone, one "
+            f"class row and all class rows are timed in turn ({rounds} rounds or more). The time "
+            "of a forward pass is the sum of the times of the backbone and the logits. The "
+            f"paper uses TensorFlow on a Titan X and a batch size of {_BATCHES[0]}. Times are "
+            "medians with 95% intervals of the median over rounds."
         ),
         claims=_claims(speedups, powers),
         tables=tables,
@@ -243,8 +243,8 @@ def _share_remark(jobs: Mapping[tuple[str, int], Job], results: Results, power: 
     return (
         f"Time of the product with all 2^{power:g} class rows relative to the backbone: "
         f"{'; '.join(parts)}. The time of one logit is negligible compared with both. A faster "
-        "backbone (on a GPU, or compiled) changes the speedup and the number of classes at which "
-        "it begins."
+        "backbone (on a GPU or compiled) would change the speedup and the number of classes "
+        "above which one logit is faster."
     )
 
 

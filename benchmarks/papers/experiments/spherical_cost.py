@@ -208,12 +208,13 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"A training step (forward, backward, SGD with weight decay) of spherical softmax on "
-            f"{_BATCH} rows of noise, on {device}. The factored head is compared with a dense "
-            "head, which computes every logit, as long as the dense weight has at most "
-            f"{_DENSE_NUMBERS:,} numbers. The heads are timed in turn for {by_classes.rounds} and "
-            f"{by_dims.rounds} rounds. In each round, a slope is fitted to log time over log size; "
-            "its interval is over rounds."
+            "This experiment measures a training step (forward, backward, SGD with weight "
+            f"decay) of spherical softmax for {_BATCH} rows of noise, on {device}. The factored "
+            "head is compared with a dense head, which computes every logit. The dense head is "
+            f"measured only if its weight has at most {_DENSE_NUMBERS:,} elements. The heads are "
+            f"timed in turn, for {by_classes.rounds} rounds in the first table and "
+            f"{by_dims.rounds} in the second. In each round, a slope is fitted to log time over "
+            "log size. Intervals of the slope are over rounds."
         ),
         claims=_claims(by_classes, by_dims, dim, classes),
         tables=[
@@ -231,8 +232,8 @@ def _section(
         remarks=[
             "Both heads train the same rows: after the same steps, their rows differ by "
             f"{distance:.0e} relative to the distance that the rows moved.",
-            "Once in many steps, the factored head consolidates its rows, which is a pass over all "
-            f"rows. This happened {consolidations} times during the measurement. "
+            "After many steps, the factored head consolidates its rows, which requires a pass "
+            f"over all rows. This happened {consolidations} times during the measurement. "
             "benchmarks/factored.py measures how long it takes.",
             _break_even(by_classes, dim),
         ],

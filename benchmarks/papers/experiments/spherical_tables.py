@@ -42,17 +42,17 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"MNIST: a network with 2 x 500 units. {on_mnist.setup()} CIFAR-100: "
+            f"A network with 2 x 500 units is trained on MNIST. {on_mnist.setup()} "
             f"{slc_cifar(budget).description()}. {on_cifar.setup()}"
         ),
         claims=_claims(found, {"mnist": Kind.PAPER, "cifar100": slc_cifar(budget).kind}),
         tables=[_table(name, compared) for name, compared in found.items()],
         plots=[plot],
         remarks=[
-            "The available text of the paper does not name its networks. The networks and runs of "
-            "paper 002 are used.",
-            "The paper omits the upper bound from its tables because its results were far worse; "
-            f"it is included here. Settings: {'; '.join(settings)}.",
+            "The available text of the paper does not name its networks. This experiment uses "
+            "the networks and runs of paper 002.",
+            "The paper omits the upper bound from its tables because its results were far "
+            f"worse. The tables on this page include it. Settings: {'; '.join(settings)}.",
             "The paper also uses CIFAR-10 and Penn Treebank, which were not run here.",
         ],
     )

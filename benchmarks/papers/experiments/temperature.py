@@ -150,22 +150,23 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network.description()}. {samples['train']:,} training images, k = 5; at temperature "
-            f"0 the loss is topk_hinge. {compared.setup()} Derivatives are taken with respect to "
-            "the scores in single precision, at the initial weights of each seed over all training "
-            "images."
+            f"{network.description()}. There are {samples['train']:,} training images, and k = "
+            f"5. At temperature 0, the loss is topk_hinge. {compared.setup()} Derivatives are "
+            "taken with respect to the scores in single precision, at the initial weights of "
+            "each seed over all training images."
         ),
         claims=_claims(compared, shares, network.kind),
         tables=[_table(compared, shares)],
         plots=[plot],
         remarks=[
-            "The paper uses one rate for all temperatures. It is the shared rate here.",
-            "The paper's Figure 2a shows the training error by epoch; here only the final error "
-            "is shown.",
+            "The paper uses the same rate for all temperatures. In this experiment, it is the "
+            "shared rate.",
+            "The paper's Figure 2a shows the training error by epoch, but this page shows only "
+            "the final error.",
             *_of_stand_in(network),
             "Scores at kway's initial weights are small, so few of their differences are large "
             "compared with the temperature. Derivatives are therefore denser than in networks "
-            "whose last layer starts with larger weights.",
+            "whose last layer is initialized with larger weights.",
         ],
     )
 
@@ -174,9 +175,10 @@ def _of_stand_in(network: Cifar) -> list[str]:
     if network.is_published:
         return []
     return [
-        "The paper's claim that temperatures at or near 0 do worse is about a network with 40 "
-        "layers (trained with `--budget full`). Results of the stand-in with two layers may not "
-        "carry over. Both the shared rate and a rate searched for each temperature were tested.",
+        "The paper's claim that temperatures at or near 0 give worse results refers to a "
+        "network with 40 layers (trained with `--budget full`). Results of the stand-in with "
+        "two layers may not apply to this network. Both the shared rate and a rate searched for "
+        "each temperature were tested.",
     ]
 
 

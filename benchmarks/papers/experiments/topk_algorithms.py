@@ -90,14 +90,15 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"The loss of given scores with k = {K} in float32, {_batches_text(batches)} rows, on "
-            f"{_machine(found)} (paper: a Titan Xp). The algorithms are timed in turn; times are "
-            f"medians over {_rounds_text(rounds)} rounds. Algorithms 1 to 3 are implemented in "
-            "benchmarks/papers/experiments/topk_reference.py as printed in the paper, vectorized "
-            "over the scores. kway's implementation (heads/losses/symmetric.py) multiplies the 2k "
-            "largest scores of a row one by one, computes the polynomials of the others from power "
-            "sums with Newton's identities, and merges blocks of classes in log space like "
-            f"Algorithm 1. {_scores_text(stability, stable)}"
+            f"The loss of given scores with k = {K} is computed in float32 for "
+            f"{_batches_text(batches)} rows, on {_machine(found)} (paper: a Titan Xp). The "
+            f"algorithms are timed in turn, and times are medians over {_rounds_text(rounds)} "
+            "rounds. Algorithms 1 to 3 are implemented in "
+            "benchmarks/papers/experiments/topk_reference.py as printed in the paper, "
+            "vectorized over the scores. kway's implementation (heads/losses/symmetric.py) "
+            "multiplies the 2k largest scores of a row one by one, computes the polynomials of "
+            "the others from power sums with Newton's identities, and merges blocks of classes "
+            f"in log space like Algorithm 1. {_scores_text(stability, stable)}"
         ),
         claims=[*_speed_claims(found), *_stability_claims(stable["losses"], stable["gradients"])],
         tables=[
@@ -143,9 +144,10 @@ def _machine(found: Mapping[int, Measures]) -> str:
 def _scores_text(stability: Job, stable: Result) -> str:
     case = stability.settings
     return (
-        "For stability, the paper uses the scores of ResNet-18 on ImageNet. Here the scores are "
-        f"random: {case['batch']} rows x {case['classes']:,} classes with a normal distribution; "
-        f"the true class is {case['gain']:g} higher and four similar classes half of that. The "
+        "To test stability, the paper uses the scores of ResNet-18 on ImageNet. In this "
+        f"experiment, the scores are random: {case['batch']} rows x {case['classes']:,} classes "
+        "with a normal distribution. The score of the true class is increased by "
+        f"{case['gain']:g}, and those of four similar classes are increased by half of that. The "
         f"average true score is {stable['true_score']:.1f}."
     )
 

@@ -96,23 +96,25 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network.description()}, in place of ResNet-18 on ImageNet. k = 5, temperature "
-            f"{_TAU:g}. {compared.setup()} {_length(network)} Rates are searched for each size."
+            f"{network.description()}. The paper uses ResNet-18 on ImageNet. The smooth top-k "
+            f"loss uses k = 5 and temperature {_TAU:g}. {compared.setup()} {_length(network)} "
+            "Rates are searched for each size."
         ),
         claims=_claims(shares, compared, network.kind),
         tables=[_table(shares, compared)],
         plots=[plot],
         remarks=[
-            "The fractions of the training set are those of the paper, the images are not: the "
-            "published numbers are for ImageNet and only show the trend.",
+            "The fractions of the training set are the same as in the paper, but the images are "
+            "different: the published numbers are for ImageNet and only show the trend.",
             "Table 2 itself requires ImageNet shards (`kway shard`), subsets of each size, and "
             "days of GPU time: use the recipe imagenet-resnet50-smooth-topk with ResNet-18, "
             "`{model_type: resnet, layer_type: basic, depths: [2, 2, 2, 2], hidden_sizes: [64, "
             "128, 256, 512]}`, as backbone.config. This command does not run it at any budget; "
             "with `--budget full` it trains DenseNet-40-12 on fractions of CIFAR-100.",
-            "The paper uses class-balanced subsets, three drops of the learning rate, and the best "
-            "checkpoint on the validation split. Here the subsets are random, the drops are those "
-            "of the paper's CIFAR-100 runs, and the last weights are tested.",
+            "The paper uses class-balanced subsets, three drops of the learning rate, and the "
+            "best checkpoint on the validation split. In this experiment, the subsets are "
+            "random, the drops are those of the paper's CIFAR-100 runs, and the last weights "
+            "are tested.",
         ],
     )
 

@@ -241,11 +241,12 @@ def setup(regimes: Sequence[Trained]) -> str:
     own = [regime.own_rate(arm) for regime in regimes for arm in regime.arms]
     at_edge = sum(regime.has_edge(arm) for regime in regimes for arm in regime.arms)
     return (
-        f"{len(one.draws)} draws of W, {one.regime.tests:,} test samples each. kway's heads "
-        "have no bias, start from zero and are trained for one pass of single-sample SGD at a "
-        "constant rate (the paper states neither rates nor the number of passes). Both the weights "
-        "averaged over the steps and the last weights are tested. Cover trees use Euclidean "
-        f"distances between label vectors. Each loss uses the best rate of {rates} on "
-        f"{pluralize(len(one.searched), 'separate draw')}, chosen separately for averaged and last "
-        f"weights; in {at_edge} of {len(own)} cases it is the smallest or largest of these rates."
+        f"There are {len(one.draws)} draws of W with {one.regime.tests:,} test samples each. "
+        "kway's heads have no bias, are initialized to zero and are trained for one pass of "
+        "single-sample SGD at a constant rate (the paper states neither the rates nor the "
+        "number of passes). Both the weights averaged over the steps and the last weights are "
+        "tested. Cover trees use Euclidean distances between label vectors. Each loss uses the "
+        f"best of the rates {rates} on {pluralize(len(one.searched), 'separate draw')}. This "
+        f"rate is chosen separately for averaged and last weights. In {at_edge} of {len(own)} "
+        "cases, it is the smallest or largest of these rates."
     )

@@ -74,8 +74,8 @@ def _section(trained: Trained, plots: PlotFolder) -> Section:
             "equivalent to cross entropy. A small base produces long paths, so a step moves the "
             "row of a class further at the same rate. Hierarchical softmax uses the tree of base "
             f"{BASE:g}.",
-            f"The authors' public code uses cover trees of base {AUTHORS_BASE:g}. Its other "
-            "differences are listed under Synthetic I.",
+            f"The authors' public code uses cover trees of base {AUTHORS_BASE:g}. Synthetic I "
+            "lists its other differences from the paper.",
         ],
     )
 

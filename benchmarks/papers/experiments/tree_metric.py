@@ -82,10 +82,10 @@ def _flat_text(counting: Job, flat: Measures) -> str:
     paper = Regime()
     return (
         f"The paper's regime is n = {paper.n}, d = {paper.d}, k = {paper.k}, sigma = "
-        f"{paper.sigma:g}. Most of its trees are flat, with a single pseudoclass as the parent of "
-        f"all classes, so that the tree loss is cross entropy whatever epsilon is: of {total} "
-        f"V-trees {counts} (the base of the authors' public code) are flat. A different regime is "
-        "used here."
+        f"{paper.sigma:g}. In this regime, most trees are flat: a single pseudoclass is the "
+        "parent of all classes, so the tree loss equals cross entropy for every epsilon. Of "
+        f"{total} V-trees, {counts} (the base of the authors' public code) are flat. This "
+        "experiment therefore uses a different regime."
     )
 
 
@@ -113,8 +113,9 @@ def _section(
         plots=[plot],
         remarks=[
             in_the_paper,
-            f"Here {sum(map(sum, flat))} of {sum(map(len, flat))} V-trees are flat. The other "
-            "differences of the authors' public code are listed under Synthetic I.",
+            f"In this experiment, {sum(map(sum, flat))} of {sum(map(len, flat))} V-trees are "
+            "flat. Synthetic I lists the other differences between the paper and the authors' "
+            "public code.",
         ],
     )
 

@@ -179,10 +179,11 @@ def _section(norms: _Norms, line: Measures, plots: PlotFolder) -> Section:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"d = {regime.d}, sigma = {regime.sigma:g}, cover trees of base {BASE:g}. At W*, the "
-        "parameters U* are unique, and V* are the parameters of least norm that represent W*. "
-        f"Trained norms (k = {trained}; n = {regime.n}) are those of averaged weights, with one "
-        "rate for all k: the one with the best accuracy "
+        setup=f"The data have d = {regime.d} and sigma = {regime.sigma:g}, and cover trees have "
+        f"base {BASE:g}. At W*, the parameters U* are unique, and V* are the parameters of "
+        f"least norm that represent W*. Norms after training (k = {trained}; n = "
+        f"{regime.n}) are those of the averaged weights. For W and for V, all k use the "
+        "same rate: the one with the best accuracy "
         f"({', '.join(f'{name} {norms.rate(name):g}' for name in _TRAINED)}). "
         f"{setup(norms.by_classes)}",
         claims=[
@@ -199,15 +200,16 @@ def _section(norms: _Norms, line: Measures, plots: PlotFolder) -> Section:
         tables=[_at_optimum(norms), _trained(norms), _line(line)],
         plots=[plot],
         remarks=[
-            "The norm of V* never exceeds that of W*, whatever the tree, because all pseudoclasses "
-            "can be zero. With the tree of a metric that is unrelated to W*, it grows with the "
-            f"exponent {wrong.text()}; only the difference from this exponent is due to the "
-            "metric.",
-            "Trained norms are measured after one pass from zero. They show how far these few "
-            "steps move the weights (at the same rate, the row of a class in a tree moves "
-            "further), not how far away the optimum is. Which of W and V is longer depends on the "
-            "rates, so a claim is settled only if the own best rates and all common rates agree.",
-            "The differences of the authors' public code are listed under Synthetic I.",
+            "For every tree, the norm of V* is at most that of W*, because all pseudoclasses "
+            "can be zero. If the tree comes from a metric that is unrelated to W*, the norm of "
+            f"V* grows with the exponent {wrong.text()}. Only the difference from this exponent "
+            "is due to the metric.",
+            "Norms after training are measured after one pass that starts from zero. They show "
+            "how far these few steps move the weights, not how far away the optimum is. At the "
+            "same rate, the row of a class in a tree moves further. Whether W or V has the "
+            "larger norm depends on the rates, so a claim is settled only if the results at "
+            "their own best rates and at all common rates agree.",
+            "Synthetic I lists the differences between the paper and the authors' public code.",
         ],
     )
 

@@ -199,19 +199,20 @@ def _remarks(all_trained: Sequence[Trained]) -> list[str]:
     ]
     return [
         AUTHORS_CODE,
-        "The paper replaces every inner node by a pseudoclass. Where a pseudoclass has one child, "
-        "kway's V-tree merges both into one vector; V-tree with chains keeps them.",
-        f"In {sum(map(sum, flat))} of {sum(map(len, flat))} draws the V-tree is flat: a single "
-        "pseudoclass is the parent of all classes, because random vectors in many dimensions are "
-        "all equally far from each other. In these draws the V-tree and hierarchical softmax are "
-        "equivalent to cross entropy at any rate. The comparisons are degenerate and not included "
-        "in the means.",
-        "A step updates every node on the path of a class, so at the same rate a longer path can "
-        f"move the row of the class further. On average a class has {depths[0]:.1f} ancestors, or "
-        f"{depths[1]:.1f} if pseudoclasses with one child are kept (V-tree with chains). The same "
-        "rate is therefore effectively different for each loss, and the Lipschitz constant of "
-        "Lemma 1, which the paper assumes to be the same for all parameterizations, can grow with "
-        "the depth.",
+        "The paper replaces every inner node by a pseudoclass. If a pseudoclass has only one "
+        "child, kway's V-tree merges both into one vector, but the V-tree with chains keeps "
+        "them.",
+        f"In {sum(map(sum, flat))} of {sum(map(len, flat))} draws, the V-tree is flat: a single "
+        "pseudoclass is the parent of all classes, because random vectors in high dimensions "
+        "have nearly equal pairwise distances. In these draws, the V-tree and hierarchical "
+        "softmax are equivalent to cross entropy at any rate, so the comparisons are degenerate "
+        "and not included in the means.",
+        "A step updates every node on the path of a class, so at the same rate a longer path "
+        f"can move the row of the class further. On average, a class has {depths[0]:.1f} "
+        f"ancestors, or {depths[1]:.1f} if pseudoclasses with one child are kept (V-tree with "
+        "chains). The same rate is therefore effectively different for each loss, and the "
+        "Lipschitz constant of Lemma 1, which the paper assumes to be the same for all "
+        "parameterizations, can grow with the depth.",
     ]
 
 

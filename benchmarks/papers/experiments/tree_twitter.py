@@ -97,17 +97,17 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     ]
     samples = clean.samples["ce"]
     network = (
-        f"Pretrained {_PUBLISHED}"
+        f"Pretrained {_PUBLISHED} is trained"
         if budget.is_full
         else f"A BERT with {_STAND_IN['num_hidden_layers']} layer and hidden size "
-        f"{_STAND_IN['hidden_size']}, trained from scratch (a stand-in for LaBSE)"
+        f"{_STAND_IN['hidden_size']} (a stand-in for LaBSE) is trained from scratch"
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network}, on {samples['train']:,} English tweets of TweetEval's emoji task with "
+            f"{network} on {samples['train']:,} English tweets of TweetEval's emoji task, with "
             "label vectors from emoji2vec. The paper uses its own multilingual tweets. "
             f"{clean.setup()} The comparison with U+FE0F in the texts has {leaking.seeds} seeds."
         ),
@@ -130,9 +130,10 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             )
         ],
         remarks=[
-            "Where some emoji were removed, the published texts still contain the character U+FE0F "
-            "(variation selector), which reveals the label. All tables except the last use texts "
-            "without it, in which user names and URLs are masked as well."
+            "Where some emoji were removed, the published texts still contain the character "
+            "U+FE0F (variation selector), which reveals the label. All tables except the last "
+            "one use texts without this character. In these texts, user names and URLs are also "
+            "masked."
         ],
     )
 
