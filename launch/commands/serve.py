@@ -48,7 +48,7 @@ def serve(
         bool,
         typer.Option(
             "--print-config",
-            help="print a config file for a Ray cluster (docs/cluster.md) and exit",
+            help="print a config file for a Ray cluster (docs/serving.md) and exit",
         ),
     ] = False,
     allow_import: AllowImport = None,
