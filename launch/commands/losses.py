@@ -40,6 +40,8 @@ def losses() -> None:
         cells = [kind, aligned, loss.paper, _options(loss_class)]
         table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
     console.print(table)
+    if not shows_statistics:
+        conditions.append(f"Terminals of {_WIDE_COLUMNS} columns show the statistics per row, too.")
     for line in ("", *_LEGEND, *conditions):
         console.print(Text(line))
 

@@ -92,7 +92,10 @@ def all_pods_join(job: Job) -> Iterator[str]:
         yield f"--nnodes is {nodes}, but there are {job.num_pods} pods: use the same number"
     parallel = job.spec.get("parallelism", job.num_pods)
     if job.spec.get("completions", job.num_pods) != parallel:
-        yield f"parallelism is {parallel}: set it to completions, so that all pods run at once"
+        yield (
+            f"parallelism is {parallel}: set it to completions ({job.num_pods}), so that all pods run "
+            "at once"
+        )
     if job.spec.get("completionMode") != "Indexed":
         yield "completionMode is not Indexed: pods need an index"
     gpus = at(trainer, "resources", "limits").get(GPU)

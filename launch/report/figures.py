@@ -101,7 +101,8 @@ def latest_evaluation(runs: Sequence[Run]) -> Iterator[Plot]:
         for name in measure_names(runs)
         if is_ratio(name)
     ]
-    if len(runs) > _MAX_BARS or not any(bars for _, bars in groups):
+    groups = [(label, bars) for label, bars in groups if bars]
+    if len(runs) > _MAX_BARS or not groups:
         return
     alt_text = "; ".join(
         f"{label}: " + ", ".join(f"{bar.letter} {format_percent(bar.value)}" for bar in bars)

@@ -97,7 +97,10 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
         except (RuntimeError, RayError) as error:
             reason = _last_line(_replica_messages() or str(error))
             if "Address already in use" in str(error):
-                reason = "another process has bound one of the server's ports. Start it again"
+                reason = (
+                    f"another process has bound port {config.port} or another port of the server. "
+                    "Start it again"
+                )
             raise ChildProcessError(f"the server did not start: {reason}") from error
 
 

@@ -197,7 +197,7 @@ def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConf
     counts = ((reads, request.inputs, limits.max_inputs),)
     for name, values, limit in (*counts, ("classes", request.classes, limits.max_classes)):
         if not values:
-            raise invalid_inference(f"the input {name!r} is empty. Send at least one element")
+            raise invalid_inference(f"the request contains no {name}. Send at least one")
         if len(values) > limit:
             message = f"the request has {len(values)} {name}; the limit is {limit}. Split it"
             raise ApiError(413, TOO_MANY_INPUTS.get(name, "too_many_classes"), message)

@@ -422,7 +422,7 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert processes_with(mark) == []
-        assert ("is complete already" in done.stdout) is (time == "second")
+        assert ("is already complete" in done.stdout) is (time == "second")
         assert "Single-class queries for three held-out images" in done.stdout
         runs = sorted(path.name for path in (out / "runs").iterdir())
         assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
