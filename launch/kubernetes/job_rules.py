@@ -93,8 +93,8 @@ def all_pods_join(job: Job) -> Iterator[str]:
     parallel = job.spec.get("parallelism", job.num_pods)
     if job.spec.get("completions", job.num_pods) != parallel:
         yield (
-            f"parallelism is {parallel}: set it to completions ({job.num_pods}), so that all pods run "
-            "at once"
+            f"parallelism is {parallel}: set it to completions ({job.num_pods}), so that all pods "
+            "run at once"
         )
     if job.spec.get("completionMode") != "Indexed":
         yield "completionMode is not Indexed: pods need an index"

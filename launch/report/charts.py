@@ -147,7 +147,8 @@ def plain(value: float) -> str:
     """A tick as a number: `0.05`, `2,500`, `1.5M`."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.6g}M"
-    return f"{value + 0.0:,.10g}"  # + 0.0: never "-0"
+    value += 0.0  # -0.0 becomes 0.0
+    return f"{value:,.10g}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
 def in_percent(ratio: float) -> str:
