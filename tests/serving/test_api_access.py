@@ -47,7 +47,7 @@ class Call:
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace the file as an operator does, with a rename."""
+    """Replace the file by a rename, as an operator does."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     temporary.chmod(mode)
@@ -198,7 +198,7 @@ def in_place(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", [save, in_place])
-def test_a_changed_token_file_takes_effect_at_the_next_request(
+def test_a_changed_token_file_takes_effect_on_the_next_request(
     api: FastAPI, file: Path, change: Callable[[Path, str], None]
 ) -> None:
     for _ in range(3):  # with the same length, within one tick of the file system's clock

@@ -614,7 +614,7 @@ def test_a_file_of_texts_can_be_indexed_and_extended(tmp_path: Path) -> None:
     response = ask("GET", "/v1/galleries/pets/items/0/thumbnail")
     assert refusal(response) == (404, "no_thumbnail")
 
-    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # the lines after an inserted line change
+    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # a new first line shifts the others
     assert summary(command(bundle, file, "-o", path))[0] == 7
     with pytest.raises(FileNotFoundError, match="is not a file: the model reads texts"):
         command(bundle, tmp_path, "-o", path)
