@@ -1,4 +1,4 @@
-"""The factored head equals a plain head trained with SGD, step by step, also when sharded."""
+"""The factored head matches a plain head trained with SGD at every step, including when sharded."""
 
 import copy
 from itertools import pairwise
@@ -41,7 +41,8 @@ def batches(count: int, rows: int = 9, num_classes: int = CLASSES):
 
 
 def pass_through(head: ClassHead, features: Tensor, labels: Tensor, scale: float = 1.0):
-    """The loss and the scaled gradient of the features; the head has recorded its gradient."""
+    """Return the loss and the scaled gradient of the features. The head records its own
+    gradient."""
     features = features.clone().requires_grad_()
     loss = head(features, labels)
     (loss * scale).backward()
@@ -425,7 +426,7 @@ def steps_of(head: FactoredHead, rows: int, mine: slice):
         head.scale_gradients(0.5)
         head.step(LR, DECAY)
         if step == 5 and head.engine.weights.start == 0:
-            _ = head.weight  # on some ranks only
+            _ = head.weight  # on only some ranks
         answers.append((*got[-1], norm, current_rows(head)))
     weights = head.engine.weights
     return answers, (weights.start, weights.stop), head.num_consolidations

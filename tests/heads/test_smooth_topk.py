@@ -1,4 +1,4 @@
-"""The smooth top-k loss and the top-k marginals equal their definitions, also in float32."""
+"""The smooth top-k loss and the top-k marginals match their definitions, including in float32."""
 
 import math
 
@@ -47,7 +47,7 @@ def loss_and_gradient(
 
 
 def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor):
-    """003, eq 9, over all k-tuples, and its gradient."""
+    """Eq. 9 of paper 003 over all k-tuples, and its gradient."""
     logits = logits.detach().clone().requires_grad_()
     tuples = torch.combinations(torch.arange(logits.shape[1]), k)
     means = logits[:, tuples].sum(2) / k
@@ -60,7 +60,7 @@ def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor)
 
 
 def by_recursion(logits: Tensor, labels: Tensor, k: int, tau: Tensor, alpha: float):
-    """003, eq 10, of each row [B] with its own tau [B], and the gradient [B, K].
+    """Eq. 10 of paper 003 for each row [B] with its own tau [B], and its gradient [B, K].
 
     A recursion over the classes, in log space and float64.
     """

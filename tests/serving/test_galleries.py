@@ -50,7 +50,8 @@ def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") ->
 
 
 def fill(folder: Path, num: int = NUM) -> Path:
-    """Write images at three depths, with unusual names, and with duplicates, which cause ties."""
+    """Write images at three folder depths, some with unusual names and some duplicated to cause
+    ties."""
     for index in range(num):
         subfolder = folder / ("", "cats", "cats/deep")[index % 3]
         subfolder.mkdir(parents=True, exist_ok=True)

@@ -220,8 +220,8 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_answers(server: Slow) -> None:
-    """Wait until the process has received a response. Requests that have timed out are answered
-    too, so wait for several times as many responses as there can be such requests."""
+    """Wait until the process has received a response. Requests that have timed out also get
+    responses, so wait for several times as many responses as there can be such requests."""
     before = server.num_answered
     wait_until(lambda: server.num_answered > before + 20)
 

@@ -1,5 +1,4 @@
-"""A run's folder: it contains one run, and only settings that do not affect earlier steps may
-change."""
+"""A run folder contains one run, and only settings that do not affect earlier steps may change."""
 
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from trainer.run.folder import RunFolder
 
 
 def claim(run: RunFolder, recipe: Recipe) -> None:
-    """Check and store the recipe, as a start does."""
+    """Check and store the recipe, as at the start of a run."""
     run.check(recipe)
     run.write(recipe)
 
