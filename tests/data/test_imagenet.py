@@ -121,7 +121,7 @@ def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
     assert ImageNet(tars).describe() == wanted
 
 
-def test_without_a_devkit_classes_are_the_sorted_folders(tmp_path: Path) -> None:
+def test_classes_are_the_sorted_folders_without_a_devkit(tmp_path: Path) -> None:
     folders = ilsvrc.write_folders(tmp_path / "folders", flat=False)
     source = ImageNet(folders, **KEPT)
     write_shards(source, tmp_path / "out", workers=1)

@@ -160,7 +160,7 @@ def test_a_step_without_a_gradient_changes_nothing():
     np.testing.assert_array_equal(current_rows(head), before)
 
 
-def test_features_may_be_without_a_gradient_and_optimizers_skip_the_weight():
+def test_features_may_have_no_gradient_and_optimizers_skip_the_weight():
     ours, plain = make_factored("quadratic"), make_plain("quadratic")
     adam = torch.optim.AdamW(ours.parameters(), weight_decay=1.0)
     (features, labels), *_ = batches(1)

@@ -338,7 +338,7 @@ def test_sampled_noise_contrastive_estimation_is_unbiased():
 
 
 @pytest.mark.parametrize(("smoothing", "rate"), [(0.9, 0.1), (0.5, 0.05)])
-def test_with_smoothing_and_sampling_the_minimum_may_be_at_unseparated_logits(smoothing, rate):
+def test_the_minimum_with_smoothing_and_sampling_may_be_at_unseparated_logits(smoothing, rate):
     """A class without a row gets its share of the target only in the few steps that draw it."""
     loss = CrossEntropy(label_smoothing=smoothing, z_loss=1e-3, sample_rate=rate)
     assert not loss.aligned

@@ -216,7 +216,7 @@ def test_impossible_classes_have_a_zero_gradient_in_any_block():
         assert (gradient[:, 10:] == 0).all()
 
 
-def test_with_fewer_than_k_possible_false_classes_the_loss_is_zero():
+def test_the_loss_is_zero_with_fewer_than_k_possible_false_classes():
     logits = torch.full((3, 12), -torch.inf)
     labels = torch.tensor([0, 6, 11])
     for num_false in (0, 1, 2):
@@ -280,7 +280,7 @@ def test_marginals_reject_an_invalid_k_or_temperature():
 
 
 @pytest.mark.parametrize("num_classes", [3, 5])
-def test_k_not_below_the_number_of_classes_is_an_error(num_classes):
+def test_k_must_be_less_than_the_number_of_classes(num_classes):
     loss = SmoothTopK(k=5)
     with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
         loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))

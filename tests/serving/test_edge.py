@@ -652,7 +652,7 @@ def test_a_query_is_retried_if_a_replica_dies_but_a_change_is_not(
             assert proxy.requested == [path]
 
 
-def test_without_a_replica_the_response_is_503_with_retry_after(
+def test_the_response_without_a_replica_is_503_with_retry_after(
     written_by_ray: dict[str, str],
 ) -> None:
     with started(written_by_ray["none"], [], ready=503) as proxy:
@@ -661,7 +661,7 @@ def test_without_a_replica_the_response_is_503_with_retry_after(
         assert answer.headers["retry-after"] == "1"
 
 
-def test_after_the_application_is_deleted_the_response_is_503_and_never_404(
+def test_the_response_is_503_and_never_404_after_the_application_is_deleted(
     written_by_ray: dict[str, str],
 ) -> None:
     """Ray's own proxy, the fallback for replicas, then responds to every path with 404."""

@@ -334,7 +334,7 @@ def is_ready(url: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_when_ray_dies_the_server_exits_with_one_line_and_leaves_no_process(
+def test_the_server_exits_with_one_line_and_leaves_no_process_when_ray_dies(
     server: Server, name: str
 ) -> None:
     (daemon,) = named(server, name)

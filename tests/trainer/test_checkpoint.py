@@ -113,7 +113,7 @@ def test_every_rank_continues_its_random_sequence(tmp_path):
     assert drawn[0] != drawn[1]
 
 
-def test_at_another_world_size_ranks_draw_different_but_reproducible_numbers(tmp_path):
+def test_ranks_draw_different_but_reproducible_numbers_at_another_world_size(tmp_path):
     drawn = run_on_ranks(2, save_random, tmp_path)
     three = run_on_ranks(3, draw_after_resume, tmp_path, 0)
     assert len({tuple(numbers) for numbers in [*three, *drawn]}) == 5

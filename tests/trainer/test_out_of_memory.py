@@ -21,8 +21,8 @@ from trainer.world import World
 
 _CPU = World(0, 1, 0, 1, torch.device("cpu"), None)
 _CUDA = World(0, 4, 0, 2, torch.device("cuda", 0), None)
-# The message of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). It is copied because the test
-# machines have no CUDA device.
+# The message of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). It is copied here because these
+# tests also run without a CUDA device.
 _CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
     "which 1.50 GiB is free. Of the allocated memory 130.00 GiB is allocated by PyTorch, and "

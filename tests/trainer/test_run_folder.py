@@ -84,7 +84,7 @@ def test_other_settings_may_change_and_are_stored(changes, tmp_path):
 
 
 @pytest.mark.parametrize("left", [None, "step-00000001.partial"])
-def test_without_a_committed_checkpoint_anything_may_change(left, tmp_path):
+def test_any_setting_may_change_without_a_committed_checkpoint(left, tmp_path):
     """A killed save leaves a `.partial` folder, which is not a checkpoint."""
     run = RunFolder(tmp_path)
     claim(run, glyph_recipe(Path("shards"), tmp_path))

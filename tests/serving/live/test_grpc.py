@@ -353,7 +353,7 @@ GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.mark.parametrize("method", GUARDED)
-def test_without_the_token_only_liveness_and_readiness_are_answered(
+def test_only_liveness_and_readiness_are_answered_without_the_token(
     channel: grpc.Channel, method: str
 ) -> None:
     call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
@@ -560,7 +560,7 @@ def test_the_config_file_for_clusters_enables_grpc_only_if_requested() -> None:
     }
 
 
-def test_after_a_replica_is_killed_the_other_one_answers_calls(
+def test_the_other_replica_answers_calls_after_one_is_killed(
     stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2)
