@@ -280,7 +280,7 @@ def test_marginals_reject_an_invalid_k_or_temperature():
 
 
 @pytest.mark.parametrize("num_classes", [3, 5])
-def test_k_must_be_less_than_the_number_of_classes(num_classes):
+def test_a_k_not_less_than_the_number_of_classes_is_an_error(num_classes):
     loss = SmoothTopK(k=5)
     with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
         loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))
