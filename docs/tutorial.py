@@ -2,7 +2,8 @@
 
 python docs/tutorial.py [IMAGES] [--out FOLDER] [--epochs N]
 
-IMAGES has one folder of images per class. Without it, the script draws 12 classes.
+IMAGES is a folder that contains one folder of images per class. If it is omitted, the script draws
+images of 12 classes.
 """
 
 import argparse

@@ -29,7 +29,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 42 images to shards of 10, at least 3 of them for training."""
+    """Write 42 images to shards of 10 images. At least 3 shards are for training."""
     folder = tmp_path_factory.mktemp("shards") / "out"
     source = ImageFolder(images, test_fraction=0.2)
     write_shards(source, folder, samples_per_shard=10, workers=1)

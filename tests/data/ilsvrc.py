@@ -19,8 +19,8 @@ FIELDS = (
     "wordnet_height",
     "num_train_images",
 )
-# (WNID, words, gloss, children by ID, images). The ID is the position here, from 1. As in the real
-# devkit, the classes come first and are not sorted by WNID.
+# (WNID, words, gloss, children by ID, images). The ID is the 1-based position in this tuple. As in
+# the real devkit, the classes come first and are not sorted by WNID.
 SYNSETS = (
     ("n02119789", "kit fox, Vulpes macrotis", "small grey fox", (), 4),
     ("n02100735", "English setter", "an English breed", (), 3),
@@ -118,7 +118,8 @@ def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
 
 
 def write_folders(folder: Path, *, flat: bool = True) -> Path:
-    """Write train/ and val/. val/ contains images if it is `flat`, else class folders."""
+    """Write train/ and val/. val/ contains images if it is `flat`; otherwise, it contains class
+    folders."""
     for wnid, files in training().items():
         write_files(folder / "train" / wnid, files)
     if flat:

@@ -12,14 +12,15 @@ from tests.ranks import forked
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file of a folder by its name."""
+    """Return the contents of all files in a folder, keyed by file name."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def check_killed_and_resumed(
     source: Source, folder: Path, *, samples_per_shard: int, workers: int
 ) -> None:
-    """Check that a writer killed in its second shard and resumed gives the same bytes as without.
+    """Check that a writer killed in its second shard and resumed writes the same bytes as one that
+    is not interrupted.
 
     The first shard is not written again, and no worker outlives its killed parent.
     """
@@ -62,7 +63,7 @@ def _wait_for_end(workers: list[psutil.Process]) -> None:
 
 
 def _ended(process: psutil.Process) -> bool:
-    """Whether a process has ended. It stays a zombie until its parent waits for it."""
+    """Return whether a process has ended. It stays a zombie until its parent waits for it."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Augmentation of a training sample: off by default, for gray and color, keyed by the sample."""
+"""Augmentation of training samples: defaults, gray and color images, and reproducible draws."""
 
 import hashlib
 import subprocess
@@ -69,7 +69,7 @@ def test_all_augmentations_together_give_distinct_images_of_one_shape(channels: 
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_only_crop_and_flip_are_on_by_default(channels: int) -> None:
+def test_only_crop_and_flip_are_enabled_by_default(channels: int) -> None:
     plain = for_evaluation(photo(channels), image(channels))
     for pixels in samples(channels, AugmentConfig(**STILL), 20):
         assert np.array_equal(pixels, plain)

@@ -1,4 +1,5 @@
-"""Mixup and CutMix of a pair: both images share a draw, and weights match the pixels exactly."""
+"""Mixup and CutMix of image pairs: both images share a draw, and weights match the pixels
+exactly."""
 
 import numpy as np
 import pytest

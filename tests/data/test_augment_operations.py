@@ -1,4 +1,4 @@
-"""Each operation on pixels gives the same levels as Pillow's."""
+"""Each pixel operation gives the same levels as in Pillow."""
 
 import colorsys
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_factors_have_the_same_effect_as_in_pillow(name: str, factor: float, mod
     assert differences(ours, enhancer(given).enhance(factor)).max() <= (factor != 1)
 
 
-def test_grayscale_equals_that_of_pillow() -> None:
+def test_grayscale_matches_pillow() -> None:
     given = image("RGB")
     grey = Grayscale(1)(np.asarray(given), (), np.random.default_rng(0))
     assert differences(grey, given.convert("L").convert("RGB")).max() <= 1
@@ -63,7 +63,7 @@ def test_hue_rotates_the_color_circle(turn: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_levels_are_mapped_exactly_as_by_pillow(mode: str) -> None:
+def test_levels_are_mapped_exactly_as_in_pillow(mode: str) -> None:
     given = image(mode)
     faint = given.point(lambda level: level // 3 + 40)
     tiny = Image.fromarray(np.asarray(given)[10:13, 10:19])

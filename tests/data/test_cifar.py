@@ -34,7 +34,7 @@ def labels(split: str) -> list[int]:
 
 
 def records(split: str, coarse: bool) -> list[bytes]:
-    """Return records of label bytes, then all red, green and blue levels."""
+    """Return records of label bytes followed by all red, green and blue levels."""
     return [
         bytes([ABOVE[label], label] if coarse else [label]) + image.transpose(2, 0, 1).tobytes()
         for image, label in zip(pixels(split), labels(split), strict=True)
@@ -152,7 +152,7 @@ def test_a_truncated_archive_raises_an_error_with_its_path(cifar100: Path, keep:
     assert error_of(cifar100).endswith("download it again")
 
 
-def test_a_non_archive_raises_a_one_line_error(cifar100: Path) -> None:
+def test_a_file_that_is_not_an_archive_raises_a_one_line_error(cifar100: Path) -> None:
     cifar100.write_bytes(b"<html>moved</html>")
     assert "is not a tar archive" in error_of(cifar100)
     assert "3c68746d" in error_of(cifar100)

@@ -23,7 +23,7 @@ POLYNOMIAL = 0x1DB710641
 
 @dataclass(frozen=True)
 class Words:
-    """A source of given (bytes, label)."""
+    """A source of the given (bytes, label) pairs."""
 
     train: tuple[tuple[bytes, int], ...]
     test: tuple[tuple[bytes, int], ...] = ()

@@ -111,7 +111,7 @@ def wiped_header(tmp_path: Path, wipe: bytes) -> Path:
 
 
 @pytest.mark.parametrize("wipe", [b"\xff" * 512, bytes(512)])
-def test_a_bad_header_loses_one_sample_where_webdataset_loses_the_rest(
+def test_a_bad_header_loses_one_sample_but_webdataset_loses_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wipe: bytes
 ) -> None:
     tar = wiped_header(tmp_path, wipe)
@@ -128,7 +128,8 @@ def test_a_bad_header_loses_one_sample_where_webdataset_loses_the_rest(
 
 
 def cut(tar: Path, member: str, *, closed: bool = False) -> None:
-    """Truncate `tar` before the header of a member. closed: add the zero blocks of an end."""
+    """Truncate `tar` before the header of a member. With `closed`, append the zero blocks that end
+    a tar."""
     with tarfile.open(tar) as opened:
         offset = opened.getmember(member).offset
     tar.write_bytes(tar.read_bytes()[:offset] + bytes(1024 * closed))

@@ -18,7 +18,7 @@ FOLDER = Path("shards")
 
 
 def manifest(*paths: str | None) -> Manifest:
-    """Return a manifest of classes c0, c1, … with these attributes `path`."""
+    """Return a manifest of classes c0, c1, … with these `path` attributes."""
     shard = ShardInfo(
         file="a.tar", split="train", samples=1, bytes=1024, sha256="0" * 64, index_crc32=0
     )

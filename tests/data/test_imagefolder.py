@@ -1,4 +1,4 @@
-"""Folders of images."""
+"""Shards from folders of images."""
 
 import io
 import json
@@ -256,7 +256,7 @@ def test_a_test_folder_without_images_raises(tmp_path: Path) -> None:
         ImageFolder(tmp_path).classes()
 
 
-def test_entries_next_to_the_splits_are_reported(tmp_path: Path) -> None:
+def test_other_entries_beside_the_split_folders_are_reported(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/a", "extra/a"):
         write_image(tmp_path / path / "0.png", 0)
     write_image(tmp_path / "loose.png", 0)
@@ -300,7 +300,7 @@ def test_keys_are_unique_short_and_without_dots(tmp_path: Path) -> None:
     assert written.num_skipped == 0
 
 
-def test_nested_folders_become_classes_with_the_folders_above_as_path(tmp_path: Path) -> None:
+def test_nested_folders_become_classes_with_their_parent_folders_as_path(tmp_path: Path) -> None:
     folders = ("animal/dog/poodle", "animal/dog", "animal/other/fish", "other/oak")
     for i, folder in enumerate(folders):
         for split in ("train", "test"):

@@ -121,7 +121,7 @@ def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
     assert ImageNet(tars).describe() == wanted
 
 
-def test_without_a_devkit_classes_are_the_sorted_folders(tmp_path: Path) -> None:
+def test_classes_are_the_sorted_folders_without_a_devkit(tmp_path: Path) -> None:
     folders = ilsvrc.write_folders(tmp_path / "folders", flat=False)
     source = ImageNet(folders, **KEPT)
     write_shards(source, tmp_path / "out", workers=1)
@@ -132,7 +132,7 @@ def test_without_a_devkit_classes_are_the_sorted_folders(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layout", ["tar", "flat"])
-def test_a_flat_validation_folder_without_devkit_raises_an_error_with_the_devkit(
+def test_a_flat_validation_folder_without_devkit_raises_an_error_that_names_the_devkit(
     tmp_path: Path, layout: str
 ) -> None:
     if layout == "tar":
@@ -145,7 +145,7 @@ def test_a_flat_validation_folder_without_devkit_raises_an_error_with_the_devkit
 
 
 def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
-    """ImageNet has about twenty of the first kind and one of the second."""
+    """ImageNet contains about twenty files of the first kind and one of the second."""
     colors = np.zeros((40, 60, 3), np.uint8)
     colors[:, :30], colors[:, 30:] = (200, 30, 40), (20, 160, 220)
     odd = {}
@@ -177,12 +177,13 @@ def test_the_listing_reports_its_progress(tars: Path, tmp_path: Path) -> None:
     source = ImageNet(tars, report=lambda *now: reports.append(now))
     source.notes()
     assert reports == [(1, 3), (2, 3), (3, 3)]
-    write_shards(source, tmp_path / "out", workers=2)  # get neither the listing nor the callback
+    # The worker processes receive neither the listing nor the callback.
+    write_shards(source, tmp_path / "out", workers=2)
     assert len(reports) == 3
 
 
 def error_of(folder: Path, devkit: Path | None = None) -> str:
-    """Return the one-line error of writing `folder`, after which nothing is written."""
+    """Return the one-line error of writing shards of `folder`. Nothing must have been written."""
     out = folder.parent / "out"
     with pytest.raises((ValueError, FileNotFoundError)) as error:
         write_shards(ImageNet(folder, devkit), out, workers=0)

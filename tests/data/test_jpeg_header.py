@@ -1,4 +1,4 @@
-"""The size of a JPEG without Pillow: the same as with Pillow, or None."""
+"""The size of a JPEG, parsed without Pillow: the same as with Pillow, or None."""
 
 import io
 import struct
@@ -19,7 +19,8 @@ def jpeg(mode: str = "RGB", **options: object) -> bytes:
 
 
 def exif() -> Image.Exif:
-    """Return a rotation by 90 degrees, and a description that contains other markers."""
+    """Return EXIF data with a rotation by 90 degrees and a description that contains other
+    markers."""
     tags = Image.Exif()
     tags[0x0112] = 6
     tags[0x010E] = "\xff\xc0" * 200
@@ -37,7 +38,7 @@ def exif() -> Image.Exif:
         {"restart_marker_rows": 1, "subsampling": 0},
     ],
 )
-def test_the_size_is_that_before_exif_rotation(mode: str, options: dict) -> None:
+def test_the_size_ignores_the_exif_rotation(mode: str, options: dict) -> None:
     data = jpeg(mode, **options)
     assert jpeg_size(data) == (40, 60)
     assert decode(data, 3).shape == ((60, 40, 3) if "exif" in options else (40, 60, 3))

@@ -1,4 +1,4 @@
-"""Label vectors from a file, for any source, matched by names and attributes of its classes."""
+"""Label vectors from a file, matched to the classes of any source by name and attributes."""
 
 from pathlib import Path
 

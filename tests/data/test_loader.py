@@ -1,4 +1,4 @@
-"""Global batches are the same for every world size, number of workers and resume."""
+"""Global batches are the same for every world size and number of workers, and after a resume."""
 
 import os
 import shutil
@@ -53,9 +53,9 @@ def config(shards: Path, workers: int = 0, augment: AugmentConfig = AUGMENT) -> 
 def global_batches(
     shards: Path, *, world_size: int, workers: int, steps: int, cursor: Cursor
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return global batches joined from the shares of all ranks.
+    """Return global batches, joined from the shares of all ranks.
 
-    Each is pixels, labels, sample indices, second labels and weights.
+    Each batch consists of pixels, labels, sample indices, second labels and weights.
     """
     parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
     for rank in range(world_size):
@@ -113,7 +113,7 @@ def test_ranks_without_a_sample_get_empty_batches(shards: Path) -> None:
     assert len(batch.labels) == len(batch.indices) == 0
 
 
-def test_a_resume_in_mid_epoch_on_other_ranks_continues_exactly(shards: Path) -> None:
+def test_a_mid_epoch_resume_on_other_ranks_continues_exactly(shards: Path) -> None:
     with open_split(shards, "train") as split:
         n = len(split)
     whole = global_batches(shards, world_size=1, workers=0, steps=10, cursor=Cursor(9))

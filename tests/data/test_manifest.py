@@ -1,4 +1,4 @@
-"""The errors of a damaged folder of shards."""
+"""Errors for a damaged folder of shards."""
 
 import gc
 import hashlib
@@ -193,7 +193,7 @@ def test_label_vectors_without_their_digest_raise(copy: Path) -> None:
     assert "must be set together" in message(copy)
 
 
-def test_damaged_label_vectors_raise_are_found_and_written_again(tmp_path: Path) -> None:
+def test_damaged_label_vectors_raise_and_are_found_and_written_again(tmp_path: Path) -> None:
     source = EmojiNames(languages=("en",), test_languages=())
     manifest = write_shards(source, tmp_path, workers=0).manifest
     path = tmp_path / "label_vectors.safetensors"

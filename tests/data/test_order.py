@@ -158,7 +158,7 @@ def test_a_position_gives_the_same_sample_alone_and_in_a_batch(
     assert np.array_equal(together, np.stack(order.locate(np.array([positions])))[:, 0])
 
 
-def test_without_groups_the_order_is_a_permutation_of_all_samples() -> None:
+def test_an_order_without_groups_is_a_permutation_of_all_samples() -> None:
     order = Order(5, [30, 50, 20])
     for epoch in range(2):
         expected = permuted_index(5, epoch, np.arange(100), 100)

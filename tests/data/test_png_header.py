@@ -1,4 +1,4 @@
-"""The header of a PNG without Pillow: the same as with Pillow, or None."""
+"""The header of a PNG, parsed without Pillow: the same as with Pillow, or None."""
 
 import io
 import struct

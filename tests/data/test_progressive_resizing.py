@@ -191,7 +191,7 @@ def test_the_largest_side_includes_all_stages() -> None:
     assert config(shards, size=None, progressive=()).largest_side == 12
 
 
-def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
+def test_the_size_without_stages_is_augment_size_or_image_size() -> None:
     for size, expected in ((None, 12), (10, 10)):
         sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
         assert {sides.at(0), sides.at(10**12)} == {expected}

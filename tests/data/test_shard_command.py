@@ -65,7 +65,9 @@ def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:
     assert "train-000000" not in damaged.stderr
 
 
-def test_verify_checks_the_index_and_counts_one_location(shards: Path, tmp_path: Path) -> None:
+def test_verify_checks_the_index_and_reports_a_single_location(
+    shards: Path, tmp_path: Path
+) -> None:
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     index = tmp_path / "train-000000.index.safetensors"

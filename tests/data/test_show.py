@@ -26,7 +26,8 @@ def kway_shard(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Index texts of 40 classes. Class k has k + 1 texts; the last ones have control characters."""
+    """Index texts of 40 classes. Class k has k + 1 texts; the last texts contain control
+    characters."""
     folder = tmp_path_factory.mktemp("texts")
     members, number = [], 0
     for label in range(40):

@@ -381,7 +381,7 @@ def test_skipped_members_do_not_use_memory(tmp_path: Path, monkeypatch: pytest.M
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == 4  # including the key of the film, a sample without image
+    assert len(found) == 4  # including the key of the film, a sample without an image
     assert peak < 6_000_000
 
 
@@ -403,7 +403,7 @@ def test_tars_written_by_webdataset_are_read(classes: Path, tmp_path: Path) -> N
     assert [len(set(numbers([batch]))) for batch in found] == [4, 4]
 
 
-def test_a_broken_connection_resumes_at_its_byte(
+def test_reading_resumes_at_the_same_byte_after_a_broken_connection(
     classes: Path, eight: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = stream_loader(classes, f"{eight}/t{{0..1}}.tar")

@@ -70,7 +70,7 @@ def batches(
 
 
 def bad_indices(shards: Path) -> set[int]:
-    """Return the positions of `BAD` in the split, which is shuffled."""
+    """Return the positions of `BAD` within the shuffled split."""
     with open_split(shards, "train") as split:
         keys = [split.key(i) for i in range(len(split))]
     return {keys.index(f"{number:05d}") for number in BAD}

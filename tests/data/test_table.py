@@ -24,7 +24,7 @@ def kway(*arguments: object) -> Result:
 
 
 def read(shards: Path, split: str = "train") -> dict[str, str]:
-    """Return text -> class name."""
+    """Return a mapping from text to class name."""
     with open_split(shards, split) as opened:
         read = [opened.read(i) for i in range(len(opened))]
         return {data.decode(): opened.classes[label].name for data, _, label in read}

@@ -72,7 +72,7 @@ def test_batches_of_texts_do_not_depend_on_the_topology(
     assert many == stream(texts, steps=13, cursor=start)
 
 
-def test_a_run_resumed_inside_a_window_reads_the_rest_of_it(texts: Path) -> None:
+def test_a_run_resumed_inside_a_window_reads_the_rest_of_the_window(texts: Path) -> None:
     whole = stream(texts, steps=13, cursor=Cursor(5))
     for stopped in (1, 3, 6):
         rest = stream(
@@ -169,7 +169,7 @@ def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs
 
 
 def test_a_window_is_at_most_an_epoch_or_a_group_of_shards(texts: Path) -> None:
-    """At most two groups are then read at a time, for any number of batches."""
+    """Therefore at most two groups are read at a time, for any number of batches."""
     settings = config(texts, batches_by_length=1000)
     grouped = settings.model_copy(update={"shuffle_shards": 1})
     with open_split(texts / "shards", "train") as split:

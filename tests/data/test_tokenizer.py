@@ -42,13 +42,13 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small_tokenizer(shards: Path, out: Path, **options) -> TrainedTokenizer:
-    """Train with one thread, because threads of the library would break later forks."""
+    """Train with one thread, because the library's threads would break later forks."""
     return train_tokenizer(shards, out, **{"vocab_size": 700, "threads": 1, **options})
 
 
 @pytest.fixture(scope="module")
 def folder(names: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a shared tokenizer. Copy it before changing it."""
+    """Train a shared tokenizer. Tests that change it must copy it first."""
     out = tmp_path_factory.mktemp("tokenizer") / "names"
     small_tokenizer(names, out)
     return out

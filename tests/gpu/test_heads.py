@@ -1,4 +1,4 @@
-"""Heads on a CUDA device equal their float64 definitions and their results on the CPU."""
+"""Heads on a CUDA device match their float64 definitions and their results on the CPU."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss and its gradients with respect to features and nodes, moved to the CPU."""
+    """Return the loss and its gradients with respect to features and nodes, moved to the CPU."""
     device = head.weight.device
     mine = features.detach().to(device).requires_grad_()
     head.zero_grad()

@@ -1,4 +1,4 @@
-"""Batches on a device equal those on the CPU, with and without prefetching."""
+"""Batches on a device match those on the CPU, with and without prefetching."""
 
 from itertools import islice
 from pathlib import Path

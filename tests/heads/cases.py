@@ -1,4 +1,4 @@
-"""Reference implementations of the losses and class weights, in float64 and written naively."""
+"""Naive float64 reference implementations of the losses and class weights."""
 
 import math
 from collections.abc import Callable
@@ -68,7 +68,8 @@ def gradient_of_nodes(head: ClassHead) -> Tensor:
 
 
 def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:
-    """The rows of all classes [K, ...]: sums over their paths, one path at a time (000, eq 3)."""
+    """The rows of all classes [K, ...]: sums over their paths, one path at a time (Eq. 3 of paper
+    000)."""
     rows = []
     for class_id in range(tree.num_classes):
         node = int(np.flatnonzero(tree.class_of_node == class_id)[0])
@@ -191,7 +192,7 @@ def _tuples(num_classes: int, k: int) -> Tensor:
 
 
 def _topk_hinge(z: Tensor, y: int) -> Tensor:
-    """003, eq 8, over all k-tuples, with scores divided by k."""
+    """Eq. 8 of paper 003 over all k-tuples, with scores divided by k."""
     k = min(3, len(z) - 1)
     tuples = _tuples(len(z), k)
     means = z[tuples].sum(1) / k
@@ -200,7 +201,7 @@ def _topk_hinge(z: Tensor, y: int) -> Tensor:
 
 
 def _smooth_topk(z: Tensor, y: int) -> Tensor:
-    """003, eq 9, over all k-tuples."""
+    """Eq. 9 of paper 003 over all k-tuples."""
     k, tau = min(2, len(z) - 1), 0.6
     tuples = _tuples(len(z), k)
     means = z[tuples].sum(1) / k
@@ -210,7 +211,7 @@ def _smooth_topk(z: Tensor, y: int) -> Tensor:
 
 
 def _bound(z: Tensor, y: int) -> Tensor:
-    """The bound of Bouchard, minimized over its alpha, where the derivative vanishes."""
+    """Bouchard's bound at the alpha that minimizes it, where the derivative vanishes."""
     xi, num = 1.3, len(z)
     curvature = (1 / (1 + math.exp(-xi)) - 0.5) / (2 * xi)
     alpha = (z.sum() * 2 * curvature + num / 2 - 1) / (2 * curvature * num)

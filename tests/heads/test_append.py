@@ -66,7 +66,7 @@ def joined(parts):
 
 @pytest.fixture(scope="module")
 def grown_on_ranks():
-    """The results of each rank, by world size."""
+    """The results of each rank, keyed by world size."""
     return {world_size: run_on_ranks(world_size, grown_on_a_rank) for world_size in (2, 3)}
 
 

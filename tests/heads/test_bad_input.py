@@ -1,6 +1,6 @@
 """Invalid input raises a clear error on every rank instead of a hang.
 
-Errors of single modules are tested with these modules: invalid trees in test_label_tree.py and
+Errors of individual modules are tested with those modules: invalid trees in test_label_tree.py and
 test_hierarchy.py, invalid files in test_named_tree.py.
 """
 
@@ -76,7 +76,7 @@ OUTSIDE = (-1, 13, 2**40)
 
 
 def labels_outside(world_size: int, data_axis: int) -> str:
-    """Errors of steps with each label of OUTSIDE, among valid labels, on the last rank only."""
+    """Errors of steps in which the last rank has each label of OUTSIDE among valid labels."""
     head = make_head("batch_ce", label_tree("vtree", 13), class_mesh(world_size, data_axis))
     last = here(world_size) == world_size - 1
     return " | ".join(
@@ -146,7 +146,7 @@ def nan_features(world_size: int, kind: str) -> str:
 
 
 def nan_weight(world_size: int, kind: str, weighting: str, class_id: int) -> str:
-    """The vector of one class is NaN on the rank that holds it."""
+    """The vector of one class is NaN on the rank that stores it."""
     head = make_head(kind, label_tree(weighting, 13), class_mesh(world_size))
     tree = head.label_tree if isinstance(head, HierarchicalSoftmaxHead) else head.tree
     weights, node = head.engine.weights, int(tree.node_of_class[class_id])
@@ -167,7 +167,7 @@ def test_nan_features_are_an_error(kind):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_a_nan_weight_vector_is_an_error(kind, weighting):
-    """For a class with a row in the batch, and for a class without one."""
+    """Tests a class that has a row in the batch and a class that does not."""
     for class_id in (1, 7):
         (answer,) = one_line_on_every_rank(1, nan_weight, kind, weighting, class_id)
         assert answer.startswith("FloatingPointError: the loss is NaN; on rank 0, 0 of 3 rows")

@@ -141,16 +141,16 @@ def test_rows_are_sums_of_u_and_satisfy_the_bound_of_lemma_2():
     for base in BASES:
         tree = build_cover_tree(rng.normal(size=(200, 4)), base=base)
         parent = tree.center_parent
-        # Paper 000, eq 2, with the sign corrected: u_i = w_i - w_parent(i).
+        # Eq. 2 of paper 000, with the sign corrected: u_i = w_i - w_parent(i).
         u = np.where(parent[:, None] < 0, weights, weights - weights[parent])
         label_tree = tree.utree()
         nodes = u[label_tree.class_of_node]
         for c in range(200):
             node = int(label_tree.node_of_class[c])
-            summed = nodes[[*label_tree.ancestors(node), node]].sum(0)  # eq 3
+            summed = nodes[[*label_tree.ancestors(node), node]].sum(0)  # Eq. 3
             assert summed == pytest.approx(weights[c], abs=1e-12)
         bound = np.linalg.norm(weights, axis=1).max()
-        assert np.linalg.norm(u) <= 2 * np.sqrt(200) * bound  # eq 11
+        assert np.linalg.norm(u) <= 2 * np.sqrt(200) * bound  # Eq. 11
 
 
 def test_one_class_is_one_node():
@@ -242,7 +242,7 @@ def test_permuting_the_classes_permutes_the_tree():
 
 
 def test_the_same_vectors_give_the_same_tree():
-    rows = np.random.default_rng(9).integers(-1, 2, size=(300, 4))  # full of ties
+    rows = np.random.default_rng(9).integers(-1, 2, size=(300, 4))  # with many ties
     assert build_cover_tree(rows).vtree().digest() == build_cover_tree(rows).vtree().digest()
 
 

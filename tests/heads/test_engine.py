@@ -1,4 +1,5 @@
-"""Every loss and its gradients equal their definitions with all weightings, also when sharded."""
+"""Every loss and its gradients match their definitions with all weightings, including when
+sharded."""
 
 from functools import cache
 
@@ -268,7 +269,7 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients():
     torch.testing.assert_close(head.weight.grad, want, rtol=0, atol=2e-2 * float(want.abs().max()))
 
 
-# Losses of sums of z or z^2 have no finite value at z = -inf.
+# Losses that use sums of z or z^2 have no finite value at z = -inf.
 AT_MINUS_INFINITY = (
     "batch_ce",
     "max_margin",

@@ -1,4 +1,4 @@
-"""The factored head equals a plain head trained with SGD, step by step, also when sharded."""
+"""The factored head matches a plain head trained with SGD at every step, including when sharded."""
 
 import copy
 from itertools import pairwise
@@ -41,7 +41,8 @@ def batches(count: int, rows: int = 9, num_classes: int = CLASSES):
 
 
 def pass_through(head: ClassHead, features: Tensor, labels: Tensor, scale: float = 1.0):
-    """The loss and the scaled gradient of the features; the head has recorded its gradient."""
+    """Return the loss and the scaled gradient of the features. The head records its own
+    gradient."""
     features = features.clone().requires_grad_()
     loss = head(features, labels)
     (loss * scale).backward()
@@ -159,7 +160,7 @@ def test_a_step_without_a_gradient_changes_nothing():
     np.testing.assert_array_equal(current_rows(head), before)
 
 
-def test_features_may_be_without_a_gradient_and_optimizers_skip_the_weight():
+def test_features_may_have_no_gradient_and_optimizers_skip_the_weight():
     ours, plain = make_factored("quadratic"), make_plain("quadratic")
     adam = torch.optim.AdamW(ours.parameters(), weight_decay=1.0)
     (features, labels), *_ = batches(1)
@@ -425,7 +426,7 @@ def steps_of(head: FactoredHead, rows: int, mine: slice):
         head.scale_gradients(0.5)
         head.step(LR, DECAY)
         if step == 5 and head.engine.weights.start == 0:
-            _ = head.weight  # on some ranks only
+            _ = head.weight  # on only some ranks
         answers.append((*got[-1], norm, current_rows(head)))
     weights = head.engine.weights
     return answers, (weights.start, weights.stop), head.num_consolidations

@@ -1,4 +1,4 @@
-"""Loss, gradients and probabilities of hierarchical softmax equal their definition, also when
+"""Loss, gradients and probabilities of hierarchical softmax match their definition, including when
 sharded."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The numbering of label trees, their validation and derived arrays."""
+"""Label trees: numbering, validation and derived arrays."""
 
 import hashlib
 import struct
@@ -31,7 +31,7 @@ def renumbered(parent, classes, new_number) -> tuple[np.ndarray, np.ndarray]:
 
 
 def naive_preorder(parent: np.ndarray, classes: np.ndarray) -> tuple[list[int], list[int]]:
-    """The definition by recursion: (parents, classes) of the nodes in canonical pre-order."""
+    """The recursive definition: (parents, classes) of the nodes in canonical pre-order."""
 
     def children(node: int) -> list[int]:
         found = [i for i, p in enumerate(parent) if p == node]
@@ -142,7 +142,7 @@ def test_a_long_chain_and_a_wide_star_are_supported():
         ([[-1]], [0], "parent has shape"),
     ],
 )
-def test_an_invalid_tree_is_rejected_with_the_node(parent, classes, message):
+def test_an_invalid_tree_raises_an_error_with_the_node(parent, classes, message):
     with pytest.raises(ValueError, match=message) as error:
         LabelTree.from_parents(parent, classes)
     assert "\n" not in str(error.value)

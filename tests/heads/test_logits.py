@@ -1,4 +1,4 @@
-"""Every combination of logit map, loss and class weights equals its definition in float64.
+"""Every combination of logit map, loss and class weights matches its float64 definition.
 
 test_logits_sharded.py tests the same on several ranks.
 """
@@ -37,7 +37,7 @@ DIM, ROWS = 5, 11
 
 
 def psi(phi: Tensor) -> Tensor:
-    """SphereFace, eq 7."""
+    """Eq. 7 of SphereFace."""
     k = torch.floor(phi / math.pi).detach()
     return (-1.0) ** k * torch.cos(phi) - 2 * k
 
@@ -130,7 +130,7 @@ def test_saved_and_recomputed_blocks_equal_the_definition(name, weighting):
 
 
 def test_accumulated_gradients_are_summed_over_data_once():
-    """The gradients of the scalars, too."""
+    """Covers the gradients of the scalars too."""
     ranks = run_on_ranks(2, accumulated)
     for got, want in ranks:
         np.testing.assert_allclose(got, want, **EXACT)

@@ -1,9 +1,9 @@
-"""Logit maps, losses and class weights equal their definitions in float64 on one to four ranks.
+"""Logit maps, losses and class weights match their float64 definitions on one to four ranks.
 
 A group of four processes computes all cases; smaller meshes use the first of these processes. The
-default suite runs a covering subset: on four ranks every loss with every map, on every other mesh
-every map with every weighting. With nine classes on four ranks, one rank of a dense head has no
-classes.
+default suite runs a covering subset: every loss with every map on four ranks, and every map with
+every weighting on every other mesh. With nine classes on four ranks, one rank of a dense head has
+no classes.
 """
 
 from functools import cache

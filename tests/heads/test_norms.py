@@ -30,7 +30,8 @@ def test_the_norm_of_a_large_gradient_has_float32_accuracy():
 
 
 def test_norms_have_the_same_dtype_on_every_rank():
-    """Ranks sum their norms, also ranks without gradients or with gradients of another dtype."""
+    """All ranks sum their norms, including ranks without gradients or with gradients of another
+    dtype."""
     gradients = [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
     for tensors in ([], [torch.empty(0)], gradients, [torch.tensor(2.0)], [torch.ones(2).double()]):
         norm = squared_norm(tensors, CPU)

@@ -96,7 +96,7 @@ def value(loss: Loss, logits: Tensor, labels: Tensor) -> float:
 
 
 def separated(scores: Tensor, labels: Tensor) -> bool:
-    """002, definition 1: every true score is above every false score of any row."""
+    """Definition 1 of paper 002: every true score is above every false score of any row."""
     own = torch.zeros_like(scores, dtype=torch.bool)
     own[torch.arange(len(labels)), labels] = True
     return bool(scores[own].min() > scores[~own].max())
@@ -156,7 +156,7 @@ def test_a_loss_of_differences_does_not_change_if_rows_are_shifted(loss, labels)
         (SoftmaxTanimoto(), -1),
     ],
 )
-def test_the_counterexample_of_002_reaches_the_infimum(loss, infimum):
+def test_the_counterexample_of_paper_002_reaches_the_infimum(loss, infimum):
     alpha = 40.0
     logits = torch.tensor([[2 * alpha, alpha], [-2 * alpha, -alpha]], dtype=torch.float64)
     labels = torch.tensor([0, 1])
@@ -174,7 +174,7 @@ def test_top_k_losses_reach_their_infimum_with_k_minus_1_false_logits_above_the_
     loss = LOSSES[kind](k=k)
     assert value(loss, logits, labels) == pytest.approx(0, abs=1e-12)
     assert not separated(logits, labels)
-    # If the k-th false logit is larger, too, the loss is not near its infimum.
+    # If the k-th false logit is also larger, the loss is not near its infimum.
     logits[0, -1] = alpha
     assert value(loss, logits, labels) > 1
 
@@ -201,7 +201,7 @@ def test_hierarchical_softmax_reaches_its_infimum_with_unseparated_logits_of_lea
 
 
 def test_sigmoid_cauchy_schwarz_reaches_its_infimum_with_unseparated_logits():
-    """002, section 3.4: a false logit of one row equals the true one of another."""
+    """Section 3.4 of paper 002: a false logit of one row equals the true one of another."""
     alpha = 1e7
     s = torch.tensor([[0.5, 0.5 / alpha], [0.5 / alpha, 0.5 / alpha**2]], dtype=torch.float64)
     logits, labels = torch.logit(s), torch.tensor([0, 0])
@@ -338,7 +338,7 @@ def test_sampled_noise_contrastive_estimation_is_unbiased():
 
 
 @pytest.mark.parametrize(("smoothing", "rate"), [(0.9, 0.1), (0.5, 0.05)])
-def test_with_smoothing_and_sampling_the_minimum_may_be_at_unseparated_logits(smoothing, rate):
+def test_the_minimum_with_smoothing_and_sampling_may_be_at_unseparated_logits(smoothing, rate):
     """A class without a row gets its share of the target only in the few steps that draw it."""
     loss = CrossEntropy(label_smoothing=smoothing, z_loss=1e-3, sample_rate=rate)
     assert not loss.aligned
@@ -371,7 +371,8 @@ def linear_head(loss: Loss, rows: Tensor) -> ClassHead:
 @pytest.mark.parametrize(("num_classes", "dim"), [(12, 5), (4, 9)])
 @pytest.mark.parametrize("sigma", [0.05, 0.5])
 def test_lemma_3_4_gives_the_minimum_of_the_quadratic_loss(num_classes, dim, sigma):
-    """001, corrected: M (M'M + K sigma^2 I)^-1 and 1/2 sum sigma^2 / (K sigma^2 + lambda(MM'))."""
+    """Paper 001, corrected: M (M'M + K sigma^2 I)^-1 and 1/2 sum sigma^2 / (K sigma^2 +
+    lambda(MM'))."""
     centers, points, labels = mixture(num_classes, dim, sigma)
     ridge = centers.T @ centers + num_classes * sigma**2 * torch.eye(dim, dtype=torch.float64)
     head = linear_head(Quadratic(), centers @ torch.linalg.inv(ridge))
@@ -397,7 +398,7 @@ def test_lemma_3_5_fails_for_a_large_w():
 
 
 def test_lemma_3_of_the_tree_loss_fails_for_two_classes():
-    """000: for two close classes of norm B, ||U|| >= B, but the bound is B / sqrt(2)."""
+    """Paper 000: for two close classes of norm B, ||U|| >= B, but the bound is B / sqrt(2)."""
     w = np.array([[1.0, 0.0], [1.0, 1e-3]])
     u = np.stack([w[0], w[1] - w[0]])
     assert np.linalg.norm(u) > 1 / math.sqrt(2) * 1.0 * math.sqrt(math.log2(2))

@@ -1,4 +1,4 @@
-"""Similarity accuracy equals its definition with the full K x K matrix."""
+"""Similarity accuracy matches its definition with the full K x K matrix."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""SLC measures equal those of scikit-learn and their definitions."""
+"""SLC measures match scikit-learn and their definitions."""
 
 import math
 

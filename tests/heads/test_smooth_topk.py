@@ -1,4 +1,4 @@
-"""The smooth top-k loss and the top-k marginals equal their definitions, also in float32."""
+"""The smooth top-k loss and the top-k marginals match their definitions, including in float32."""
 
 import math
 
@@ -47,7 +47,7 @@ def loss_and_gradient(
 
 
 def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor):
-    """003, eq 9, over all k-tuples, and its gradient."""
+    """Eq. 9 of paper 003 over all k-tuples, and its gradient."""
     logits = logits.detach().clone().requires_grad_()
     tuples = torch.combinations(torch.arange(logits.shape[1]), k)
     means = logits[:, tuples].sum(2) / k
@@ -60,7 +60,7 @@ def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor)
 
 
 def by_recursion(logits: Tensor, labels: Tensor, k: int, tau: Tensor, alpha: float):
-    """003, eq 10, of each row [B] with its own tau [B], and the gradient [B, K].
+    """Eq. 10 of paper 003 for each row [B] with its own tau [B], and its gradient [B, K].
 
     A recursion over the classes, in log space and float64.
     """
@@ -216,7 +216,7 @@ def test_impossible_classes_have_a_zero_gradient_in_any_block():
         assert (gradient[:, 10:] == 0).all()
 
 
-def test_with_fewer_than_k_possible_false_classes_the_loss_is_zero():
+def test_the_loss_is_zero_with_fewer_than_k_possible_false_classes():
     logits = torch.full((3, 12), -torch.inf)
     labels = torch.tensor([0, 6, 11])
     for num_false in (0, 1, 2):
@@ -280,7 +280,7 @@ def test_marginals_reject_an_invalid_k_or_temperature():
 
 
 @pytest.mark.parametrize("num_classes", [3, 5])
-def test_k_not_below_the_number_of_classes_is_an_error(num_classes):
+def test_a_k_not_less_than_the_number_of_classes_is_an_error(num_classes):
     loss = SmoothTopK(k=5)
     with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
         loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))

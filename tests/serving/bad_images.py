@@ -20,8 +20,8 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def png(
     width: int, height: int, *, depth: int = 8, color: int = 0, extra: bytes = b"", rows: int = 0
 ) -> bytes:
-    """Return a PNG of zeros that contains only `rows` of its rows, with the chunks `extra` before
-    them."""
+    """Return an all-zero PNG that contains only `rows` of its rows, preceded by the chunks
+    `extra`."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     row_bytes = 1 + (width * channels * depth + 7) // 8
     packer = zlib.compressobj(9)
@@ -50,14 +50,15 @@ def apng(side: int, frames: int) -> bytes:
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], frames: int = 1) -> bytes:
-    """Return a GIF whose frames may differ in size from its screen; each has one pixel of data."""
+    """Return a GIF whose frames may differ in size from its screen. Each frame contains one pixel
+    of data."""
     head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
     one = b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00"
     return head + one * frames + b";"
 
 
 def webp_canvas(width: int, height: int) -> bytes:
-    """Return a WebP of 16 x 16 pixels whose header declares a canvas of another size."""
+    """Return a 16 x 16 pixel WebP whose header declares a different canvas size."""
     inner = encoded(Image.new("RGB", (16, 16), "red"), "webp", lossless=True)[12:]
     extended = b"\0\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     body = b"WEBP" + b"VP8X" + struct.pack("<I", 10) + extended + inner

@@ -1,4 +1,4 @@
-"""Chromium for the tests of the page.
+"""Chromium for the page tests.
 
 Every visit fails if the page logs an error to the console or sends a request to another origin.
 """
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-# Chromium itself logs these if a request is rejected, or if a test interrupts it.
+# Chromium itself logs these when a request is rejected or interrupted by a test.
 _EXPECTED_ERRORS = (
     "Failed to load resource: the server responded with a status of 4",
     "Failed to load resource: net::ERR_INTERNET_DISCONNECTED",
@@ -20,7 +20,7 @@ _EXPECTED_ERRORS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start the installed Chromium without a window. Skips the test if it is not installed."""
+    """Start the installed Chromium in headless mode. Skips the test if it is not installed."""
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:

@@ -1,6 +1,6 @@
-"""The HTTP application in this process, with real routes, service and model, but without Ray.
+"""The HTTP application in this process, with the real routes, service and model but without Ray.
 
-Internal errors (500) are raised here as exceptions, so that no test can overlook them.
+Internal errors (500) are raised here as exceptions, so that no test can miss them.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ def application(bundle: Path, counts: NoCounts | None = None, **limits: object) 
 
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None:
-        """Keep the signal handlers of this process."""
+        """Do nothing, so that this process keeps its signal handlers."""
 
 
 @contextmanager
 def listening(api: FastAPI, **options: Any) -> Iterator[str]:
-    """Serve the application on a free port and yield its URL. The size limit of WebSocket messages
-    is that of a replica."""
+    """Serve the application on a free port and yield its URL. WebSocket messages have the same size
+    limit as on a replica."""
     options = {"ws_max_size": max_json_bytes(ServingConfig()), **options}
     server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
     thread = Thread(target=server.run)

@@ -1,4 +1,4 @@
-"""Test data and user actions for the tests of the page at `/`."""
+"""Test data and user actions for tests of the page at `/`."""
 
 import base64
 
@@ -61,7 +61,7 @@ def shown_verdicts(page: Page) -> list[list[tuple[int, float, str]]]:
 
 
 def api_verdicts(url: str, contents: list[bytes] | list[str], **query: object) -> list:
-    """Return what `shown_verdicts` should return, from the API."""
+    """Return the verdicts of the API in the format of `shown_verdicts`."""
     inputs: dict[str, object] = {"texts": contents}
     if isinstance(contents[0], bytes):
         inputs = {"images": [base64.b64encode(one).decode() for one in contents]}
@@ -76,7 +76,7 @@ def api_verdicts(url: str, contents: list[bytes] | list[str], **query: object) -
 
 
 def assert_same_verdicts(actual: list, expected: list) -> None:
-    """Assert equal classes and badges, and equal scores up to the rounding of other batch sizes."""
+    """Assert that classes and badges are equal and that scores differ only by rounding errors."""
     flat = [[verdict for card in cards for verdict in card] for cards in (actual, expected)]
     assert [len(card) for card in actual] == [len(card) for card in expected]
     assert [one[::2] for one in flat[0]] == [one[::2] for one in flat[1]]

@@ -48,8 +48,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def ask(*arguments: object) -> str:
-    """Return the output of `kway query`, run in this process because a new process takes
-    seconds."""
+    """Run `kway query` in this process, because starting one takes seconds, and return its
+    output."""
     app = typer.Typer()
     app.command()(query.query)
     ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -186,7 +186,7 @@ def wait_for_counts(
     client: httpx.Client, before: dict[str, float], grown: dict[str, float]
 ) -> dict[str, float]:
     """Wait until the counts in `grown` have increased by at least these amounts, and return the
-    increase of every count. Replicas report each second."""
+    increase of every count. Replicas report every second."""
     until = time.monotonic() + 20
     while True:
         found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
@@ -197,8 +197,8 @@ def wait_for_counts(
 
 
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
-    """Return the results of `read` for all processes of the server; those that exit meanwhile are
-    skipped."""
+    """Return the results of `read` for all processes of the server. Processes that exit in the
+    meantime are skipped."""
     found = []
     server_process = psutil.Process(server.process.pid)
     for process in [server_process, *server_process.children(recursive=True)]:

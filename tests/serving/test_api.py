@@ -105,7 +105,7 @@ def test_a_raw_text_body_gets_the_same_answer_as_the_text_in_json(
         "data:text/html;base64,AAAA",
     ],
 )
-def test_an_image_url_is_rejected_with_what_to_send_instead(api: FastAPI, url: str) -> None:
+def test_an_image_url_is_rejected_with_a_suggestion(api: FastAPI, url: str) -> None:
     body = {"classes": [0], "images": [BASE64, url]}
     answer = ask(api, "POST", "/v1/query", json=body)
     assert refusal(answer) in ((422, "urls_refused"), (400, "invalid_base64"))
@@ -292,7 +292,7 @@ def test_a_body_without_a_content_length_is_rejected_once_it_is_too_long(api: Fa
         )
         assert answer.status_code in (400, 413)
         assert sent <= MAX_BODY + 10_000
-    assert refusal(answer)[0] == 400  # spaces are not a form, which is detected before the limit
+    assert refusal(answer)[0] == 400  # the invalid form is detected before the limit
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_a_page_of_classes_is_created_in_a_thread(
 def test_searches_run_one_at_a_time_and_too_many_are_rejected(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other requests are answered meanwhile."""
+    """Other requests are answered in the meantime."""
     release, search = threading.Event(), Service.search
     running, max_running = [], 0
 

@@ -47,7 +47,7 @@ class Call:
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace the file as an operator does, with a rename."""
+    """Replace the file by a rename, as an operator does."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     temporary.chmod(mode)
@@ -115,7 +115,7 @@ def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
         "/health/../v1/model",
     ],
 )
-def test_without_a_token_only_health_is_answered(api: FastAPI, url: str) -> None:
+def test_only_health_is_answered_without_a_token(api: FastAPI, url: str) -> None:
     answer = get(api, url)
     assert refusal(answer) == (401, "no_token")
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -168,7 +168,7 @@ def test_a_request_without_a_token_is_rejected_before_its_body_is_read(api: Fast
     assert refusal(ask(api, "POST", "/v1/query", content=body())) == (401, "no_token")
 
 
-def test_without_a_token_file_all_clients_are_anonymous(bundle: Path) -> None:
+def test_all_clients_are_anonymous_without_a_token_file(bundle: Path) -> None:
     built = application(bundle)
 
     @built.get("/who")
@@ -198,7 +198,7 @@ def in_place(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", [save, in_place])
-def test_a_changed_token_file_takes_effect_at_the_next_request(
+def test_a_changed_token_file_takes_effect_on_the_next_request(
     api: FastAPI, file: Path, change: Callable[[Path, str], None]
 ) -> None:
     for _ in range(3):  # with the same length, within one tick of the file system's clock
@@ -238,7 +238,7 @@ def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.Mon
         (lambda file: (file.unlink(), os.mkfifo(file)), "not a regular file"),
     ],
 )
-def test_while_the_file_is_unreadable_all_requests_are_rejected_and_logged_once(
+def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_logged(
     api: FastAPI,
     file: Path,
     caplog: pytest.LogCaptureFixture,

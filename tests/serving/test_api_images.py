@@ -1,4 +1,4 @@
-"""Malicious and unusual images: each is answered or rejected, with little memory."""
+"""Malicious and unusual images: each is answered or rejected without using much memory."""
 
 import io
 import zipfile

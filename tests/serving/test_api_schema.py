@@ -51,7 +51,8 @@ def last_line(_: Any, answer: Any) -> Any:
 
 
 def check(api: FastAPI, examples: int) -> set[str]:
-    """Send each operation `examples` requests that match its description, and as many that do not.
+    """For each operation, send `examples` requests that match its description and as many that do
+    not.
 
     Returns the outcomes as "METHOD /path status".
     """

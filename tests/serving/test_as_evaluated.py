@@ -1,4 +1,4 @@
-"""A bundle returns the logits that were measured in the evaluation after training."""
+"""A bundle returns the same logits as the evaluation after training."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,8 @@ def of_crops(texts: Path, glyphs: Path, run: Path) -> Recipe:
     ],
 )
 def test_evaluation_thresholds_are_logits_of_the_bundle(make, card, texts, glyphs, tmp_path):
-    """Evaluation uses other batches. The model card describes the inputs."""
+    """The evaluation used different batches. Also checks that the model card describes the
+    inputs."""
     recipe = make(texts, glyphs, tmp_path / "run")
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())

@@ -52,7 +52,8 @@ def serving(
     limits: dict[str, int] | None = None,
     port: int = 0,
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """Start a server that sends `first_responses` before real ones. None closes the connection."""
+    """Start a server that sends `first_responses` before real ones. A response of None closes the
+    connection."""
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -197,7 +198,7 @@ def test_the_client_waits_for_a_server_that_restarts() -> None:
         reconnected.set()
     thread.join()
     with Client(url, retry_seconds=20) as new, pytest.raises(OSError, match="no response from"):
-        new.served()  # not retried: it has never received a response
+        new.served()  # not retried: this client has never received a response
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_a_closed_client_sends_no_requests() -> None:
             client.served()
 
 
-def test_a_token_is_stripped_and_never_in_an_error() -> None:
+def test_a_token_is_stripped_and_never_appears_in_an_error() -> None:
     with answering(b"") as (url, heads):
         with (
             Client(url, token=" secret\n", retry_seconds=0) as client,
@@ -301,7 +302,7 @@ def test_kway_query_requests_the_model_once() -> None:
     assert result.exit_code == 0, result.output
     assert (gets, len(bodies)) == (["/v1/model"], 1)
     assert "3.000" in result.output
-    assert "threshold" not in result.output  # the query has none
+    assert "threshold" not in result.output  # the query sets no threshold
 
 
 def test_a_token_file_for_a_bundle_is_rejected(tmp_path: Path) -> None:

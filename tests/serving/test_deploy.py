@@ -37,7 +37,7 @@ from tests.tiny_bundle import NAMES
 
 __all__ = ["bundle", "images"]  # fixtures
 
-# Prints the config file like the command, and builds its application like Serve.
+# Prints the config file as the command does, and builds its application as Ray Serve does.
 _PRINT_AND_BUILD = """
 import contextlib, importlib, io, json, sys, yaml
 from launch.main import main
@@ -100,7 +100,7 @@ def test_an_invalid_number_of_replicas_is_rejected(bundle: Path, replicas: str) 
     assert "replicas" in str(ran.exception)
 
 
-def test_port_blocks_are_free_and_different() -> None:
+def test_port_blocks_are_free_and_distinct() -> None:
     blocks = {free_block(1000) for _ in range(20)}
     assert len(blocks) > 10
     for first in blocks:

@@ -256,7 +256,8 @@ def proxy(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
 def test_a_replaced_proxy_answers_on_open_connections(
     written_by_ray: dict[str, str],
 ) -> None:
-    """Ray replaces the process at each change of the replicas, first right after start-up."""
+    """Ray replaces the process at each change of the replicas, the first time right after
+    start-up."""
     with (
         started(written_by_ray["two"], [replica(), replica()]) as running,
         closing(HTTPConnection("127.0.0.1", running.port, timeout=20)) as connection,
@@ -489,7 +490,7 @@ def test_a_loopback_server_without_tokens_accepts_only_loopback_names(
     assert tuple(ProxySettings.load(tmp_path / "haproxy.json").hosts) == hosts
 
 
-def test_the_proxy_settings_contain_the_facts_of_the_routes(tmp_path: Path) -> None:
+def test_the_proxy_settings_match_the_declarations_of_the_routes(tmp_path: Path) -> None:
     environment.write_launcher(tmp_path, ServingConfig())
     saved = ProxySettings.load(tmp_path / "haproxy.json")
     assert set(saved.stream_paths) == {
@@ -517,7 +518,7 @@ def test_a_path_that_haproxy_cannot_match_is_an_error(written_by_ray: dict[str, 
         (503, "not_ready", "1"),
     ],
 )
-def test_plain_text_errors_of_ray_are_converted_to_the_error_format(
+def test_plain_text_errors_from_ray_are_converted_to_the_error_format(
     proxy: Proxy, status: int, code: str, retry: str | None
 ) -> None:
     answer = httpx.get(f"{proxy.url}/plain/{status}")
@@ -561,8 +562,8 @@ def test_a_handshake_rejected_by_ray_gets_the_intended_status(proxy: Proxy) -> N
     ],
 )
 def test_malformed_or_ambiguous_http_requests_are_rejected(proxy: Proxy, request_: bytes) -> None:
-    """The body is that of HAProxy: version 2.8 can only suppress responses to unparsed requests,
-    not change them."""
+    """The body is HAProxy's own: version 2.8 can only suppress responses to unparsed requests, not
+    change them."""
     before = len(proxy.requested)
     assert response_to(proxy, request_).startswith(b"HTTP/1.1 400 ")
     assert len(proxy.requested) == before
@@ -593,7 +594,7 @@ def test_a_request_cannot_be_smuggled_in_a_body(proxy: Proxy) -> None:
         b"v1/model",
     ],
 )
-def test_pages_of_ray_and_targets_that_are_not_paths_return_404(proxy: Proxy, path: bytes) -> None:
+def test_ray_pages_and_targets_that_are_not_paths_return_404(proxy: Proxy, path: bytes) -> None:
     before = len(proxy.requested)
     answer = response_to(
         proxy, b"GET %b HTTP/1.1\r\nHost: kway\r\nConnection: close\r\n\r\n" % path
@@ -635,7 +636,7 @@ def test_headers_that_ray_acts_on_are_removed(proxy: Proxy) -> None:
     assert "x-request-id" in received
 
 
-def test_a_query_is_retried_if_a_replica_dies_and_a_change_is_not(
+def test_a_query_is_retried_if_a_replica_dies_but_a_change_is_not(
     written_by_ray: dict[str, str],
 ) -> None:
     with started(written_by_ray["two"], [replica(), replica(dies=True)]) as proxy:
@@ -651,7 +652,7 @@ def test_a_query_is_retried_if_a_replica_dies_and_a_change_is_not(
             assert proxy.requested == [path]
 
 
-def test_without_a_replica_the_response_is_503_with_retry_after(
+def test_the_response_without_a_replica_is_503_with_retry_after(
     written_by_ray: dict[str, str],
 ) -> None:
     with started(written_by_ray["none"], [], ready=503) as proxy:
@@ -660,7 +661,7 @@ def test_without_a_replica_the_response_is_503_with_retry_after(
         assert answer.headers["retry-after"] == "1"
 
 
-def test_after_the_application_is_deleted_the_response_is_503_and_never_404(
+def test_the_response_is_503_and_never_404_after_the_application_is_deleted(
     written_by_ray: dict[str, str],
 ) -> None:
     """Ray's own proxy, the fallback for replicas, then responds to every path with 404."""

@@ -44,7 +44,7 @@ Decisions = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The validation set as the trainer saw it: `images` (files) [N], `names` [K], `scores`
+    """The validation set and its evaluation results: `images` (files) [N], `names` [K], `scores`
     [N, K], and `decisions` [N, K] by the classes' thresholds at the recall."""
 
     bundle: Path

@@ -1,4 +1,4 @@
-"""Answers report the validation samples that set a threshold, and the expected precision."""
+"""Answers report the number of validation samples behind a threshold and the expected precision."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write, write_of_format_2
 
-# Class 2 has its own threshold, class 6 uses the pooled one.
+# Class 2 has its own threshold; class 6 uses the pooled one.
 OWN = {
     "class": "samoyed",
     "class_id": 2,
@@ -70,7 +70,7 @@ def test_a_watch_reports_precision_for_each_of_its_classes(url: str) -> None:
         client.delete_watch(watch.id)
 
 
-def test_precision_is_unknown_for_a_threshold_of_the_request(url: str) -> None:
+def test_precision_is_unknown_for_a_threshold_set_by_the_request(url: str) -> None:
     with Client(url) as client:
         decided = client.query([2], [image(0)], threshold=1.0)
         scored = client.query([2], [image(0)])

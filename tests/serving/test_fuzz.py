@@ -100,7 +100,7 @@ def as_json(value: Any) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, original: st.SearchStrategy[bytes]) -> bytes:
-    """Draw bytes of `original`, possibly with some replaced, removed or inserted."""
+    """Draw a copy of `original` in which some bytes may be replaced, removed or inserted."""
     body = bytearray(draw(original))
     for _ in range(draw(st.integers(0, 4))):
         start = draw(st.integers(0, len(body)))
@@ -248,7 +248,7 @@ def check_lines(answer: httpx.Response, body: bytes) -> int:
 
 
 def bounded(examples: int) -> settings:
-    # The default suite sends the same bodies in every run, the long suite different ones.
+    # The default suite sends the same bodies in every run; the long suite sends different ones.
     return settings(
         max_examples=examples,
         deadline=None,

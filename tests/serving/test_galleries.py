@@ -50,7 +50,8 @@ def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") ->
 
 
 def fill(folder: Path, num: int = NUM) -> Path:
-    """Write images at three depths, with unusual names, and with duplicates, which cause ties."""
+    """Write images at three folder depths, some with unusual names and some duplicated to cause
+    ties."""
     for index in range(num):
         subfolder = folder / ("", "cats", "cats/deep")[index % 3]
         subfolder.mkdir(parents=True, exist_ok=True)
@@ -614,7 +615,7 @@ def test_a_file_of_texts_can_be_indexed_and_extended(tmp_path: Path) -> None:
     response = ask("GET", "/v1/galleries/pets/items/0/thumbnail")
     assert refusal(response) == (404, "no_thumbnail")
 
-    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # the lines after an inserted line change
+    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # a new first line shifts the others
     assert summary(command(bundle, file, "-o", path))[0] == 7
     with pytest.raises(FileNotFoundError, match="is not a file: the model reads texts"):
         command(bundle, tmp_path, "-o", path)

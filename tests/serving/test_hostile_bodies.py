@@ -155,7 +155,7 @@ SHORT_ON_LOOP = ("/v1/query", "/v1/query:stream?classes=husky")
 def parsed_in_thread(
     url: str, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> list[bool]:
-    """For each time that JSON is parsed, whether this happens in a worker thread."""
+    """A list with one entry per JSON parse: whether it ran in a worker thread."""
     threads, loads = [], json.loads
 
     def spy(*arguments: Any, **options: Any) -> Any:

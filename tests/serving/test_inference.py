@@ -56,7 +56,7 @@ def queried(api: FastAPI, **body: Any) -> list[dict]:
     return [verdict for result in found["results"] for verdict in result["verdicts"]]
 
 
-def test_scores_thresholds_and_matches_equal_those_of_the_query_api(pets: FastAPI) -> None:
+def test_results_match_those_of_the_query_api(pets: FastAPI) -> None:
     expected = queried(pets, classes=[2, 0], images=ENCODED, recall=0.9)
     answer = inferred(pets, IMAGES, CLASS_IDS, id="seven", parameters={"recall": 0.9})
     assert answer.status_code == 200

@@ -68,7 +68,7 @@ def test_truncated_raw_bytes_are_rejected_unless_they_end_with_an_element(
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_a_request_or_rejected(raw: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     with suppress(ApiError):  # any other exception is a bug
         check_inference(inference_of(parsed(pb.ModelInferRequest, raw)), "images", ServingConfig())
 

@@ -34,7 +34,7 @@ JSON, NDJSON = "application/json", "application/x-ndjson"
 def begun(
     url: str, method: str, path: str, kind: str, token: str = ALICE, length: int = 100
 ) -> Iterator[socket.socket]:
-    """Start a request, and send one byte of its body of `length` bytes."""
+    """Start a request whose body has `length` bytes, and send only the first byte."""
     parts = urlsplit(url)
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {kind}\r\n"
@@ -46,7 +46,7 @@ def begun(
 
 
 def answer_of(connection: socket.socket) -> tuple[int, str]:
-    """Return the status, and the code of an error."""
+    """Return the status and the error code."""
     head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
     status = int(head.split()[1])
     while status >= 400 and not body.endswith(b"}}"):
@@ -92,22 +92,22 @@ BODIES = [
 
 
 def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
-    """Return status and code for a body of `size` bytes, sent at once: 400 if the server read
-    it."""
+    """Send a body of `size` bytes at once and return the status and error code. The status is 400
+    if the server has read the body."""
     headers = {"authorization": f"Bearer {token}", "content-type": JSON}
     answer = httpx.post(f"{url}/v1/query", headers=headers, content=b"x" * size)
     return answer.status_code, answer.json()["error"]["code"]
 
 
 def test_slow_bodies_occupy_no_slot_and_end_with_408(url: str) -> None:
-    """More of them than `max_requests`."""
+    """The test sends more slow bodies than `max_requests`."""
     with ExitStack() as opened:
         slow = [opened.enter_context(begun(url, *body)) for body in BODIES]
         assert status_of(url, BOB) == (400, "empty_body")
         assert {answer_of(one) for one in slow} == {(408, "slow_body")}
 
 
-def test_the_limit_of_uploads_of_one_client_leaves_uploads_for_others(url: str) -> None:
+def test_the_upload_limit_of_one_client_leaves_uploads_for_others(url: str) -> None:
     with ExitStack() as opened:
         for body in BODIES:
             opened.enter_context(begun(url, *body))
@@ -117,7 +117,7 @@ def test_the_limit_of_uploads_of_one_client_leaves_uploads_for_others(url: str) 
     wait_until(lambda: status_of(url, BOB) == (400, "empty_body"))
 
 
-def test_the_limit_of_upload_bytes_of_one_client_leaves_bytes_for_others(url: str) -> None:
+def test_the_upload_byte_limit_of_one_client_leaves_bytes_for_others(url: str) -> None:
     size = 80_000
     with begun(url, *BODIES[0], length=size + 2) as slow:
         slow.sendall(b"x" * size)
@@ -136,7 +136,7 @@ def test_an_upload_at_the_minimum_rate_may_take_longer_than_the_grace_period(url
         assert answer_of(slow) == (400, "invalid_json")
 
 
-def test_the_limit_of_streams_of_one_client_leaves_streams_for_others(url: str) -> None:
+def test_the_stream_limit_of_one_client_leaves_streams_for_others(url: str) -> None:
     path = "/v1/query:stream?classes=husky"
     with begun(url, "POST", path, NDJSON) as first:
         assert answer_of(first)[0] == 200
@@ -157,7 +157,7 @@ def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) 
         assert httpx.get(f"{url}/health").status_code == 200
 
 
-# -- a slow server, and a lost one -------------------------------------------------------------
+# -- slow and lost servers ---------------------------------------------------------------------
 
 WAIT = """
 import sys
@@ -220,8 +220,8 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_answers(server: Slow) -> None:
-    """Wait until the process has received a response. Requests that have timed out are answered
-    too, so wait for several times as many responses as there can be such requests."""
+    """Wait until the process has received a response. Requests that have timed out also get
+    responses, so wait for several times as many responses as there can be such requests."""
     before = server.num_answered
     wait_until(lambda: server.num_answered > before + 20)
 
@@ -334,7 +334,7 @@ def is_ready(url: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_when_ray_dies_the_server_exits_with_one_line_and_leaves_no_process(
+def test_the_server_exits_with_one_line_and_leaves_no_process_when_ray_dies(
     server: Server, name: str
 ) -> None:
     (daemon,) = named(server, name)
@@ -347,7 +347,7 @@ def test_when_ray_dies_the_server_exits_with_one_line_and_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_a_server_exits_although_ray_hangs(server: Server) -> None:
+def test_a_server_exits_even_if_ray_hangs(server: Server) -> None:
     (raylet,) = named(server, "raylet")
     raylet.suspend()
     server.process.send_signal(signal.SIGTERM)

@@ -60,7 +60,7 @@ def test_a_route_is_served_documented_and_protected_as_declared(api: FastAPI) ->
     assert operation["security"] == [{"token": []}]
 
 
-def test_facts_of_http_and_websocket_routes_reach_the_proxy() -> None:
+def test_paths_are_selected_by_the_declared_facts_of_http_and_websocket_routes() -> None:
     assert paths_of([router], lambda route: route.streams) == ("/v1/things/{thing}/live",)
     (path,) = paths_of([router], lambda route: route.is_idempotent)
     assert re.fullmatch(_pattern(path), "/v1/things/a b:find")
@@ -68,6 +68,6 @@ def test_facts_of_http_and_websocket_routes_reach_the_proxy() -> None:
 
 
 def test_paths_that_need_no_token_have_no_parameters() -> None:
-    """The path of a request is compared literally."""
+    """The server compares the path of a request literally."""
     paths = paths_of(app.ROUTERS, lambda route: not route.needs_token)
     assert not [path for path in paths if "{" in path]

@@ -58,7 +58,7 @@ def test_a_recall_uses_the_thresholds_of_the_bundle(model: Model) -> None:
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
-def test_without_a_threshold_match_is_none(model: Model) -> None:
+def test_match_is_none_without_a_threshold(model: Model) -> None:
     answer = model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0]))
     verdict = answer.results[0].verdicts[0]
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)

@@ -1,4 +1,4 @@
-"""A text model: in this process, over HTTP and with the command; answers and errors.
+"""Answers and errors of a text model in this process, over HTTP and with `kway query`.
 
 The routes and the service are real and listen on a port, but they are not started by Ray.
 """

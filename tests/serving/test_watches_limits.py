@@ -166,7 +166,7 @@ def test_empty_lines_and_messages_keep_a_feed_open(
     "origin", ["http://evil.example", "https://127.0.0.1", "http://127.0.0.1:1", "null", ""]
 )
 @pytest.mark.parametrize("path", ["/v1/feeds/door/frames", "/v1/watches/{}/live"])
-def test_websockets_of_other_origins_are_rejected_without_tokens(
+def test_cross_origin_websockets_are_rejected_without_tokens(
     open_kway: Kway, path: str, origin: str
 ) -> None:
     with open_kway.client() as client:
@@ -177,7 +177,7 @@ def test_websockets_of_other_origins_are_rejected_without_tokens(
     assert not open_kway.board._listeners.listened()
 
 
-def test_websockets_of_the_own_origin_or_with_a_token_are_accepted(
+def test_same_origin_websockets_and_websockets_with_a_token_are_accepted(
     kway: Kway, open_kway: Kway
 ) -> None:
     for server, origin in ((open_kway, open_kway.url), (kway, "https://cameras.example")):

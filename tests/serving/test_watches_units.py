@@ -81,7 +81,7 @@ def test_changes_since_a_version_contain_new_and_removed_watches() -> None:
     assert [state.watch for state in late.states] == [second]
 
 
-def test_a_slow_listener_loses_the_oldest_hits_and_receives_their_number() -> None:
+def test_a_slow_listener_loses_the_oldest_hits_and_receives_their_count() -> None:
     async def run() -> None:
         board = Board(ServingConfig(max_listener_hits=3))
         watch_id = (await board.create("a", terms())).id
@@ -328,7 +328,7 @@ def test_new_limits_apply_immediately() -> None:
 
 
 class UnreliableBoard(Board):
-    """A board that does not respond while `is_down`, and records what was published."""
+    """A board that records published hits and raises an error while `is_down` is set."""
 
     is_down = False
 

@@ -1,4 +1,4 @@
-"""Fixtures and helpers of the tests of watches: a server in this process and two clients."""
+"""Fixtures and helpers for the watch tests: a server in this process and two clients."""
 
 import base64
 import json
@@ -49,14 +49,14 @@ class OpenFeed:
         self._socket.sendall(b"0\r\n\r\n")
 
     def line(self) -> dict | None:
-        """Read the next line of the response; None at its end."""
+        """Read and return the next line of the response, or None at its end."""
         raw = self.response.readline()
         return json.loads(raw) if raw else None
 
 
 @contextmanager
 def feeding(url: str, path: str, token: str = ALICE) -> Iterator[OpenFeed]:
-    """Open a feed and read the headers of the response, before any frame is sent."""
+    """Open a feed and read the response headers before sending any frame."""
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as opened:
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
@@ -154,7 +154,7 @@ def running(folder: Path, *, has_tokens: bool = True, **limits: object) -> Itera
 
 @pytest.fixture
 def alice(kway: Kway) -> Iterator[httpx.Client]:
-    """Alice's client. Her and Bob's watches are deleted afterwards."""
+    """Alice's client. Her watches and Bob's are deleted after the test."""
     with kway.client() as client, kway.client(BOB) as bob:
         yield client
         for one in (client, bob):

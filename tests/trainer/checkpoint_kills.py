@@ -19,7 +19,7 @@ from tests.trainer.checkpoint_runs import config, entries_at, verify_newest
 from trainer.checkpoints import CheckpointWriter, find_checkpoint
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open"}
-# Errors of the other ranks after a rank was killed.
+# Errors that the other ranks raise after a rank is killed.
 LOST = ("died", "gloo", "Connection closed")
 
 

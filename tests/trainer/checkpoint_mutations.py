@@ -226,10 +226,10 @@ MUTATIONS: list[Mutation] = [
 
 
 def damage_and_resume(root: Path, work: Path, *, seed: int, count: int) -> Counter[str]:
-    """Damage copies of `root`, which has `OLDER` and `NEWER`, `count` times. Each resume must load
-    the older step and report the newer one. The mutations are used in turn.
+    """Damage `count` copies of `root`, which contains the checkpoints `OLDER` and `NEWER`, with one
+    mutation after another. Each resume must load the older checkpoint and report the newer one.
 
-    Returns the number of rejections by mutation. Raises AssertionError for any other outcome.
+    Returns the number of rejections per mutation. Raises AssertionError for any other outcome.
     """
     draw, rejections = Random(seed), Counter[str]()
     for number in range(count):

@@ -30,8 +30,8 @@ def full_entries(step: int) -> dict[str, Tensor]:
 
 
 def entries_at(step: int, world: World) -> dict[str, Tensor]:
-    """Return the same entries, with `ROWS` sharded by rows over the class axis: unevenly, with
-    empty shards on some ranks."""
+    """Return the same entries, with `ROWS` sharded by rows over the class axis. The shards are
+    uneven and are empty on some ranks."""
     entries = full_entries(step)
     if world.mesh is not None:
         mesh = world.mesh["class"]
@@ -98,7 +98,8 @@ def load_into_zeros(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
 
 
 def verify_newest(root: Path) -> tuple[int | None, list[str]]:
-    """Check every bit of the newest valid checkpoint; returns its step and the rejected ones."""
+    """Check every bit of the newest valid checkpoint. Returns its step and the rejected
+    checkpoints."""
     world = rank_world()
     checkpoint, rejected = find_checkpoint(root, world)
     if checkpoint is None:

@@ -1,5 +1,5 @@
 """Trains one recipe with every strategy, and resumes a checkpoint of one strategy with the others.
-The test suite runs a part of the combinations, the soak test all of them."""
+The test suite runs some of the combinations; the soak test runs all of them."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def assert_equal_results(found: Trained, expected: Trained, name: str) -> None:
 
 
 def saved(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
-    """Train two steps, save, and train two more; returns their losses and the final entries."""
+    """Train two steps, save, and train two more. Returns the losses of the last two and the final
+    entries."""
     task = started(shards, class_ranks, **changes)
     take_steps(task, 2)
     save_checkpoint(root, training_entries(task), {"step": 2}, task.world, keep=1)
@@ -67,7 +68,7 @@ def saved_with_each(shards: Path, root: Path, strategies: list[int]) -> dict[int
 
 
 def resumed(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
-    """Resume from that checkpoint and train the two steps after it."""
+    """Resume from the checkpoint of `saved` and train the two steps after it."""
     task = started(shards, class_ranks, **changes)
     checkpoint, rejected = find_checkpoint(root, task.world)
     assert checkpoint is not None

@@ -1,4 +1,4 @@
-"""Telemetry as the trainer opens it, and its outputs."""
+"""Telemetry opened in the same way as by the trainer, and its outputs."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def scraped(report: Telemetry) -> dict[str, float]:
-    """Return the scraped values by name (with labels, if any)."""
+    """Return the scraped values, keyed by name and labels (if any)."""
     return {
         sample.name + "".join(f"/{label}" for label in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page_of(report))

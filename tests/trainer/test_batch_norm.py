@@ -1,4 +1,4 @@
-"""Batch norm over ranks equals batch norm of one process on the full batch."""
+"""Batch norm over several ranks matches batch norm on one process with the full batch."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def on_rank(edges: list[int]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("edges", [[0, 3, 7], [0, 0, 5, 7], [0, 2, 4, 6, 7]], ids=str)
 def test_synchronized_batch_norm_equals_the_full_batch(edges):
-    """Uneven shares, and a rank without rows."""
+    """The shares are uneven, and one rank has no rows."""
     ranks = run_on_ranks(len(edges) - 1, on_rank, edges)
     expected = run(batch_norm(), *full_batch())
     exact = {"rtol": 1e-11, "atol": 1e-11}
@@ -80,7 +80,7 @@ def test_frozen_batch_norm_trains_its_scale_but_not_its_statistics():
     assert np.abs(result["by_weight"]).min() > 0
 
 
-def test_local_batch_norm_is_the_module_of_torch():
+def test_local_batch_norm_is_the_torch_module():
     model = nn.Sequential(batch_norm())
     apply_batch_norm_mode(model, "local", None, CPU)
     assert type(model[0]) is nn.BatchNorm2d

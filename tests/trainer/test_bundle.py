@@ -1,4 +1,4 @@
-"""The bundle: reading returns what was written, and damage is reported."""
+"""Bundles: reading returns exactly the data that was written, and damage is reported."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_rows_are_read_exactly_and_logits_equal_a_linear_layer(tmp_path: Path, b
 
 @pytest.mark.parametrize("name", LOGIT_MAPS)
 def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> None:
-    """For a query and for a gallery. The training map of the head also has a margin and a prior."""
+    """Tests a query and a gallery. The training map of the head also has a margin and a prior."""
     counts = torch.arange(len(NAMES))
     head = ClassHead(
         DIM, len(NAMES), SphericalSoftmax(), logits=LOGIT_MAPS[name], class_counts=counts

@@ -1,4 +1,4 @@
-"""Checkpoints: resharded exactly, rejected if altered, ignored if not committed."""
+"""Checkpoints are resharded exactly, rejected if altered, and ignored if not committed."""
 
 import base64
 import json
@@ -45,7 +45,7 @@ from trainer.world import World
 def test_a_checkpoint_loads_bit_identically_at_another_world_size(
     saved_on, loaded_on, in_background, tmp_path
 ):
-    """Uneven and empty shards, scalars, empty tensors, bf16 and booleans."""
+    """Covers uneven and empty shards, scalars, empty tensors, bf16 and booleans."""
     run_on_ranks(saved_on, save_steps, tmp_path, [3], {"in_background": in_background})
     for world_size in loaded_on:
         assert run_on_ranks(world_size, verify_newest, tmp_path) == [(3, [])] * world_size
@@ -113,7 +113,7 @@ def test_every_rank_continues_its_random_sequence(tmp_path):
     assert drawn[0] != drawn[1]
 
 
-def test_at_another_world_size_ranks_draw_different_but_reproducible_numbers(tmp_path):
+def test_ranks_draw_different_but_reproducible_numbers_at_another_world_size(tmp_path):
     drawn = run_on_ranks(2, save_random, tmp_path)
     three = run_on_ranks(3, draw_after_resume, tmp_path, 0)
     assert len({tuple(numbers) for numbers in [*three, *drawn]}) == 5
@@ -152,7 +152,7 @@ def save_plain(root: Path, step: int, **state: int) -> Path:
     return save_checkpoint(root, entries, {"step": step, **state}, rank_world(), keep=2)
 
 
-def test_the_state_is_the_given_state_and_the_keys_of_the_writer(tmp_path):
+def test_the_state_contains_only_the_given_state_and_the_keys_of_the_writer(tmp_path):
     checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7))
     state = dict(checkpoint.state)
     assert len(state.pop("random_states")) == 1
@@ -216,7 +216,7 @@ def test_a_pipe_among_the_files_does_not_block(tmp_path):
         open_checkpoint(path.parent)
 
 
-def test_every_rank_gets_the_rejected_checkpoints(two_steps, tmp_path):
+def test_every_rank_receives_the_list_of_rejected_checkpoints(two_steps, tmp_path):
     shutil.copytree(two_steps, tmp_path / "copy")
     (tmp_path / "copy" / NEWER / "state.json").unlink()
     results = run_on_ranks(2, verify_newest, tmp_path / "copy")
@@ -250,7 +250,7 @@ def test_an_unreadable_root_is_an_error_on_every_rank(tmp_path):
 def test_steps_are_sorted_numerically(tmp_path):
     for step in (99_999_999, 100_000_000):
         (tmp_path / f"step-{step}").mkdir()
-    (tmp_path / "step-000000001").mkdir()  # not a name of a checkpoint
+    (tmp_path / "step-000000001").mkdir()  # not a checkpoint name
     names = [path.name for path in committed_folders(tmp_path)]
     assert names == ["step-99999999", "step-100000000"]
 

@@ -175,8 +175,8 @@ def test_the_newest_committed_checkpoint_is_complete_after_20_kills(world_size, 
 def test_a_complete_checkpoint_exists_before_every_file_operation_of_a_save(
     steps, start_step, tmp_path
 ):
-    """For step 2, after which step 1 is deleted, and for step 1 again, which replaces its only
-    copy."""
+    """Tests saving step 2, after which step 1 is deleted, and saving step 1 again, which replaces
+    its only copy."""
     saved = tmp_path / "saved"
     save_steps(saved, [1])
     allowed = {1, steps[0]}
@@ -222,7 +222,8 @@ POISONED = [
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", POISONED)
 def test_a_malicious_checkpoint_does_not_run_code(name, sealed, tmp_path):
-    """With a pickle or a Python file, whether or not the manifest lists it."""
+    """The checkpoint contains a pickle or a Python file, whether or not its manifest lists the
+    file."""
     save_steps(tmp_path, [1, 2])
     folder, witness = tmp_path / "step-00000002", tmp_path / "witness"
     content = pickle.dumps(Bomb(witness))

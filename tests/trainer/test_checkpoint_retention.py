@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, for arbitrary lists of steps and results."""
+"""Checkpoint retention for arbitrary lists of steps and results."""
 
 import math
 
@@ -20,7 +20,7 @@ RETENTIONS = st.builds(
 
 
 @given(STORED, RETENTIONS)
-def test_the_newest_and_the_multiples_and_the_best_are_not_deleted(stored, retention):
+def test_the_newest_the_best_and_the_multiples_are_not_deleted(stored, retention):
     deleted = superseded(stored, retention)
     steps = sorted(entry.step for entry in stored)
     assert deleted <= set(steps)

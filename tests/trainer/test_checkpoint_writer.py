@@ -110,7 +110,7 @@ def test_collectives_of_a_save_and_of_training_do_not_interleave(tmp_path):
 
 
 def highest_memory_of_saves(root: Path, in_background: bool, num_bytes: int) -> int:
-    """Return the additional memory of three saves at their peak, in bytes."""
+    """Return the peak additional memory of three saves, in bytes."""
     entries = {f"weight.{number}": torch.ones(num_bytes // 16) for number in range(4)}
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = memory("VmRSS")
@@ -199,7 +199,7 @@ def test_a_rejected_checkpoint_does_not_count_towards_retention(tmp_path):
     save_steps(tmp_path, [5, 10])
     file = tensor_files(tmp_path / "step-00000010")[0]
     content = bytearray(file.read_bytes())
-    content[-1] ^= 1  # the size is still right
+    content[-1] ^= 1  # the size is still correct
     file.write_bytes(content)
     (tmp_path / "step-zzz").mkdir()
     save_steps(tmp_path, [6, 8, 12], {"keep_last": 2}, start_step=5)
@@ -228,7 +228,7 @@ def test_a_rejected_checkpoint_of_the_same_step_is_replaced(tmp_path):
 
 
 def test_the_replaced_copy_of_a_step_is_valid_and_gets_its_name_back(tmp_path):
-    """As after a kill between the two renames."""
+    """The folder is in the state after a kill between the two renames."""
     save_checkpoint(tmp_path, weight(1), {"step": 7}, rank_world(), keep=1)
     folder = tmp_path / "step-00000007"
     folder.rename(tmp_path / "step-00000007.replaced")

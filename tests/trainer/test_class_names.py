@@ -15,7 +15,7 @@ ODD = ["Straße", "STRASSE 2", "猫", "a\nline", "#999", "ǅungla", "İstanbul",
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search 64 bytes of names at a time, so that few names have many blocks."""
+    """Search 64 bytes of names at a time, so that even a few names span many blocks."""
     monkeypatch.setattr(class_names, "_CHUNK", 64)
 
 

@@ -1,4 +1,4 @@
-"""A dry run: its report, the errors it detects, and that it does not change files."""
+"""A dry run prints a report, detects errors and does not change files."""
 
 import shutil
 import socket
@@ -14,7 +14,7 @@ from trainer.run.folder import RunFolder
 
 
 def files(folder: Path) -> dict[Path, tuple[int, bytes] | None]:
-    """Return every path in a folder, for files with their modification time and content."""
+    """Return every path in a folder, with the modification time and content of each file."""
     return {
         path: (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else None
         for path in folder.rglob("*")

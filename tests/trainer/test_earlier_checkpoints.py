@@ -17,8 +17,8 @@ CHANGES = {"optimizer": {"kind": "adamw"}, "train__ema": {}, "head__weights__kin
 
 
 def joined(rows: Tensor, bias: Tensor) -> Tensor:
-    """Return the rows and bias as one tensor, sharded like `rows`. Both share a step counter
-    already."""
+    """Return the rows and bias as one tensor, sharded like `rows`. They already share a step
+    counter."""
     if not rows.ndim:
         return rows
     combined = torch.cat([local(rows), local(bias)[:, None]], dim=1)

@@ -1,4 +1,4 @@
-"""Evaluation over ranks: every sample counts once, and results equal a naive computation."""
+"""Evaluation over ranks: every sample counts once, and results match a naive computation."""
 
 from pathlib import Path
 
@@ -109,10 +109,10 @@ def passes_of_two_evaluations(shards: Path):
 
 
 def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
-    """Return backbone passes, checks, whether it was stopped, and whether the task is in training
-    mode."""
+    """Return the numbers of backbone passes and checks, whether the evaluation was stopped, and
+    whether the task is in training mode."""
     task, recipe = task_and_recipe(shards, "dense")
-    # 57 samples over 4 ranks: the first has 15, three batches, and the others 14, two.
+    # 57 samples over 4 ranks: the first rank has 15 in three batches; the others have 14 in two.
     settings = recipe.evaluation.model_copy(update={"batch": 7})
     recipe = recipe.model_copy(update={"evaluation": settings})
     task.train()

@@ -58,7 +58,7 @@ def test_every_class_is_a_csv_row_in_full_precision(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["classes.csv"]
 
 
-def test_classes_are_sorted_by_a_measure_with_those_without_samples_last():
+def test_classes_are_sorted_by_a_measure_and_classes_without_samples_are_last():
     table = ClassTable(evaluation(), NAMES)
     assert table.order("average_precision").tolist() == [0, 3, 1, 2]
     assert table.order("average_precision", descending=True).tolist() == [1, 0, 3, 2]

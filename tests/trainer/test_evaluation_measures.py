@@ -1,4 +1,4 @@
-"""The measures of an evaluation equal a float64 brute force and are the same on every mesh."""
+"""Evaluation measures match a brute-force float64 computation and are the same on every mesh."""
 
 from collections import Counter
 
@@ -22,8 +22,8 @@ WEIGHTINGS = {"dense": 0, "vtree": 256}  # with their `memory_mib`
 
 
 def problem(num_rows: int, views: int = 1):
-    """Return features [N, V, d], multiples of 1/4 with some duplicate rows; labels [N], which lack
-    some classes; label vectors."""
+    """Return features [N, V, d] (multiples of 1/4, some rows duplicated), labels [N] (some classes
+    have no samples) and label vectors."""
     generator = torch.Generator().manual_seed(7)
     features = torch.randn(num_rows, views, DIM, generator=generator, dtype=torch.float64)
     features = (4 * features).round() / 4
@@ -49,7 +49,7 @@ def head_of(world, weighting: str, memory_mib: int = 256) -> ClassHead:
 
 
 def rows_of_group(world, features, labels, sizes) -> SplitRows:
-    """Return the rows of this rank's group along `data`. `sizes` has the number of rows per
+    """Return the rows of this rank's group along `data`. `sizes` contains the number of rows per
     group."""
     group = 0 if world.mesh is None else world.mesh.get_local_rank("data")
     start = sum(sizes[:group])
@@ -133,7 +133,7 @@ def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
 
 
 @pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
-def test_samples_that_reach_the_own_or_the_pooled_threshold_are_counted(memory_mib):
+def test_samples_that_reach_their_class_or_pooled_threshold_are_counted(memory_mib):
     features, labels, _ = problem(40)
     scores, labels = logits(features[:, 0]), labels.numpy()
     _, found = measured(None, [40], "dense", memory_mib)
@@ -233,7 +233,7 @@ def test_marginal_topk_averages_the_marginals_of_the_views(mesh):
         assert metrics["marginal_top13"] == 1.0
 
 
-def test_marginals_of_one_view_rank_classes_like_their_scores():
+def test_marginals_of_one_view_order_classes_like_their_scores():
     scores = np.random.default_rng(0).normal(size=(50, NUM_CLASSES))
     for k, temperature in ((2, 0.2), (3, 1.0), (5, 4.0)):
         means = marginals_by_definition(scores[:, None], k, temperature)
@@ -249,13 +249,14 @@ def test_marginals_of_several_views_differ_from_the_mean_of_the_views():
 
 
 def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
-    """Run an evaluation to the end, one stopped at the second check, and one at the last check."""
+    """Run one evaluation to the end, one that is stopped at the second check, and one that is
+    stopped at the last check."""
     complete = stopped_at(class_ranks, sizes, None)
     return [complete, *(stopped_at(class_ranks, sizes, check) for check in (2, complete[0]))]
 
 
 def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
-    """Return the number of checks, and whether the evaluation was stopped."""
+    """Return the number of checks and whether the evaluation was stopped."""
     world = rank_world(class_ranks)
     features, labels, _ = problem(sum(sizes), views=2)
     rows = rows_of_group(world, features, labels, sizes)

@@ -67,7 +67,7 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
 
 
 def threshold(scores: np.ndarray, recall: float) -> float:
-    """Return the score that a fraction `recall` of the scores reaches."""
+    """Return the largest threshold that a fraction `recall` of the scores reaches."""
     return float(np.sort(scores)[len(scores) - math.ceil(recall * len(scores))])
 
 
@@ -125,7 +125,8 @@ def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_the_evaluatio
 
 @pytest.fixture(scope="module")
 def runs(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs with the loss `ce`, by name. Copy a run before changing it."""
+    """Finished runs with the loss `ce`, keyed by name. Tests that change a run must copy it
+    first."""
     folder = tmp_path_factory.mktemp("runs")
     for name, z_loss in (("plain", 0.0), ("z_loss", 1e-3)):
         train_here(glyph_recipe(glyphs, folder / name, head__loss__z_loss=z_loss))

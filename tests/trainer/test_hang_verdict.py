@@ -17,8 +17,8 @@ def _elsewhere(*, beat: int = 5, step: int = 7, phase: str = "data") -> RankStat
 
 
 def _line(**after: RankState) -> str:
-    """Return the description for the states of ranks `r0`, `r1`, …; a beat of 0 has not
-    increased."""
+    """Return the description for the states of ranks `r0`, `r1`, …. A beat of 0 means that the beat
+    has not increased."""
     states = {int(name[1:]): state for name, state in after.items()}
     before = {rank: RankState(0, 0, "", "", None, None, 0) for rank in states}
     return describe_hang(before, states, size=max(states) + 1)
@@ -33,13 +33,13 @@ def test_an_unresponsive_rank_is_listed_first_with_its_last_location() -> None:
     )
 
 
-def test_a_rank_without_a_state_does_not_respond() -> None:
+def test_a_rank_without_a_state_is_unresponsive() -> None:
     assert _line(r0=_waiting(), r2=_waiting()).startswith(
         "rank 1 does not respond (stopped, exited or unreachable); ranks 0, 2 wait in all_gather "
     )
 
 
-def test_a_rank_that_writes_its_first_state_late_responds() -> None:
+def test_a_rank_that_writes_its_first_state_late_is_responsive() -> None:
     line = describe_hang({}, {0: _waiting(), 1: _elsewhere()}, size=2)
     assert "does not respond" not in line
 
@@ -73,7 +73,7 @@ def test_many_locations_are_shortened() -> None:
     assert len(line) < 600
 
 
-def test_a_lost_store_is_described_with_its_host_and_the_own_wait() -> None:
+def test_the_description_of_a_lost_store_contains_its_host_and_the_pending_collective() -> None:
     line = describe_lost_store(_waiting(), rank=3, host="rank 0 on 10.0.0.1")
     assert line.startswith("rank 0 on 10.0.0.1, which hosts")
     assert "rank 3 waits in all_gather #121 of head at step 8" in line

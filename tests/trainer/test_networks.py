@@ -1,4 +1,4 @@
-"""The small published networks: their sizes, their layers, and training, export and planning."""
+"""The small published networks: sizes, layers, training, export and planning."""
 
 from pathlib import Path
 from typing import Any
@@ -110,8 +110,8 @@ def test_every_network_is_registered_without_shadowing_a_transformers_model():
 def test_a_network_has_the_number_of_weights_in_its_paper(
     model_type, fields, num_classes, millions
 ):
-    """All trained parameters: convolutions, scales and shifts of batch norm, the classifier with
-    its biases."""
+    """Counts all trained parameters: convolutions, batch norm scales and shifts, and the classifier
+    with its biases."""
     backbone = published(model_type, **fields)
     count = num_weights(backbone) + num_classes * (backbone.dim + 1)
     assert f"{count / 1e6:.{len(millions.partition('.')[2])}f}" == millions
@@ -271,7 +271,7 @@ def trained(shards: Path, **changes: Any) -> dict[str, np.ndarray]:
 
 
 def trained_by_fsdp(shards: Path) -> dict[str, np.ndarray]:
-    """With activation checkpointing."""
+    """Return the entries of `trained` with FSDP and activation checkpointing."""
     return trained(shards, train__strategy__kind="fsdp", train__activation_checkpointing=True)
 
 
@@ -286,7 +286,7 @@ def test_an_mlp_with_fsdp_and_synchronized_batch_norm_trains_as_on_one_rank(glyp
 
 
 def with_statistics(model_type: str) -> Backbone:
-    """Return a network whose batch norms have statistics of a batch."""
+    """Return a network whose batch norm layers contain the statistics of one batch."""
     backbone = build(small(model_type)).train()
     features(backbone, noise(8))
     return backbone.eval()
@@ -345,7 +345,7 @@ def test_a_folder_of_transformers_weights_is_a_pretrained_backbone(tmp_path):
 
 
 def test_an_exported_run_computes_the_same_features_as_its_task(images, tmp_path):
-    """After four steps, on shards of color images that are read as gray images."""
+    """The run takes four steps on shards of color images, which it reads as gray images."""
     recipe = glyph_recipe(images, tmp_path / "run", backbone__config=small("wide_resnet"))
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())
@@ -405,7 +405,8 @@ def test_invalid_fields_are_reported_with_the_fix(fields, message):
 
 @pytest.mark.parametrize("model_type", ["mlp", "slc_cnn"])
 def test_images_of_another_size_are_rejected_by_fixed_size_networks(model_type):
-    """Such as those of `data.augment.progressive`, which are not in the configuration."""
+    """Such sizes can come from `data.augment.progressive`, which the network's configuration does
+    not contain."""
     with pytest.raises(ValueError, match=r"image_size is 16, images have 12 x 12 pixels"):
         features(build(small(model_type)).eval(), noise(2, size=12))
 

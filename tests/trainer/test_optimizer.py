@@ -1,5 +1,5 @@
-"""Optimizers and schedules: rates equal closed forms, and weight decay applies to the right
-tensors."""
+"""Optimizers and schedules: learning rates match closed forms, and weight decay applies to the
+right tensors."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ PEAK, NUM_STEPS = 0.4, 40
 
 
 def rates(schedule: Schedule, *, num_steps: int = NUM_STEPS) -> list[float]:
-    """Return all rates of a run on 100 samples in batches of 10: an epoch is 10 steps."""
+    """Return all learning rates of a run on 100 samples in batches of 10: an epoch is 10 steps."""
     length = RunLength(num_steps, num_samples=100, global_batch=10)
     return [PEAK * schedule.rate_factor(step, length) for step in range(num_steps)]
 
@@ -151,7 +151,7 @@ def step_all(config: Any, network: nn.Module) -> None:
 
 
 def test_lamb_equals_algorithm_2_of_the_paper():
-    """Computed for single tensors in float64."""
+    """The expected values are computed for each tensor in float64."""
     torch.manual_seed(0)
     weight, bias = (nn.Parameter(torch.randn(shape).double()) for shape in ((5, 3), (5,)))
     config = LAMB(lr=0.1, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.05)

@@ -21,7 +21,8 @@ from trainer.world import World
 
 _CPU = World(0, 1, 0, 1, torch.device("cpu"), None)
 _CUDA = World(0, 4, 0, 2, torch.device("cuda", 0), None)
-# The message of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp), as tests have no CUDA device.
+# The message of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). It is copied here because these
+# tests also run without a CUDA device.
 _CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
     "which 1.50 GiB is free. Of the allocated memory 130.00 GiB is allocated by PyTorch, and "
@@ -164,7 +165,7 @@ def test_a_recipe_without_remaining_settings_suggests_more_ranks() -> None:
     assert "use more ranks or a smaller backbone" in advice(_cuda_error(), recipe, _CUDA)
 
 
-def test_lamb_is_not_sent_to_an_incompatible_zero_stage() -> None:
+def test_no_incompatible_zero_stage_is_suggested_for_lamb() -> None:
     recipe = _recipe(optimizer={"kind": "lamb"}, train__strategy={"kind": "deepspeed", "stage": 0})
     assert "train.strategy.kind=fsdp" in advice(_cuda_error(), recipe, _CUDA)
 

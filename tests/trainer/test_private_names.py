@@ -1,7 +1,7 @@
 """The private names of DeepSpeed that kway uses still exist and still have the same effect.
 
-A failure here means that a new version of DeepSpeed has changed one of them. Check whether the
-release has a public function; otherwise adapt `trainer/strategies/private_deepspeed.py` and the
+A failure here means that a new version of DeepSpeed has changed one of them. Check whether the new
+version has a public function; otherwise adapt `trainer/strategies/private_deepspeed.py` and the
 version cap in `pyproject.toml`.
 """
 

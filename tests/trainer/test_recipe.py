@@ -47,7 +47,7 @@ def test_a_mapping_with_a_new_kind_is_replaced_and_others_are_merged(tmp_path):
 
 
 def test_a_new_model_type_drops_the_settings_of_the_old_one():
-    """As for the ResNet-50 override in launch/recipes/images.yaml."""
+    """The ResNet-50 override in launch/recipes/images.yaml depends on this."""
     path = Path("launch/recipes/images.yaml")
     for override in ("backbone.config={model_type: resnet}", "backbone.config.model_type=vit"):
         config = load_recipe(path, [override]).backbone.config

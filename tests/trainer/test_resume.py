@@ -42,7 +42,7 @@ def resume_run(folder: RunFolder, task: Task) -> Resumed:
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
-    """As after skipped first steps, when no moments exist yet."""
+    """This is the state after skipped first steps: no moments exist yet."""
     folder, task = RunFolder(tmp_path), started(glyphs)
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
@@ -79,7 +79,7 @@ def test_a_rejected_start_does_not_change_the_stored_recipe(glyphs, tmp_path, ca
 
 
 def changed(run: Path) -> dict[str, tuple[str, str]]:
-    """Return the `changed` events of a run: old and new value by key."""
+    """Return the old and new values in the `changed` events of a run, keyed by setting."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {r["key"]: (r["old"], r["new"]) for r in records if r["event"] == "changed"}
 
@@ -104,7 +104,7 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
         "train.duration.steps": ("4", "6"),
     }
     assert "changed on resume: optimizer.lr: 0.05 -> 0.1\n" in capsys.readouterr().out
-    assert main([recipe, *others, longer]) == 0  # the checkpoint of step 6 has them
+    assert main([recipe, *others, longer]) == 0  # the checkpoint of step 6 contains them
     assert "changed" not in capsys.readouterr().out
 
 

@@ -27,7 +27,7 @@ def open_rows(path: Path, cache_bytes: int = 0) -> RowFile:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of each read from disk."""
+    """The number of rows in each read from disk."""
     found: list[int] = []
     read = os.preadv
 
@@ -80,7 +80,7 @@ def test_changing_a_returned_row_does_not_change_the_cache(path) -> None:
     assert torch.equal(rows.read([3]), WEIGHT[[3]])
 
 
-def test_the_cache_stays_within_its_bytes_and_evicts_the_least_recently_used_row(
+def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used_row(
     path, calls
 ) -> None:
     rows = open_rows(path, cache_bytes=10 * (4 * WIDTH + 250))

@@ -1,5 +1,4 @@
-"""A run's folder: it contains one run, and only settings that do not affect earlier steps may
-change."""
+"""A run folder contains one run, and only settings that do not affect earlier steps may change."""
 
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from trainer.run.folder import RunFolder
 
 
 def claim(run: RunFolder, recipe: Recipe) -> None:
-    """Check and store the recipe, as a start does."""
+    """Check and store the recipe, as at the start of a run."""
     run.check(recipe)
     run.write(recipe)
 
@@ -85,7 +84,7 @@ def test_other_settings_may_change_and_are_stored(changes, tmp_path):
 
 
 @pytest.mark.parametrize("left", [None, "step-00000001.partial"])
-def test_without_a_committed_checkpoint_anything_may_change(left, tmp_path):
+def test_any_setting_may_change_without_a_committed_checkpoint(left, tmp_path):
     """A killed save leaves a `.partial` folder, which is not a checkpoint."""
     run = RunFolder(tmp_path)
     claim(run, glyph_recipe(Path("shards"), tmp_path))

@@ -26,7 +26,7 @@ def test_one_long_step_does_not_make_a_rank_slow() -> None:
     assert _filled(*steps, window=5).slow_ranks() == {}
 
 
-def test_no_rank_is_slow_before_the_window_is_full_or_alone() -> None:
+def test_no_rank_is_slow_if_it_is_alone_or_before_the_window_is_full() -> None:
     assert _filled([1.0, 3.0], window=2).slow_ranks() == {}
     assert _filled([3.0], window=1).slow_ranks() == {}
 
@@ -55,7 +55,7 @@ def test_a_rank_is_compared_with_the_median_of_all_others() -> None:
         assert _filled(busy, window=1).slow_ranks() == expected
 
 
-def test_the_notice_has_the_slowest_rank_and_is_rate_limited() -> None:
+def test_the_notice_names_the_slowest_rank_and_is_rate_limited() -> None:
     stragglers = _filled([1.0, 1.0, 1.0, 2.0, 3.0], window=1, minutes_between=10)
     line = stragglers.notice(now=0.0)
     assert line is not None

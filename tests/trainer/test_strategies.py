@@ -1,6 +1,6 @@
 """One recipe with every strategy, world size and mesh: the same losses, weights and moments.
 
-These are parts of the full grids of `make soak`.
+These tests cover parts of the full grids of `make soak`.
 """
 
 from pathlib import Path

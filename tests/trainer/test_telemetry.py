@@ -124,7 +124,7 @@ def test_the_endpoint_and_the_jsonl_file_have_the_same_numbers(tmp_path):
 
 
 def test_updates_skipped_before_a_restart_are_exported_from_the_start(tmp_path):
-    """An alert on an increase does not see the first value of a series."""
+    """An alert on an increase ignores the first value of a series."""
     with telemetry(tmp_path, skipped_steps=3, port=0) as report:
         assert scraped(report)["kway_train_skipped_steps"] == 3
 
@@ -344,7 +344,7 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs: Path, tmp_pa
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
-def test_a_host_of_another_machine_is_an_error_about_the_host(host):
+def test_a_host_of_another_machine_raises_an_error_with_the_host(host):
     message = rf"^telemetry\.host is {host}, which is not an address of this machine \(.+\)"
     with pytest.raises(OSError, match=message):
         Endpoint(TelemetryConfig(port=0, host=host), 0, CollectorRegistry())

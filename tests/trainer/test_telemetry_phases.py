@@ -108,7 +108,7 @@ def test_collectives_of_the_listening_thread_are_counted_as_communication():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_the_stream_is_timed_without_synchronization():
+def test_the_cuda_stream_is_timed_without_synchronization():
     device = torch.device("cuda", torch.cuda.current_device())
     phases = Phases(device)
     left = torch.randn(4096, 4096, device=device)

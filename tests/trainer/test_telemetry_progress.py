@@ -63,7 +63,7 @@ def test_large_numbers_leave_space_for_the_bar(columns):
 
 
 def report_on_terminal(terminal: str, folder: Path) -> None:
-    """A run of 100 steps in a process whose standard streams are `terminal`."""
+    """Report a run of 100 steps from a process whose standard streams are `terminal`."""
     opened = os.open(terminal, os.O_RDWR)
     for stream in range(3):
         os.dup2(opened, stream)

@@ -1,4 +1,4 @@
-"""TensorBoard events: the numbers of the JSONL file, each step once."""
+"""TensorBoard events contain the numbers of the JSONL file and each step only once."""
 
 import subprocess
 import sys

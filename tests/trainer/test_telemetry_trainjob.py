@@ -26,7 +26,7 @@ NAMES = ("URL", "CA_CERT", "TOKEN")
 
 @dataclass
 class Controller:
-    """A server in place of Kubeflow's controller, and the reports it received."""
+    """A server that replaces Kubeflow's controller and records the reports it receives."""
 
     url: str
     authority: Path
@@ -78,7 +78,7 @@ def wait_for_reports(controller: Controller, times: int) -> None:
         time.sleep(0.01)
 
 
-def test_the_newest_report_is_sent_and_the_last_one_always(controller: Controller) -> None:
+def test_the_newest_report_is_sent_and_the_last_one_is_always_sent(controller: Controller) -> None:
     lines: list[str] = []
     status = TrainJobStatus(
         controller.url, controller.authority, controller.token, lines.append, interval_seconds=600
@@ -118,7 +118,7 @@ def test_an_error_is_printed_once_and_training_continues(
     assert "Bearer" not in line
     other = tmp_path / "other"
     other.mkdir()
-    authority, _ = certificate(other)  # not the authority of the controller
+    authority, _ = certificate(other)  # not the controller's certificate authority
     untrusting = TrainJobStatus(controller.url, authority, controller.token, lines.append)
     report(untrusting, 1)
     untrusting.close()

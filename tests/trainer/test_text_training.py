@@ -1,4 +1,4 @@
-"""Training on texts from shards to an evaluated run, and incompatible configurations."""
+"""Training on texts, from shards to an evaluated run, and incompatible configurations."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Options that change how a step is computed but not its result: the same losses and weights."""
+"""Options that change how a step is computed do not change its losses and weights."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from trainer.config import EmaConfig
 from trainer.steps.ema import MovingAverage
 from trainer.steps.loss_scale import LossScale
 
-# torch's own compiler still uses it.
+# torch's own compiler still triggers these warnings.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),

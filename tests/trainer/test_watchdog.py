@@ -1,4 +1,4 @@
-"""Ranks that really hang: every process exits by itself, and one line reports which rank hangs."""
+"""Ranks that really hang: every process exits by itself, and one line reports which rank hung."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class Phase:
 def _train(
     rank: int, watchdog: Watchdog, phase: Phase, act: Callable[[], None], faulty: int
 ) -> None:
-    """Five steps of one collective; rank `faulty` calls `act` before the collective of step 3."""
+    """Run five steps of one collective each. Rank `faulty` calls `act` before the one of step 3."""
     for step in range(1, 6):
         watchdog.at(step)
         phase.current = "data"

@@ -1,4 +1,4 @@
-"""Trains a tiny task for a few steps with any strategy. Shared by several tests."""
+"""Trains a tiny task for a few steps with any strategy. Several test modules use it."""
 
 from pathlib import Path
 from typing import Any

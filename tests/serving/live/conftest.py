@@ -1,5 +1,5 @@
-"""Two servers shared by the files of this folder, which `tests/conftest.py` assigns to one worker.
-Each start takes about ten seconds on two cores."""
+"""Two servers shared by the files in this folder, which `tests/conftest.py` assigns to one worker.
+Each server takes about ten seconds to start on two cores."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -46,7 +46,7 @@ def guarded_server(
 
 @pytest.fixture(scope="package")
 def temporary_folder() -> Iterator[Path]:
-    """The TMPDIR of the open server. Ray creates sockets in it, whose paths are limited to 107
+    """The TMPDIR of the open server. Ray creates sockets in it, and socket paths are limited to 107
     bytes."""
     with TemporaryDirectory() as folder:
         yield Path(folder)

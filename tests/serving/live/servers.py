@@ -1,4 +1,4 @@
-"""Configure and start the two servers of this folder."""
+"""Configure and start the two servers for the tests in this folder."""
 
 import sys
 from pathlib import Path
@@ -13,8 +13,8 @@ MAX_REQUESTS, MAX_INPUTS, MAX_BODY, TIMEOUT = 8, 4, 2**19, 5
 BATCH_WAIT = 0.3
 # A class that only one test queries, because replicas cache the rows they have read.
 NEVER_QUERIED = 5
-# The open server: no tokens, and limits of feeds and listeners that cannot be set as options.
-# More listeners than Ray has slots for requests that no limit counts (64).
+# The open server: no tokens, and feed and listener limits that cannot be set with options.
+# LISTENERS exceeds the 64 slots that Ray has for requests that no limit counts.
 LISTENERS, IDLE_SECONDS = 70, 12.0
 
 _SERVE_CONFIG = """
@@ -39,8 +39,8 @@ def write_tokens(path: Path, *tokens: str) -> None:
 
 
 def start_guarded(bundle: Path, tokens: Path, folder: Path) -> Server:
-    """Start the guarded server in a folder that contains folders with the names of kway's packages.
-    They must not shadow the packages."""
+    """Start the guarded server in a folder that contains folders named like kway's packages. These
+    folders must not shadow the packages."""
     for name in ("data", "serving"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('not the package')")

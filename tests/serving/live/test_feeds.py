@@ -45,7 +45,7 @@ def server(open_server: SharedServer) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
-    """A client. Its watches are deleted afterwards."""
+    """A client whose watches are deleted after the test."""
     with httpx.Client(base_url=server.url, timeout=30) as opened:
         yield opened
         for one in opened.get("/v1/watches").json()["watches"]:
@@ -78,8 +78,8 @@ def assert_hit(line: dict, watch: dict) -> None:
 def listener_receives(
     feed: ClientConnection, listener: ClientConnection, image: bytes, made: dict
 ) -> bool:
-    """Send a frame and return whether the listener receives its hit. Replicas learn about a new
-    listener with a delay."""
+    """Send a frame and return whether the listener receives its hit. A new listener
+    reaches the replicas with a delay."""
     feed.send(image)
     assert_hit(receive(feed), made)
     try:
@@ -132,7 +132,7 @@ def test_a_feed_may_be_silent_for_longer_than_the_header_timeout(
         assert caught.value.rcvd.code == 4408
 
 
-def test_http_and_websocket_listeners_receive_hits_in_order_and_the_end(
+def test_http_and_websocket_listeners_receive_hits_in_order_and_the_end_line(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = create_watch(client)
@@ -294,7 +294,7 @@ def test_watches_and_feeds_survive_the_death_of_the_actor(
                 assert_hit(receive(feed), made)
                 try:
                     return "watch" in json.loads(second.recv(timeout=0.5))
-                except TimeoutError:  # the replica does not know the listener yet
+                except TimeoutError:  # the replica has not received the listener yet
                     return False
 
             eventually(receives_hit)
@@ -347,10 +347,10 @@ def is_ended(feed: OpenFeed, image: bytes) -> bool:
 
 
 @pytest.mark.slow
-def test_feeds_survive_the_reload_of_haproxy_after_the_loss_of_a_replica(
+def test_feeds_survive_an_haproxy_reload_after_a_replica_is_lost(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
-    """With Ray's default settings, HAProxy would close them 120 s after the reload."""
+    """With Ray's default settings, HAProxy would close the feeds 120 s after the reload."""
     create_watch(client, ttl_seconds=600)
 
     def both_replicas_respond() -> bool:

@@ -95,7 +95,7 @@ def typed(paths: list[Path], *class_ids: int, **parameters: float) -> pb.ModelIn
 
 
 def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
-    """Build the same request with raw_input_contents."""
+    """Build the request of `typed` with raw_input_contents instead."""
     request = typed(paths, *class_ids)
     for tensor in request.inputs:
         tensor.ClearField("contents")
@@ -121,7 +121,7 @@ def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, st
 # ---------------------------------------------------------------------------- answers
 
 
-def test_scores_and_decisions_equal_those_of_rest_and_of_the_bundle(
+def test_scores_and_decisions_match_those_of_rest_and_the_bundle(
     stub: GRPCInferenceServiceStub,
     triton: InferenceServerClient,
     client: httpx.Client,
@@ -318,7 +318,7 @@ def test_raw_contents_that_are_truncated_or_too_long_are_rejected(
     assert words in details
 
 
-def test_there_must_be_one_raw_content_per_input(
+def test_exactly_one_raw_content_per_input_is_required(
     stub: GRPCInferenceServiceStub, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2)
@@ -353,7 +353,7 @@ GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.mark.parametrize("method", GUARDED)
-def test_without_the_token_only_liveness_and_readiness_are_answered(
+def test_only_liveness_and_readiness_are_answered_without_the_token(
     channel: grpc.Channel, method: str
 ) -> None:
     call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
@@ -431,7 +431,7 @@ def test_a_stream_is_unimplemented_before_it_ends(stub: GRPCInferenceServiceStub
         never.set()
 
 
-def test_a_message_that_does_not_arrive_times_out(channel: grpc.Channel) -> None:
+def test_a_message_that_never_arrives_times_out(channel: grpc.Channel) -> None:
     never = Event()
 
     def parts() -> Iterator[bytes]:
@@ -462,7 +462,7 @@ def test_deadlines_and_rejected_excess_calls_are_counted(
 ) -> None:
     request = raw(images[:1], 2, 3)
     expected_scores = stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
-    time.sleep(3)  # replicas report each second
+    time.sleep(3)  # replicas report every second
     before = counts(client)
 
     def call_once(seconds: float) -> pb.ModelInferResponse | grpc.RpcError:
@@ -501,7 +501,7 @@ def test_deadlines_and_rejected_excess_calls_are_counted(
 # ---------------------------------------------------------------------------- the process
 
 
-def test_nothing_listens_beyond_loopback(server: Server) -> None:
+def test_every_socket_listens_only_on_loopback(server: Server) -> None:
     listening = [
         (connection.laddr.ip, connection.laddr.port)
         for connections in of_each(server, psutil.Process.net_connections)
@@ -547,7 +547,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_the_config_file_for_clusters_has_grpc_only_if_requested() -> None:
+def test_the_config_file_for_clusters_enables_grpc_only_if_requested() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _WRITE_AND_READ], capture_output=True, text=True, cwd=ROOT
     )
@@ -560,7 +560,7 @@ def test_the_config_file_for_clusters_has_grpc_only_if_requested() -> None:
     }
 
 
-def test_after_a_replica_is_killed_the_other_one_answers_calls(
+def test_the_other_replica_answers_calls_after_one_is_killed(
     stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2)
@@ -623,7 +623,7 @@ def test_an_internal_error_is_logged_and_not_shown_to_clients(
 def test_tokens_do_not_appear_in_logs_or_arguments(
     stub: GRPCInferenceServiceStub, server: Server
 ) -> None:
-    """Runs late, after calls of all kinds."""
+    """This test runs late, after all other kinds of calls."""
     session = session_of(server)
     files = [path for path in session.rglob("*") if path.is_file()]
     assert len(files) > 10

@@ -1,4 +1,4 @@
-"""A real server, started by the command and queried over HTTP."""
+"""A real server, started with `kway serve` and queried over HTTP."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ from tests.tiny_bundle import NAMES
 # ---------------------------------------------------------------------------- answers
 
 
-def test_json_forms_and_the_command_return_the_answer_of_the_bundle_in_process(
+def test_json_forms_and_the_command_return_the_same_answer_as_the_bundle_in_process(
     server: Server, client: httpx.Client, bundle: Path, tokens: Path, images: list[Path]
 ) -> None:
     two = images[:2]
@@ -105,7 +105,7 @@ def test_the_table_of_the_command_shows_classes_and_verdicts(
     assert re.search(r"husky .* -1000\.000 .* yes", table)
 
 
-def test_the_command_splits_images_over_several_requests(
+def test_the_command_splits_images_across_several_requests(
     server: Server, bundle: Path, tokens: Path, images: list[Path]
 ) -> None:
     many = images * 3
@@ -276,7 +276,7 @@ def test_a_body_without_a_content_length_is_rejected_once_it_is_too_long(server:
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_body_that_does_not_arrive_returns_408(server: Server) -> None:
+def test_a_body_that_never_arrives_returns_408(server: Server) -> None:
     with raw(server) as at_proxy, raw(server) as at_replica:
         at_proxy.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
         at_replica.sendall(UNFINISHED)
@@ -306,7 +306,7 @@ def test_150_slow_bodies_do_not_block_other_requests(
             assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
-def test_excess_requests_get_429_and_the_others_correct_answers(
+def test_excess_requests_get_429_and_the_others_get_correct_answers(
     client: httpx.Client, images: list[Path]
 ) -> None:
     body = as_json(images[:MAX_INPUTS], classes=["husky", "samoyed"])
@@ -365,7 +365,7 @@ def test_health_model_and_openapi_routes_respond(client: httpx.Client) -> None:
 # ---------------------------------------------------------------------------- the process
 
 
-def test_ray_services_require_a_token_that_is_only_in_one_private_file(
+def test_ray_services_require_a_token_that_is_stored_only_in_a_private_file(
     server: Server, client: httpx.Client
 ) -> None:
     session = session_of(server)
@@ -407,7 +407,7 @@ def test_the_curl_line_works_as_printed(server: Server, images: list[Path], tmp_
 
 @pytest.fixture
 def serve_error(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The error line of a `kway serve` that does not start."""
+    """The one-line error of a `kway serve` that fails to start."""
 
     def serve(*arguments: object) -> str:
         assert kway("serve", *arguments) == 2
@@ -490,7 +490,9 @@ class _OtherServer(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
-def test_a_server_other_than_kway_is_a_one_line_error(images: list[Path], answer: bytes) -> None:
+def test_querying_a_server_other_than_kway_prints_a_one_line_error(
+    images: list[Path], answer: bytes
+) -> None:
     handler = type("Handler", (_OtherServer,), {"answer": answer})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
         thread = Thread(target=other.serve_forever)
@@ -534,7 +536,7 @@ def test_a_query_verifies_a_bundle_except_its_class_weights(
 def test_no_server_process_has_a_lower_priority_than_the_command(
     server: Server,
 ) -> None:
-    """By default Ray runs replicas and HAProxy at nice 15, so that any other process could starve
+    """By default, Ray runs replicas and HAProxy at nice 15, so any other process could starve
     them."""
     (command, *others) = of_each(server, lambda process: (process.nice(), process.name()))
     assert [other for other in others if other[0] > command[0]] == []

@@ -40,7 +40,7 @@ scrape_configs:
 
 @pytest.fixture(scope="module")
 def before(guarded_server: SharedServer, images: list[Path]) -> dict[str, float]:
-    """The counts before the requests in OUTCOMES, and some that are not counted, are sent."""
+    """The counts before this fixture sends the requests in OUTCOMES and some uncounted requests."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with httpx.Client(base_url=guarded_server.get().url, timeout=30, headers=headers) as client:
         time.sleep(3)  # until the last requests of other tests have been reported
@@ -71,12 +71,12 @@ def test_the_counts_match_the_requests_sent(increases: dict[str, float]) -> None
 
 
 def config(target: str, credentials: Path) -> str:
-    """Return a configuration that scrapes `target` each second."""
+    """Return a configuration that scrapes `target` every second."""
     return CONFIG.format(target=target, credentials=credentials)
 
 
 def value(api: httpx.Client, query: str) -> dict[str, float]:
-    """Return the values of an instant query by outcome."""
+    """Return the values of an instant query, keyed by outcome."""
     series = api.get("query", params={"query": query}).json()["data"]["result"]
     return {one["metric"].get("outcome", ""): float(one["value"][1]) for one in series}
 
@@ -106,7 +106,7 @@ def test_prometheus_scrapes_the_counts_of_the_page(
 
 
 def wait_for_page(client: httpx.Client, condition: Callable[[list[str]], bool]) -> list[str]:
-    """Return the lines of the page once they satisfy `condition`. Replicas report each second."""
+    """Return the lines of the page once they satisfy `condition`. Replicas report every second."""
     deadline = time.monotonic() + 30
     while True:
         lines = client.get("/metrics").text.splitlines()
@@ -128,8 +128,8 @@ def test_the_page_shows_the_model_and_load_of_each_replica(client: httpx.Client)
     assert all('loss="batch_ce"' in line and line.endswith(" 1.0") for line in aligned)
 
 
-@pytest.mark.usefixtures("before")  # by then earlier errors are on the page
-def test_the_page_counts_errors_that_did_not_reach_a_replica(
+@pytest.mark.usefixtures("before")  # by then, the page shows earlier errors
+def test_the_page_counts_errors_of_requests_that_did_not_reach_a_replica(
     client: httpx.Client, server: Server
 ) -> None:
     series, before = 'kway_http_errors_total{node="127.0.0.1",status="413"} ', 0.0
@@ -168,7 +168,8 @@ def test_the_metrics_page_passes_promtool(client: httpx.Client) -> None:
 
 
 def is_answered(server: Server) -> bool:
-    """Return whether a replica has processed a request. For some seconds there is no replica."""
+    """Return whether a replica processes a request. After a kill, there is no replica for some
+    seconds."""
     try:
         return httpx.post(f"{server.url}/v1/query", timeout=20).status_code == 400
     except httpx.TransportError:
@@ -204,7 +205,7 @@ def test_counts_of_a_lost_replica_are_kept_in_addition_to_those_of_its_successor
 
 
 @pytest.mark.parametrize("path", ["/-/routes", "/-/healthz", "/%2D/routes"])
-def test_pages_of_ray_return_404(server: Server, path: str) -> None:
+def test_ray_pages_return_404(server: Server, path: str) -> None:
     answer = httpx.get(f"{server.url}{path}")
     assert error_of(answer)[:2] == (404, "no_such_path")
 

@@ -1,6 +1,7 @@
 """Signals, SIGKILL, and two servers on one machine.
 
-Collected last, because these tests stop the servers that the other files of this folder use.
+These tests are collected last because they stop the servers that the other files in this folder
+use.
 """
 
 import asyncio
@@ -58,8 +59,8 @@ def test_two_servers_serve_their_own_models_and_a_killed_one_leaves_nothing(
 async def statuses_during_shutdown(
     server: Server, client: httpx.Client
 ) -> set[tuple[int, str | None]]:
-    """Return status and Retry-After of every response to many clients while the server shuts
-    down."""
+    """Return the status and Retry-After of every response that many clients receive while the
+    server shuts down."""
     found: set[tuple[int, str | None]] = set()
 
     async def poll(one: httpx.AsyncClient) -> None:

@@ -1,5 +1,5 @@
-"""Chromium and the servers that all files of this folder share. `tests/conftest.py` assigns the
-folder to one worker.
+"""Fixtures shared by all files in this folder: Chromium and the servers. `tests/conftest.py`
+assigns the folder to one worker.
 
 The real application runs in this process, without Ray. The fixtures have package scope, because
 `asyncio.run` fails in this thread while the browser is open.

@@ -53,7 +53,7 @@ def test_every_operation_is_listed_and_can_be_tried_with_the_token(
         expect(model.locator(".live-responses-table")).to_contain_text('"num_classes"')
 
 
-def test_its_files_need_no_token_and_have_a_strict_policy(url: str) -> None:
+def test_the_files_need_no_token_and_have_a_strict_policy(url: str) -> None:
     for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"):
         response = httpx.get(url + path)
         assert response.status_code == 200

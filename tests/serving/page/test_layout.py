@@ -19,7 +19,7 @@ from tests.tiny_bundle import write
 
 
 def fits(page: Page) -> bool:
-    """Whether the page is no wider than its window."""
+    """Return whether the page fits the width of its window."""
     return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -61,7 +61,7 @@ def test_the_page_fits_a_window_360_pixels_wide(browser: Browser, url: str) -> N
         assert fits(page)
 
 
-# The contrast ratio of each text to its background, as defined by WCAG.
+# The contrast ratio between each text and its background, as defined by WCAG.
 _CONTRASTS = """
 () => {
     const channels = (color) => color.match(/[\\d.]+/g).map(Number);

@@ -103,7 +103,7 @@ def test_frames_that_are_too_large_or_unreadable_are_reported(
     page.get_by_role("button", name="Delete").click()
 
 
-def test_a_watch_is_created_once_if_the_response_is_lost(page: Page, url: str) -> None:
+def test_a_watch_is_created_only_once_if_the_response_is_lost(page: Page, url: str) -> None:
     posts = []
 
     def drop_response(route: Route) -> None:
