@@ -24,7 +24,7 @@ SMALL = (
     "backbone.config.depths=[1, 1, 1, 1]",
     "data.image={size: 48, resize: 54}",
 )
-# top-1 ranks all classes; the others measure the logit of one class alone.
+# top-1 accuracy compares all classes; the others measure the logit of one class alone.
 MEASURES = {"top1": "top-1", "auprc": "AUPRC", "precision_at_recall_0.9": "P@R 0.9"}
 
 
