@@ -1,6 +1,6 @@
 """A loaded model: images or texts -> features -> verdicts.
 
-This module does not depend on HTTP or Ray, so `kway query` uses it in-process.
+This module does not depend on HTTP or Ray, so `kway query` can use it in-process.
 """
 
 import logging
@@ -48,10 +48,10 @@ class Model:
         as torch is currently set to.
 
         Raises ValueError if the device does not exist, if the device does not support the engine,
-        or if torch would need a backbone that is not in `allow_imports`.
+        or if the torch engine would have to import a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but torch does not find a GPU. Use device cpu")
+            raise ValueError("device is cuda, but torch cannot find a GPU. Use device cpu")
         self.bundle = bundle
         self.device: Device = device
         self.reads = bundle.spec.reads
@@ -107,14 +107,14 @@ class Model:
         except (RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"{self.bundle.path} fails on example {self.reads} ({reason}). Its files are "
-                "inconsistent; export the bundle again"
+                f"{self.bundle.path} cannot process its example inputs ({reason}). The files of "
+                "the bundle are inconsistent. Export the bundle again"
             ) from error
         for score in (result.verdicts[0].score for result in found.results):
             if not math.isfinite(score):
                 raise ValueError(
-                    f"{self.bundle.path} returns {score} for example {self.reads}. Its weights are "
-                    "corrupted or training diverged; export the bundle again"
+                    f"{self.bundle.path} returns a score of {score} for an example input. Either "
+                    "its weights are corrupted or training diverged. Export the bundle again"
                 )
 
 
@@ -145,7 +145,7 @@ def _backbone(
         if device != "cpu" or not bundle.has_onnx:
             raise ValueError(
                 "engine onnxruntime requires device cpu and a bundle exported with kway export "
-                "--onnx. Use engine torch"
+                "--onnx. Otherwise, use engine torch"
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
     return bundle.load_backbone(allow_imports=allow_imports).to(device)
@@ -155,8 +155,8 @@ class Reader(Protocol):
     """Decodes images or texts into backbone inputs."""
 
     def prepare(self, raw: Any) -> Any:
-        """Convert an input as the client sent it to an element of a batch. Raises ValueError if it
-        is invalid."""
+        """Convert an input, as sent by the client, to an element of a batch. Raises ValueError if
+        it is invalid."""
         ...
 
     def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
@@ -183,8 +183,8 @@ class ImageReader:
         self._max_pixels = max_pixels
 
     def prepare(self, raw: bytes) -> Tensor:
-        """Decode an image. Raises ValueError if the bytes are not an image or are damaged, or if
-        the image has too many pixels or an extreme aspect ratio."""
+        """Decode an image. Raises ValueError if the bytes are not a valid image, or if the image
+        has too many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
     def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:

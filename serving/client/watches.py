@@ -92,8 +92,8 @@ class StandingQueries:
         - `acknowledge`: also yield `Acknowledged` for each processed frame.
 
         The request is sent when the first event is read. The id of a frame is that of its `Item`
-        or, without one, its position, from 0. Otherwise `feed` works like `stream` and raises the
-        same errors.
+        or, without one, its zero-based position. Otherwise `feed` works like `stream` and raises
+        the same errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(
@@ -106,11 +106,12 @@ class StandingQueries:
         )
 
     def listen(self, watch_id: str) -> Generator[ListenEvent, None, None]:
-        """Yield the hits of a watch in frames of all clients, as they occur, until it has `Ended`.
+        """Yield the hits of a watch in frames of all clients as they occur. The last event is
+        `Ended`.
 
         Reconnects if the connection or the replica is lost, and then yields `Listening` again. Hits
-        in between are lost. `Dropped` counts hits that were not read fast enough. Raises
-        RejectedError. Raises OSError if reconnecting fails, or no valid event arrives, for
+        that occur in the meantime are lost. `Dropped` counts hits that were not read fast enough.
+        Raises RejectedError. Raises OSError if reconnecting fails, or no valid event arrives, for
         `retry_seconds`.
         """
         path = f"{path_of('watches', watch_id)}/hits"
