@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 ThresholdSource = Literal["class", "pooled", "request"]
+_THRESHOLD_SOURCE = (
+    "whether the threshold is specific to the class, pooled over all classes, or set by the request"
+)
 _EXPECTED_PRECISION = (
     "fraction of the validation samples at or above the threshold that belong to the class; for "
     "a pooled threshold, the mean of this fraction over all classes; null if unknown"
@@ -20,8 +23,8 @@ class ModelLogits(BaseModel):
     or their cosine, plus `offset`. With dot products, a class may also have a bias."""
 
     kind: Literal["dot", "cosine"]
-    scale: float = Field(description="final value, if training learned it")
-    offset: float = Field(description="final value, if training learned it")
+    scale: float = Field(description="scale factor; the final value if it was trained")
+    offset: float = Field(description="offset; the final value if it was trained")
 
 
 class ErrorDetail(BaseModel):
@@ -47,7 +50,7 @@ class ClassThreshold(BaseModel):
         description="minimum score of a match; null if the class does not have a threshold"
     )
     threshold_source: ThresholdSource | None = Field(
-        description="the class's own threshold, the pooled one of all classes, or the request's"
+        description=_THRESHOLD_SOURCE
     )
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     threshold_samples: int | None = Field(
@@ -76,7 +79,7 @@ class Verdict(BaseModel):
     )
     threshold: float | None
     threshold_source: ThresholdSource | None = Field(
-        description="the class's own threshold, the pooled one of all classes, or the request's"
+        description=_THRESHOLD_SOURCE
     )
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     match: bool | None = Field(

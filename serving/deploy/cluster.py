@@ -68,8 +68,8 @@ def config_file(bundle: str, config: ServingConfig) -> str:
 def _heading(environment: Mapping[str, str]) -> str:
     variables = "".join(f"#   {name}={value}\n" for name, value in environment.items())
     return (
-        "# For `serve deploy`, or serveConfigV2 of a RayService. Set these variables on every\n"
-        f"# node before Ray starts:\n{variables}"
-        "# Ray then listens on all addresses, without TLS. Run the cluster in a private network,\n"
-        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and times.\n"
+        "# Use with `serve deploy` or as the serveConfigV2 of a RayService. Set these variables\n"
+        f"# on every node before Ray starts:\n{variables}"
+        "# Ray then listens on all addresses without TLS. Run the cluster in a private network,\n"
+        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and request times.\n"
     )
