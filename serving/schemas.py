@@ -39,8 +39,9 @@ class ErrorBody(BaseModel):
 
 
 class ClassThreshold(BaseModel):
-    """The threshold of one class and its counts in validation. The counts are null if unknown: for
-    a threshold that the request sets, and for bundles exported by an older version of kway."""
+    """The threshold of one class and its validation counts. Counts are null if they are unknown.
+    This applies to all counts except `class_samples` if the request sets the threshold, and to
+    bundles exported by older versions of kway."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -49,14 +50,12 @@ class ClassThreshold(BaseModel):
     threshold: float | None = Field(
         description="minimum score of a match; null if the class does not have a threshold"
     )
-    threshold_source: ThresholdSource | None = Field(
-        description=_THRESHOLD_SOURCE
-    )
+    threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     threshold_samples: int | None = Field(
         None,
-        description="validation samples that the threshold was computed from: of the class, or "
-        "of all classes",
+        description="number of validation samples used to compute the threshold: those of "
+        "the class or, for a pooled threshold, those of all classes",
     )
     class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(
@@ -78,9 +77,7 @@ class Verdict(BaseModel):
         description="the logit, or what `loss.score` of /v1/model computes from it"
     )
     threshold: float | None
-    threshold_source: ThresholdSource | None = Field(
-        description=_THRESHOLD_SOURCE
-    )
+    threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     match: bool | None = Field(
         description="whether score >= threshold; null if there is no threshold"
