@@ -42,8 +42,8 @@ def make_query(
 ) -> Query:
     """Create a query from class names or ids.
 
-    Raises ValueError if a class is unknown, if the bundle has no thresholds for `recall`, if
-    `threshold` is not finite, or if both are set.
+    Raises ValueError if a class is unknown, if the bundle does not contain thresholds for `recall`,
+    if `threshold` is not finite, or if both are set.
     """
     if recall is not None and threshold is not None:
         raise ValueError("recall and threshold are both set. Pass only one of them")

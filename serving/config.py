@@ -47,7 +47,9 @@ class ServingConfig(BaseModel):
         "gRPC is disabled by default",
     )
     replicas: int = Field(
-        1, gt=0, description="number of processes, each with its own copy of the model"
+        1,
+        gt=0,
+        description="number of replicas, which are processes with their own copy of the model",
     )
     device: Annotated[Literal["cpu", "cuda"], Option()] = Field(
         "cpu", description="device to run the model on; cuda uses one GPU per replica"
@@ -68,7 +70,9 @@ class ServingConfig(BaseModel):
     max_text_chars: Annotated[int, Option()] = Field(
         10_000, gt=0, description="maximum length of a text in characters"
     )
-    max_pixels: int = Field(50_000_000, gt=0, description="maximum width x height of an image")
+    max_pixels: int = Field(
+        50_000_000, gt=0, description="maximum number of pixels (width x height) of an image"
+    )
     batch_size: Annotated[int, Option()] = Field(
         32, gt=0, description="maximum number of texts or image crops per forward pass"
     )
@@ -106,13 +110,13 @@ class ServingConfig(BaseModel):
         2**28, gt=0, description="maximum total size of concurrent uploads per client"
     )
     upload_grace_seconds: float = Field(
-        7.0, gt=0, description="grace period before the minimum upload rate applies"
+        7.0, gt=0, description="grace period in seconds before the minimum upload rate applies"
     )
     min_upload_bytes_per_second: int = Field(
         8192,
         gt=0,
-        description="minimum upload rate after the grace period; slower uploads "
-        "are rejected with status 408",
+        description="minimum upload rate in bytes per second after the grace period; slower "
+        "uploads are rejected with status 408",
     )
     request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(
         30.0, gt=0, le=3600, description="time limit for a request in seconds, including the upload"
@@ -135,7 +139,7 @@ class ServingConfig(BaseModel):
         16, gt=0, description="maximum number of lines of a stream that are processed concurrently"
     )
     stream_idle_seconds: float = Field(
-        60.0, gt=0, description="time without a line after which a stream is closed"
+        60.0, gt=0, description="time in seconds without a line after which a stream is closed"
     )
     galleries: Annotated[dict[GalleryName, Path], Option("--gallery", metavar="NAME=FOLDER")] = (
         Field(
@@ -148,9 +152,11 @@ class ServingConfig(BaseModel):
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
     )
-    min_watch_ttl_seconds: float = Field(10.0, gt=0, description="minimum time to live of a watch")
+    min_watch_ttl_seconds: float = Field(
+        10.0, gt=0, description="minimum time to live of a watch in seconds"
+    )
     max_watch_ttl_seconds: float = Field(
-        7 * 86400.0, gt=0, description="maximum time to live of a watch"
+        7 * 86400.0, gt=0, description="maximum time to live of a watch in seconds"
     )
     max_watch_listeners: int = Field(10, gt=0, description="maximum number of listeners per watch")
     max_listeners_per_client: int = Field(
@@ -181,16 +187,18 @@ class ServingConfig(BaseModel):
         4 * 2**20,
         gt=0,
         le=12 * 2**20,  # a WebSocket message contains one frame, base64-encoded
-        description="maximum size of the image or text of a frame",
+        description="maximum size in bytes of the image or text in a frame",
     )
     feed_idle_seconds: float = Field(
-        60.0, gt=0, description="time without a frame after which a feed is closed"
+        60.0, gt=0, description="time in seconds without a frame after which a feed is closed"
     )
     max_replicas: int | None = Field(
-        None, gt=0, description="upper limit for autoscaling; default: no autoscaling"
+        None,
+        gt=0,
+        description="maximum number of replicas for autoscaling (default: autoscaling is disabled)",
     )
     target_requests: int = Field(
-        16, gt=0, description="autoscaling target: requests in progress per replica"
+        16, gt=0, description="target number of requests in progress per replica for autoscaling"
     )
     allow_imports: tuple[str, ...] = Field(
         (),

@@ -132,8 +132,8 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
 
 
 def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]) -> None:
-    """Raise ValueError if a `Model` would import code that is not in `allow_imports`. onnxruntime
-    does not need the code of the backbone; torch does."""
+    """Raise ValueError if a `Model` would import code that is not in `allow_imports`. torch
+    requires the code of the backbone, but onnxruntime does not."""
     if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
         bundle.check_imports(allow_imports)
 

@@ -74,7 +74,8 @@ class Verdict(BaseModel):
     class_name: str = Field(alias="class")
     class_id: int
     score: float = Field(
-        description="the logit, or what `loss.score` of /v1/model computes from it"
+        description="the logit, or the score computed from the logit as specified by "
+        "`loss.score` in /v1/model"
     )
     threshold: float | None
     threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
@@ -128,11 +129,11 @@ class LineError(BaseModel):
 
 
 class Counts(BaseModel):
-    inputs: int = Field(description="number of lines that were answered")
+    inputs: int = Field(description="number of answered lines")
     hits: int | None = Field(
         description="number of these lines with a match; null if there is no threshold"
     )
-    errors: int = Field(description="number of lines that were rejected")
+    errors: int = Field(description="number of rejected lines")
 
 
 class Done(BaseModel):

@@ -152,7 +152,7 @@ class Service:
             if progress.has_slot:
                 message = f"no response within {seconds:g} s. Try again"
                 raise ApiError(503, "timeout", message, _RETRY) from error
-            message = f"the body did not arrive within {seconds:g} s. Send it faster"
+            message = f"the body did not arrive within {seconds:g} s. Send the body faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
             raise _too_many_requests() from error

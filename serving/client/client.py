@@ -222,5 +222,5 @@ class Client(StandingQueries):
             if isinstance(one, str) and len(one) > served.limits.max_text_chars:
                 raise ValueError(
                     f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, but "
-                    f"{self.url} accepts at most {served.limits.max_text_chars}: shorten it"
+                    f"{self.url} accepts at most {served.limits.max_text_chars}: shorten the text"
                 )

@@ -119,7 +119,7 @@ def query_fields(
 ) -> dict[str, Any]:
     """Return the JSON fields of a query.
 
-    Raises TypeError if `classes` is a single string or contains anything but names and ids.
+    Raises TypeError if `classes` is a single string or contains values other than names and ids.
     """
     numbers = {"recall": recall, "threshold": threshold}
     present = {name: number for name, number in numbers.items() if number is not None}

@@ -50,11 +50,11 @@ _ERRORS = {
     403: ("refused", "the request is not allowed"),
     404: ("no_such_path", "the path does not exist"),
     405: ("wrong_method", "the path does not support this method"),
-    408: ("slow_request", "the request did not arrive in time. Send it faster"),
+    408: ("slow_request", "the request did not arrive in time. Send the request faster"),
     429: ("too_busy", "too many requests are waiting for the model. Try again"),
     500: ("internal", "internal server error; see the server log"),
     501: ("wrong_method", "the server does not support this method"),
-    502: ("replica_lost", "the replica failed while it processed the request. Try again"),
+    502: ("replica_lost", "the replica failed while processing the request. Try again"),
     503: ("not_ready", "no replica is ready. Try again"),
     504: ("timeout", "no response in time. Try again"),
 }
@@ -62,7 +62,8 @@ _ERRORS = {
 # stops the evaluation of rules, so the error is still logged.
 _LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Lines that configure logging to a local port, which may have no listener, and custom error pages.
+# Lines that configure logging to a local port, on which nothing may be listening, and custom error
+# pages.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
@@ -240,7 +241,7 @@ def _rules(settings: ProxySettings) -> list[str]:
         ),
     ]
     return [
-        "    option disable-h2-upgrade",  # no client needs HTTP/2 on this port
+        "    option disable-h2-upgrade",  # HTTP/2 is not required on this port
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
         _LOG_ERRORS_ONLY,
@@ -363,7 +364,7 @@ def main(settings_file: str, *arguments: str) -> None:
     path.write_text(rewrite(path.read_text(encoding="utf-8"), settings), encoding="utf-8")
     if settings.errors is not None:
         # HAProxy drops log lines that do not fit into the FIFO. Open it for reading too, because
-        # opening a FIFO only for writing fails while it has no reader.
+        # opening a FIFO only for writing fails if it does not have a reader.
         os.dup2(os.open(settings.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
     os.execv(settings.haproxy, [settings.haproxy, *arguments])
 

@@ -12,8 +12,8 @@ def bind_servers_to_loopback() -> None:
     """Bind this process's asyncio gRPC servers to loopback if they would bind to all addresses.
 
     One of Ray's servers accepts pickles. Call this before they start: when a worker starts, or in a
-    replica's constructor. Calling it again has no effect. Raises RuntimeError if the installed gRPC
-    no longer has the method; `tests/serving/test_private_names.py` checks this.
+    replica's constructor. Repeated calls do not have an effect. Raises RuntimeError if the
+    installed gRPC no longer has the method; `tests/serving/test_private_names.py` checks this.
     """
     import grpc
     from grpc.aio import _server

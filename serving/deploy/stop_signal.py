@@ -86,7 +86,9 @@ class _Health:
     def check(self) -> None:
         """Check the server once. Raises ServerLostError."""
         if any(_has_exited(daemon) for daemon in self._daemons):
-            raise ServerLostError("Ray has exited, so the server has stopped. Start it again")
+            raise ServerLostError(
+                "Ray has exited, so the server has stopped. Start the server again"
+            )
         if _answers(self._url, self._timeouts.response):
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
@@ -98,7 +100,8 @@ class _Health:
         if now - self._listened > self._timeouts.lost:
             seconds = self._timeouts.lost
             raise ServerLostError(
-                f"the server has not listened at {self._url} for {seconds:g} s. Start it again"
+                f"the server has not listened at {self._url} for {seconds:g} s. Start the server "
+                "again"
             )
         if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True

@@ -119,6 +119,6 @@ async def form_images(form: FormData) -> list[bytes]:
     for position, file in enumerate(files):
         if not isinstance(file, UploadFile):
             raise ApiError(
-                400, "invalid_form", f"images[{position}] is not a file. Upload it as a file"
+                400, "invalid_form", f"images[{position}] is not a file. Upload the image as a file"
             )
     return [await file.read() for file in files if isinstance(file, UploadFile)]

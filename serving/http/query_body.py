@@ -195,7 +195,7 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
     try:
         return raw.decode(codec)
     except UnicodeDecodeError as error:
-        message = f"the text is invalid {codec} at byte {error.start}. Send UTF-8"
+        message = f"the text contains invalid {codec} at byte {error.start}. Send UTF-8"
         raise ApiError(400, "not_a_text", message) from error
 
 

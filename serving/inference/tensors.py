@@ -171,7 +171,7 @@ def _text(tensor: Tensor, raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise invalid_inference(
-            f"an element of {tensor.name} is invalid UTF-8 at byte {error.start}"
+            f"an element of {tensor.name} contains invalid UTF-8 at byte {error.start}"
         ) from error
 
 

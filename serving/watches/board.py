@@ -122,7 +122,9 @@ class Registry:
     def _check_limits(self, client: str) -> None:
         limit = self.config.max_watches_per_client
         if len(self.owned(client)) >= limit:
-            raise WatchLimitError(f"your limit of {limit} watches is reached. Delete one first")
+            raise WatchLimitError(
+                f"your limit of {limit} watches is reached. Delete another watch first"
+            )
         limit = self.config.max_watches
         if len(self._watches) >= limit:
             raise WatchLimitError(

@@ -61,10 +61,15 @@ class Listeners:
         """Add a listener to a watch and return its id. Raises ListenerLimitError if the watch or
         the client has too many listeners."""
         if len(self._by_watch.get(watch_id, ())) >= max_per_watch:
-            message = f"this watch's limit of {max_per_watch} listeners is reached. Close one first"
+            message = (
+                f"this watch's limit of {max_per_watch} listeners is reached. Close "
+                "another listener first"
+            )
             raise ListenerLimitError(message)
         if sum(one.client == client for one in self._listeners.values()) >= max_per_client:
-            message = f"your limit of {max_per_client} listeners is reached. Close one first"
+            message = (
+                f"your limit of {max_per_client} listeners is reached. Close another listener first"
+            )
             raise ListenerLimitError(message)
         listener = secrets.token_hex(8)
         self._by_watch.setdefault(watch_id, set()).add(listener)

@@ -35,7 +35,7 @@ class WatchHit(BaseModel):
     watch: str
     label: str | None
     feed: str
-    frame: Id = Field(description="id of the frame; default: its position in the feed")
+    frame: Id = Field(description="id of the frame (default: its position in the feed)")
     time: FrameTime | None = Field(description="time of the frame, as sent")
     class_name: str = Field(alias="class")
     class_id: int

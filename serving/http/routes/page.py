@@ -1,7 +1,7 @@
 """The page at `/` and the documentation at `/docs`: static files, read once at start-up.
 
-`/` is a page for sending queries by hand; `/docs` is Swagger UI for `/openapi.json`. Both load
-files only from this server: those in `serving/page/` and, for Swagger UI, those in the package
+`/` is a page for interactive queries; `/docs` is Swagger UI for `/openapi.json`. Both load files
+only from this server: those in `serving/page/` and, for Swagger UI, those in the package
 fastapi-offline. The files do not reveal anything about the model and do not require a token, but
 the requests that their scripts send do.
 """
