@@ -31,7 +31,7 @@ _EXAMPLE_TEXT = "Is this a text? "
 class Model:
     """An opened bundle with its backbone, in float32, on the CPU or a GPU.
 
-    `engine` is the library that computes features. The default is onnxruntime if the device is a
+    `engine` is the library that computes features. The default is onnxruntime if the device is the
     CPU, the bundle has an ONNX backbone and the package is installed; otherwise it is torch.
     """
 
@@ -44,8 +44,8 @@ class Model:
         engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
-        as torch is currently set to.
+        """If `engine` is None, the fastest available one is used. onnxruntime uses the number of
+        threads that is set for torch.
 
         Raises ValueError if the device does not exist, if the device does not support the engine,
         or if the torch engine would have to import a backbone that is not in `allow_imports`.

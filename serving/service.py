@@ -1,6 +1,6 @@
 """Request processing in one replica: admission, decoding, batching, answers and metrics.
 
-HTTP routes are in `serving/http/`, and the deployment of replicas in `serving/deploy/`.
+HTTP routes are in `serving/http/`; the deployment of replicas is in `serving/deploy/`.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
 # A forward pass that takes longer is considered hung, for example in a broken driver.
 _HUNG_SECONDS = 120.0
-# JSON of up to this size parses in about 1 ms, whatever it contains. Parsing it in a thread would
-# hold the GIL just as long, and switching threads costs more than parsing most such bodies.
+# JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
+# would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
 _SHORT_BYTES = 2**14
 # Delay before a stream tries again to put an input into the model's full queue.
 _QUEUE_SECONDS = 0.02
@@ -41,7 +41,7 @@ class Counts(Protocol):
 
 
 class Slots:
-    """Limits how many requests a replica processes at once."""
+    """Limits the number of requests that a replica processes concurrently."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self.in_use = limit, 0
@@ -83,8 +83,8 @@ class Service:
     loop."""
 
     def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
-        """The service is ready once this returns. Raises ValueError if the model fails its
-        self-check."""
+        """The service is ready once the constructor returns. Raises ValueError if the model fails
+        its self-check."""
         threads = config.threads_per_replica
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy uses these threads to search galleries

@@ -109,7 +109,7 @@ class Duplex(httpx.BaseTransport):
 
 
 def _connected(url: httpx.URL, seconds: float) -> socket.socket:
-    """Open a non-blocking connection. Use it from one thread only: TLS connections are not
+    """Open a non-blocking connection. Use it from only one thread, because TLS connections are not
     thread-safe."""
     try:
         plain = socket.create_connection((url.host, url.port or _PORTS[url.scheme]), seconds)
@@ -124,8 +124,8 @@ def _connected(url: httpx.URL, seconds: float) -> socket.socket:
 
 
 class _Exchange(httpx.SyncByteStream):
-    """One request in progress. Iterating over it yields the body of the response and sends that of
-    the request."""
+    """One request in progress. Iterating over it yields the response body and sends the request
+    body."""
 
     def __init__(
         self, connection: socket.socket, keep_alive: bytes, silence: float, timeout: float
@@ -137,7 +137,7 @@ class _Exchange(httpx.SyncByteStream):
         self._body: BodyReader | None = None
 
     def begin(self, request: httpx.Request) -> h11.Response:
-        """Send the headers of the request and wait for those of the response."""
+        """Send the request headers and wait for the response headers."""
         try:
             head = h11.Request(
                 method=request.method, target=request.url.raw_path, headers=request.headers.raw

@@ -111,8 +111,8 @@ class StandingQueries:
 
         Reconnects if the connection or the replica is lost, and then yields `Listening` again. Hits
         that occur in the meantime are lost. `Dropped` counts hits that were not read fast enough.
-        Raises RejectedError. Raises OSError if reconnecting fails, or no valid event arrives, for
-        `retry_seconds`.
+        Raises RejectedError. Raises OSError if, for `retry_seconds`, reconnecting fails or no valid
+        event arrives.
         """
         path = f"{path_of('watches', watch_id)}/hits"
         limits = httpx.Timeout(self._timeout, read=max(self._timeout, _LISTEN_TIMEOUT_SECONDS))
@@ -130,7 +130,7 @@ class StandingQueries:
             except (ConnectionError, RejectedError) as error:
                 if not _can_resume(error):
                     raise
-                # Listening changes nothing on the server, so it is safe to retry.
+                # Listening does not change anything on the server, so it is safe to retry.
                 now, limit = time.monotonic(), self._transport.retry_seconds
                 silent_since = silent_since or now
                 if now - silent_since > limit:

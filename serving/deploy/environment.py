@@ -26,9 +26,9 @@ _HEAD_SECONDS = 7.0
 # Margin over kway's own limits, so that kway's limits apply first. The outer limits only cover
 # cases that kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
-# Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of 10
-# s, this would take half a minute. A slow proxy is replaced after three timeouts (one minute), as
-# with Ray's defaults.
+# Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of ten
+# seconds, this would take half a minute. A slow proxy is replaced after three timeouts (one
+# minute), as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # A response takes a few KiB, however small the request limit is, and gRPC has a single limit for

@@ -1,7 +1,7 @@
 """Forwards errors of a server's other processes to the process of `kway serve`.
 
-Replicas append to a file whose contents are printed on standard error. Ray writes their output only
-to its session folder, which is removed at exit.
+Replicas append errors to a file whose contents are printed to standard error. Ray writes their
+output only to its session folder, which is removed at exit.
 
 HAProxy writes a line for each response with status 400 and above to a FIFO, and the lines are
 counted. HAProxy's own counters are not sufficient: they count only by status class, and each change
@@ -32,7 +32,7 @@ def append_errors(path: Path) -> None:
 
 @contextmanager
 def shown_errors(path: Path) -> Iterator[None]:
-    """Inside the context, print what is appended to the file `path` on standard error."""
+    """Inside the context, print text that is appended to the file `path` to standard error."""
     path.touch()
     stopped = threading.Event()
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -76,8 +76,8 @@ class ProxySettings:
     limits the concurrent calls per replica. `stream_paths` are routes without a timeout or size
     limit in HAProxy. `idempotent_paths` are routes whose requests, like every GET, are retried if a
     replica fails before it responds. Both contain route paths such as `/v1/feeds/{feed}`. `hosts`
-    are the accepted host names, without a port; if it is empty, all are accepted. `errors` is a
-    FIFO that receives a line `STATUS TERMINATION` for each error response.
+    are the accepted host names, without a port; if empty, all host names are accepted. `errors` is
+    a FIFO that receives a line `STATUS TERMINATION` for each error response.
     """
 
     haproxy: str
@@ -251,7 +251,7 @@ def _rules(settings: ProxySettings) -> list[str]:
 def _is_one_of(paths: Iterable[str]) -> str:
     """Return a condition that is true if the path of the request is one of `paths`.
 
-    Routes match the decoded path, in which `%3A` is `:`, and so does this condition.
+    Like routes, the condition matches the decoded path, in which `%3A` is `:`.
     """
     return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
 

@@ -39,7 +39,7 @@ class Addresses(NamedTuple):
 def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     """Serve the bundle folder on `config.host`. Yields its addresses once the server is ready.
 
-    A port of 0 selects any free port. Errors of the replicas are printed on standard error. On
+    A port of 0 selects any free port. Errors of the replicas are printed to standard error. On
     exit, even if this process is killed, all started processes are stopped and the session folder
     is removed. Raises ChildProcessError if the server does not start.
     """

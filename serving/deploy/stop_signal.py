@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 _POLL_SECONDS = 1.0
-# Ray's daemons, which are child processes of this one. Ray restarts neither of them.
+# Ray's daemons, which are child processes of this one. Ray does not restart them.
 _DAEMONS = ("gcs_server", "raylet")
 
 

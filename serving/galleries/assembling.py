@@ -30,7 +30,7 @@ from serving.galleries.work_folder import GallerySettings, WorkFolder
 
 
 class IndexedItem(NamedTuple):
-    """Where the features of an item are stored."""
+    """The location of an item's features."""
 
     rows: RowReader
     position: int

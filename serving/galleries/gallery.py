@@ -154,7 +154,7 @@ class Galleries:
         return sorted(self._by_name)
 
     def __getitem__(self, name: str) -> Gallery:
-        """Raises KeyError."""
+        """Return the gallery `name`. Raises KeyError if it does not exist."""
         return self._by_name[name]
 
     def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:

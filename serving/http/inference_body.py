@@ -72,7 +72,7 @@ class ResponseOutput(BaseModel):
 
 
 class InferenceResponse(BaseModel):
-    """The response. `parameters` states whether the loss follows the Principle of Logit
+    """The response. `parameters` indicates whether the loss follows the Principle of Logit
     Separation."""
 
     model_name: str

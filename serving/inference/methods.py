@@ -139,7 +139,7 @@ _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
-    """Register the methods, like `add_…Servicer_to_server` of generated code."""
+    """Register the methods, like `add_…Servicer_to_server` in generated code."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
     }

@@ -28,7 +28,7 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
     """Raise ApiError for a message of more than `most` values (413) or a malformed message (400).
 
     Counts fields, including those of nested messages, and the bytes of packed numbers. `kind` must
-    not contain messages of its own type recursively.
+    not be a recursive message type.
     """
     count = 0
     for more in _sizes(raw, 0, len(raw), kind):

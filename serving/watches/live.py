@@ -60,8 +60,8 @@ class LiveWatches:
         ]
 
     def now(self) -> float:
-        """Return the time of the clock by which watches expire. It is independent of the clock of
-        this machine."""
+        """Return the time of the clock that determines when watches expire. It is independent of
+        the clock of this machine."""
         return time.monotonic() + self._clock_offset
 
     def __len__(self) -> int:

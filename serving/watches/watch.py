@@ -53,7 +53,7 @@ class Changes:
     """The changes since a version, or all watches if `is_complete`.
 
     `epoch` changes when the process that stores the watches restarts. `now` is the time of the
-    clock by which watches expire. `removed` contains watch ids.
+    clock that determines when watches expire. `removed` contains watch ids.
     """
 
     epoch: str
