@@ -20,8 +20,9 @@ NOT_ALIGNED = (
 
 @dataclass(frozen=True)
 class Query:
-    """The classes to test each input for, and the decision rule: the threshold for `recall`, or
-    `threshold`. If both are None, only scores are computed."""
+    """The classes to test each input for and an optional decision rule: a target `recall`, which
+    selects the per-class thresholds, or an explicit `threshold`. If both are None, only scores are
+    computed."""
 
     class_ids: tuple[int, ...]
     recall: float | None = None
@@ -41,8 +42,8 @@ def make_query(
 ) -> Query:
     """Create a query from class names or ids.
 
-    Raises ValueError for an unknown class, for a recall without thresholds, for a threshold that
-    is not finite, and if both are set.
+    Raises ValueError if a class is unknown, if the bundle does not contain thresholds for `recall`,
+    if `threshold` is not finite, or if both are set.
     """
     if recall is not None and threshold is not None:
         raise ValueError("recall and threshold are both set. Pass only one of them")
@@ -55,7 +56,7 @@ def make_query(
 
 
 def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
-    """Compute the verdicts for features [B, dim] of B inputs. Reads only the rows of the requested
+    """Compute verdicts from the features [B, dim] of B inputs. Reads only the rows of the requested
     classes."""
     scores = bundle.scores(features, query.class_ids).tolist()
     thresholds = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]

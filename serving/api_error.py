@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
-# The error codes for too many inputs, by what the model reads.
+# Error codes for too many inputs, keyed by the input type of the model.
 TOO_MANY_INPUTS = {"images": "too_many_pictures", "texts": "too_many_texts"}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class QueueFullError(Exception):
-    """Raised if inputs do not fit into the queue of the model."""
+    """Raised if the model's queue does not have room for the inputs."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class _Waiting:
 class Batcher:
     """Collects individual inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
 
-    Use it from one event loop. An idle batcher starts immediately, or after `wait_seconds`.
+    Use it from a single event loop. An idle batcher runs the first batch after `wait_seconds`, or
+    immediately if that batch is full.
     """
 
     def __init__(
@@ -51,17 +52,17 @@ class Batcher:
         self._started: float | None = None
 
     async def submit(self, inputs: Sequence[Any]) -> Tensor:
-        """Queue inputs and return their rows of the result of `forward` [len(inputs), ...].
+        """Queue inputs and return their rows [len(inputs), ...] of the output of `forward`.
 
-        Raises QueueFullError if the inputs do not fit into the queue, and whatever `forward`
-        raises.
+        Raises QueueFullError if the queue does not have room for all inputs. Exceptions from
+        `forward` propagate.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
             raise QueueFullError
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(one, loop.create_future()) for one in inputs]
         self._queue.extend(waiting)
-        # The worker ends when the queue is empty, so that an idle batcher does not have a task.
+        # The worker ends when the queue is empty, so an idle batcher does not have a running task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         try:
@@ -71,7 +72,7 @@ class Batcher:
                 one.result.cancel()
 
     def num_queued(self) -> int:
-        """Return the number of inputs that wait for a batch, including those of clients that have
+        """Return the number of inputs waiting for a batch, including those of clients that have
         disconnected."""
         return len(self._queue)
 
@@ -88,7 +89,7 @@ class Batcher:
                 rows = await asyncio.get_running_loop().run_in_executor(
                     self._thread, self._forward, [one.input for one in batch]
                 )
-            except Exception as error:  # fails the requests of this batch only
+            except Exception as error:  # fail only the requests in this batch
                 for one in batch:
                     if not one.result.done():
                         one.result.set_exception(error)

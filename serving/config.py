@@ -1,4 +1,4 @@
-"""Address and limits of a server: the options of `kway serve`.
+"""Server configuration: address, model execution and limits.
 
 This module does not import torch or Ray.
 """
@@ -27,35 +27,38 @@ _MIB = 2**20
 class ServingConfig(BaseModel):
     """Configuration of a server. Every limit applies to one replica or one request.
 
-    Fields marked as `Option` are options of `kway serve`; the others can be set in the config file
-    of a Ray cluster (`kway serve --print-config`).
+    Fields annotated with `Option` are options of `kway serve`; the others can be set in the config
+    file of a Ray cluster (`kway serve --print-config`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: Annotated[str, Option()] = Field(
-        "127.0.0.1", description="address to listen on; 0.0.0.0: all addresses of this machine"
+        "127.0.0.1", description="address to listen on (0.0.0.0 for all network interfaces)"
     )
     port: Annotated[int, Option()] = Field(
-        8000, ge=0, le=65535, description="port to listen on; 0: any free port"
+        8000, ge=0, le=65535, description="port to listen on (0 for any free port)"
     )
     grpc_port: Annotated[int | None, Option()] = Field(
         None,
         ge=0,
         le=65535,
-        description="port of the Open Inference Protocol over gRPC; 0: any free port; default: "
-        "gRPC disabled",
+        description="port for the Open Inference Protocol over gRPC (0 for any free port); "
+        "gRPC is disabled by default",
     )
     replicas: int = Field(
-        1, gt=0, description="number of processes, each with its own copy of the model"
+        1,
+        gt=0,
+        description="number of replicas, which are processes with their own copy of the model",
     )
     device: Annotated[Literal["cpu", "cuda"], Option()] = Field(
-        "cpu", description="device to run the model on; cuda: one GPU per replica"
+        "cpu", description="device to run the model on; cuda uses one GPU per replica"
     )
     threads: Annotated[int | None, Option()] = Field(
         None,
         gt=0,
-        description="compute threads per replica; default: CPU cores / replicas",
+        description="number of compute threads per replica (default: number of CPU cores "
+        "divided by replicas)",
     )
     max_body_bytes: Annotated[int, Option("--max-body-mib", unit=_MIB)] = Field(
         32 * _MIB, gt=0, le=4096 * _MIB, description="maximum size of a request body in MiB"
@@ -67,7 +70,9 @@ class ServingConfig(BaseModel):
     max_text_chars: Annotated[int, Option()] = Field(
         10_000, gt=0, description="maximum length of a text in characters"
     )
-    max_pixels: int = Field(50_000_000, gt=0, description="maximum width x height of an image")
+    max_pixels: int = Field(
+        50_000_000, gt=0, description="maximum number of pixels (width x height) of an image"
+    )
     batch_size: Annotated[int, Option()] = Field(
         32, gt=0, description="maximum number of texts or image crops per forward pass"
     )
@@ -83,10 +88,14 @@ class ServingConfig(BaseModel):
     max_requests: Annotated[int, Option()] = Field(
         128,
         gt=0,
-        description="maximum number of fully received requests per replica; above it: 429",
+        description="maximum number of fully received requests in progress per replica; "
+        "further requests are rejected with status 429",
     )
     max_uploads: int = Field(
-        512, gt=0, description="maximum number of concurrent uploads per replica; above it: 429"
+        512,
+        gt=0,
+        description="maximum number of concurrent uploads per replica; further "
+        "uploads are rejected with status 429",
     )
     max_uploads_per_client: int = Field(
         256, gt=0, description="maximum number of concurrent uploads per client"
@@ -94,89 +103,107 @@ class ServingConfig(BaseModel):
     max_upload_bytes: int = Field(
         2**29,
         gt=0,
-        description="maximum total size of uploads; one of `max_body_bytes` always fits",
+        description="maximum total size of concurrent uploads; raised to `max_body_bytes` "
+        "if it is smaller",
     )
     max_upload_bytes_per_client: int = Field(
-        2**28, gt=0, description="maximum total size of the uploads of one client"
+        2**28, gt=0, description="maximum total size of concurrent uploads per client"
     )
     upload_grace_seconds: float = Field(
-        7.0, gt=0, description="grace period before the minimum upload rate applies"
+        7.0, gt=0, description="grace period in seconds before the minimum upload rate applies"
     )
     min_upload_bytes_per_second: int = Field(
-        8192, gt=0, description="minimum upload rate after the grace period; below it: 408"
+        8192,
+        gt=0,
+        description="minimum upload rate in bytes per second after the grace period; slower "
+        "uploads are rejected with status 408",
     )
     request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(
         30.0, gt=0, le=3600, description="time limit for a request in seconds, including the upload"
     )
     token_file: Annotated[Path | None, Option()] = Field(
         None,
-        description="file with one token per line; clients must send a token; default: no "
-        "authentication",
+        description="file with one token per line; clients must send one of the tokens "
+        "(default: no authentication)",
     )
     max_streams: int = Field(
-        8, gt=0, description="maximum number of concurrent streams; above it: 429"
+        8,
+        gt=0,
+        description="maximum number of concurrent streams per replica; further "
+        "streams are rejected with status 429",
     )
     max_streams_per_client: int = Field(
         4, gt=0, description="maximum number of concurrent streams per client"
     )
     max_lines_in_flight: int = Field(
-        16, gt=0, description="maximum number of lines of a stream that are processed at a time"
+        16, gt=0, description="maximum number of lines of a stream that are processed concurrently"
     )
     stream_idle_seconds: float = Field(
-        60.0, gt=0, description="time without a line after which a stream is closed"
+        60.0, gt=0, description="time in seconds without a line after which a stream is closed"
     )
     galleries: Annotated[dict[GalleryName, Path], Option("--gallery", metavar="NAME=FOLDER")] = (
         Field(
             {},
-            description="gallery built by `kway index` and the name to serve it under; repeatable",
+            description="gallery built by `kway index` and the name to serve it under; can "
+            "be repeated",
         )
     )
-    max_watches: int = Field(1000, gt=0, description="maximum number of watches of all clients")
+    max_watches: int = Field(1000, gt=0, description="maximum total number of watches")
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
     )
-    min_watch_ttl_seconds: float = Field(10.0, gt=0, description="minimum time to live of a watch")
+    min_watch_ttl_seconds: float = Field(
+        10.0, gt=0, description="minimum time to live of a watch in seconds"
+    )
     max_watch_ttl_seconds: float = Field(
-        7 * 86400.0, gt=0, description="maximum time to live of a watch"
+        7 * 86400.0, gt=0, description="maximum time to live of a watch in seconds"
     )
     max_watch_listeners: int = Field(10, gt=0, description="maximum number of listeners per watch")
     max_listeners_per_client: int = Field(
-        40, gt=0, description="maximum number of listeners to all watches of a client"
+        40, gt=0, description="maximum number of listeners across all watches of a client"
     )
     max_listeners: int = Field(
-        64, gt=0, description="maximum number of listeners per replica; above it: 429"
+        64,
+        gt=0,
+        description="maximum number of listeners per replica; further listeners "
+        "are rejected with status 429",
     )
     max_listener_hits: int = Field(
         1000, gt=0, description="maximum number of hits buffered for a listener"
     )
     max_feeds: int = Field(
-        32, gt=0, description="maximum number of concurrent feeds per replica; above it: 429"
+        32,
+        gt=0,
+        description="maximum number of concurrent feeds per replica; further "
+        "feeds are rejected with status 429",
     )
     max_feeds_per_client: int = Field(
         16, gt=0, description="maximum number of concurrent feeds per client"
     )
     max_frames_in_flight: int = Field(
-        4, gt=0, description="maximum number of frames of a feed that are processed at a time"
+        4, gt=0, description="maximum number of frames of a feed that are processed concurrently"
     )
     max_frame_bytes: int = Field(
         4 * 2**20,
         gt=0,
         le=12 * 2**20,  # a WebSocket message contains one frame, base64-encoded
-        description="maximum size of the image or text of a frame",
+        description="maximum size in bytes of the image or text in a frame",
     )
     feed_idle_seconds: float = Field(
-        60.0, gt=0, description="time without a frame after which a feed is closed"
+        60.0, gt=0, description="time in seconds without a frame after which a feed is closed"
     )
     max_replicas: int | None = Field(
-        None, gt=0, description="upper limit for autoscaling; default: no autoscaling"
+        None,
+        gt=0,
+        description="maximum number of replicas for autoscaling (default: autoscaling is disabled)",
     )
     target_requests: int = Field(
-        16, gt=0, description="autoscaling target: requests in progress per replica"
+        16, gt=0, description="target number of requests in progress per replica for autoscaling"
     )
     allow_imports: tuple[str, ...] = Field(
         (),
-        description="module:Class of each backbone that may be imported because the bundle does "
-        "not contain its code",
+        description="backbones, as module:Class, that may be imported if the bundle does "
+        "not contain their code",
     )
 
     @field_validator("token_file", "galleries")
@@ -191,7 +218,7 @@ class ServingConfig(BaseModel):
     def _check_max_replicas(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
-                f"max_replicas is {self.max_replicas}, fewer than replicas ({self.replicas}). "
+                f"max_replicas is {self.max_replicas}, less than replicas ({self.replicas}). "
                 "Increase max_replicas"
             )
         return self
@@ -209,5 +236,5 @@ class ServingConfig(BaseModel):
 
     @property
     def replica_limit(self) -> int:
-        """Upper limit of the number of replicas."""
+        """Upper limit on the number of replicas."""
         return self.replicas if self.max_replicas is None else self.max_replicas

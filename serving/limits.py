@@ -1,7 +1,7 @@
 """Per-replica limits on client resources: streams, feeds, listeners and arriving bodies.
 
 HAProxy forwards a body that is larger than its buffer to a replica while it is still arriving. Such
-a body occupies none of the `max_requests` slots until it is complete, so slow uploads do not block
+a body does not occupy a `max_requests` slot until it is complete, so slow uploads do not block
 other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
 """
 
@@ -33,12 +33,15 @@ class ClientLimit:
             self.release(client, 1)
 
     def acquire(self, client: str, count: int) -> None:
-        """Acquire `count` slots for `client`. Raises ApiError 429, and acquires none, if fewer are
-        free."""
+        """Acquire `count` slots for `client`. If fewer are free, acquires none and raises ApiError
+        429."""
         if self._in_use.total() + count > self._most:
             message = f"the server's limit of {self._most} {self._what} is reached. Try again later"
         elif self._in_use[client] + count > self._per_client:
-            message = f"your limit of {self._per_client} {self._what} is reached. Close one first"
+            message = (
+                f"your limit of {self._per_client} {self._what} is reached. Finish or "
+                "close another request first"
+            )
         else:
             self._in_use[client] += count
             return
@@ -51,7 +54,7 @@ class ClientLimit:
 
 
 class Uploads:
-    """The request bodies that one replica is receiving. Use it from one event loop."""
+    """Limits the request bodies that one replica is receiving. Use it from a single event loop."""
 
     def __init__(self, config: ServingConfig) -> None:
         self._count = ClientLimit(
@@ -67,7 +70,8 @@ class Uploads:
         self._min_rate = config.min_upload_bytes_per_second
 
     async def parts(self, client: str, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a request body. It counts as an upload of `client` until the end.
+        """Yield the parts of a request body. The body counts as an upload of `client` until its
+        end.
 
         Raises ApiError: 429 if there are too many uploads or their total size is too large; 408 if
         the body arrives too slowly. Close the generator if you do not read it to its end.
@@ -85,8 +89,8 @@ class Uploads:
     async def _next(
         self, body: AsyncIterator[bytes], started: float, received: int
     ) -> bytes | None:
-        """Return the next part, or None at the end of the body. Raises ApiError 408 if it is
-        late."""
+        """Return the next part, or None at the end of the body. Raises ApiError 408 if the part
+        does not arrive in time."""
         seconds = self._grace_seconds + received / self._min_rate
         try:
             async with asyncio.timeout_at(started + seconds):

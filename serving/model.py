@@ -1,6 +1,6 @@
 """A loaded model: images or texts -> features -> verdicts.
 
-This module does not depend on HTTP or Ray, so `kway query` uses it in-process.
+This module does not depend on HTTP or Ray, so `kway query` can use it in-process.
 """
 
 import logging
@@ -31,7 +31,7 @@ _EXAMPLE_TEXT = "Is this a text? "
 class Model:
     """An opened bundle with its backbone, in float32, on the CPU or a GPU.
 
-    `engine` is the library that computes features. The default is onnxruntime if the device is a
+    `engine` is the library that computes features. The default is onnxruntime if the device is the
     CPU, the bundle has an ONNX backbone and the package is installed; otherwise it is torch.
     """
 
@@ -44,14 +44,14 @@ class Model:
         engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
-        as torch is currently set to.
+        """If `engine` is None, the fastest available one is used. onnxruntime uses the number of
+        threads that is set for torch.
 
         Raises ValueError if the device does not exist, if the device does not support the engine,
-        or if torch would need a backbone that is not in `allow_imports`.
+        or if the torch engine would have to import a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but torch does not find a GPU. Use device cpu")
+            raise ValueError("device is cuda, but torch cannot find a GPU. Use device cpu")
         self.bundle = bundle
         self.device: Device = device
         self.reads = bundle.spec.reads
@@ -107,14 +107,14 @@ class Model:
         except (RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"{self.bundle.path} fails on example {self.reads} ({reason}). Its files are "
-                "inconsistent; export the bundle again"
+                f"{self.bundle.path} cannot process its example inputs ({reason}). The files of "
+                "the bundle are inconsistent. Export the bundle again"
             ) from error
         for score in (result.verdicts[0].score for result in found.results):
             if not math.isfinite(score):
                 raise ValueError(
-                    f"{self.bundle.path} returns {score} for example {self.reads}. Its weights are "
-                    "corrupted or training diverged; export the bundle again"
+                    f"{self.bundle.path} returns a score of {score} for an example input. Either "
+                    "its weights are corrupted or training diverged. Export the bundle again"
                 )
 
 
@@ -132,8 +132,8 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
 
 
 def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]) -> None:
-    """Raise ValueError if a `Model` would import code that is not in `allow_imports`. onnxruntime
-    does not need the code of the backbone; torch does."""
+    """Raise ValueError if a `Model` would import code that is not in `allow_imports`. torch
+    requires the code of the backbone, but onnxruntime does not."""
     if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
         bundle.check_imports(allow_imports)
 
@@ -145,7 +145,7 @@ def _backbone(
         if device != "cpu" or not bundle.has_onnx:
             raise ValueError(
                 "engine onnxruntime requires device cpu and a bundle exported with kway export "
-                "--onnx. Use engine torch"
+                "--onnx. Otherwise, use engine torch"
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
     return bundle.load_backbone(allow_imports=allow_imports).to(device)
@@ -155,8 +155,8 @@ class Reader(Protocol):
     """Decodes images or texts into backbone inputs."""
 
     def prepare(self, raw: Any) -> Any:
-        """Convert an input as the client sent it to an element of a batch. Raises ValueError if it
-        is invalid."""
+        """Convert an input, as sent by the client, to an element of a batch. Raises ValueError if
+        it is invalid."""
         ...
 
     def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
@@ -183,8 +183,8 @@ class ImageReader:
         self._max_pixels = max_pixels
 
     def prepare(self, raw: bytes) -> Tensor:
-        """Decode an image. Raises ValueError if the bytes are not an image or are damaged, or if
-        the image has too many pixels or an extreme aspect ratio."""
+        """Decode an image. Raises ValueError if the bytes are not a valid image, or if the image
+        has too many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
     def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Pipelines from incoming items to outgoing answers, with a bounded number of items in between."""
+"""Pipelines from incoming items to outgoing answers, with a bounded number of items in flight."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,8 +22,8 @@ async def pump_all(
     Reading pauses while `limit` items are in progress. An ApiError raised by `items` is re-raised
     after the answers to all earlier items are written. Any other error is raised immediately.
     """
-    # `waiting` keeps the order of the items; None marks its end. `room` is released only after an
-    # answer is written, so a slow reader stops the reading of new items.
+    # `waiting` keeps the order of the items; None marks the end. `room` is released only after an
+    # answer is written, so a slow client pauses the reading of new items.
     room, waiting = asyncio.Semaphore(limit), asyncio.Queue[asyncio.Task[R] | None]()
 
     async def read() -> ApiError | None:
@@ -58,9 +58,10 @@ async def pump_latest(
     *,
     on_dropped: Callable[[int], Awaitable[None]],
 ) -> None:
-    """Answer one item at a time, always the newest, and report how many items it replaced.
+    """Answer one item at a time, always the newest, and report how many items were dropped.
 
-    For live feeds: reading never waits for the answers, and answers are never about stale items.
+    Use this for live feeds: reading never waits for the answers, and an item that a newer one has
+    replaced is not answered.
     """
     slot = _Slot[T]()
 

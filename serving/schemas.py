@@ -1,7 +1,7 @@
 """The JSON that the server returns and the client parses.
 
-Verdicts of `/v1/query`, lines of `/v1/query:stream`, galleries, and error bodies. Does not import
-torch or FastAPI. The schemas for watches are in `serving/watches/schemas.py`.
+Covers the verdicts of `/v1/query`, the lines of `/v1/query:stream`, galleries and error bodies.
+Does not import torch or FastAPI. The schemas for watches are in `serving/watches/schemas.py`.
 """
 
 from typing import Annotated, Literal
@@ -9,9 +9,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 ThresholdSource = Literal["class", "pooled", "request"]
+_THRESHOLD_SOURCE = (
+    "whether the threshold is specific to the class, pooled over all classes, or set by the request"
+)
 _EXPECTED_PRECISION = (
-    "share of the validation samples at or above the threshold that are of the class; if the "
-    "threshold is pooled, the mean of that share over all classes. null: unknown"
+    "fraction of the validation samples at or above the threshold that belong to the class; for "
+    "a pooled threshold, the mean of this fraction over all classes; null if unknown"
 )
 
 
@@ -20,8 +23,8 @@ class ModelLogits(BaseModel):
     or their cosine, plus `offset`. With dot products, a class may also have a bias."""
 
     kind: Literal["dot", "cosine"]
-    scale: float = Field(description="final value, if training learned it")
-    offset: float = Field(description="final value, if training learned it")
+    scale: float = Field(description="scale factor; the final value if it was trained")
+    offset: float = Field(description="offset; the final value if it was trained")
 
 
 class ErrorDetail(BaseModel):
@@ -36,24 +39,23 @@ class ErrorBody(BaseModel):
 
 
 class ClassThreshold(BaseModel):
-    """The threshold of one class and its counts in validation. The counts are null if unknown: for
-    a threshold that the request sets, and for bundles exported by an older version of kway."""
+    """The threshold of one class and its validation counts. Counts are null if they are unknown.
+    This applies to all counts except `class_samples` if the request sets the threshold, and to
+    bundles exported by older versions of kway."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
     class_name: str = Field(alias="class")
     class_id: int
     threshold: float | None = Field(
-        description="scores at or above it match; null if there is no threshold for the class"
+        description="minimum score of a match; null if the class does not have a threshold"
     )
-    threshold_source: ThresholdSource | None = Field(
-        description="the class's own threshold, the pooled one of all classes, or the request's"
-    )
+    threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     threshold_samples: int | None = Field(
         None,
-        description="validation samples that the threshold was computed from: of the class, or "
-        "of all classes",
+        description="number of validation samples used to compute the threshold: those of "
+        "the class or, for a pooled threshold, those of all classes",
     )
     class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(
@@ -72,14 +74,15 @@ class Verdict(BaseModel):
     class_name: str = Field(alias="class")
     class_id: int
     score: float = Field(
-        description="the logit, or what `loss.score` of /v1/model computes from it"
+        description="the logit, or the score computed from the logit as specified by "
+        "`loss.score` in /v1/model"
     )
     threshold: float | None
-    threshold_source: ThresholdSource | None = Field(
-        description="the class's own threshold, the pooled one of all classes, or the request's"
-    )
+    threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
-    match: bool | None = Field(description="score >= threshold; null without a threshold")
+    match: bool | None = Field(
+        description="whether score >= threshold; null if there is no threshold"
+    )
 
 
 class InputVerdicts(BaseModel):
@@ -90,13 +93,15 @@ class InputVerdicts(BaseModel):
 
 
 class Answer(BaseModel):
-    """Verdicts for all inputs of a request. `aligned`: the loss follows the Principle of Logit
-    Separation, so the logit of a single class is meaningful on its own."""
+    """Verdicts for all inputs of a request. `aligned` is true if the loss follows the Principle of
+    Logit Separation, so that the logit of a single class is meaningful on its own."""
 
     aligned: bool
     notice: str | None
     thresholds: list[ClassThreshold] = Field(
-        [], description="one per class of the query; empty if it sets no recall or threshold"
+        [],
+        description="one per class of the query; empty if the query does not set a "
+        "recall or threshold",
     )
     results: list[InputVerdicts]
 
@@ -109,14 +114,14 @@ Id = (
 class Hit(BaseModel):
     """Verdicts on one line. Contains only the classes that match, unless all were requested."""
 
-    line: int = Field(description="line number in the body, from 0, counting empty lines")
+    line: int = Field(description="zero-based line number in the body, including empty lines")
     id: Id | None = None
     verdicts: list[Verdict]
     notice: str | None = Field(None, description="set only if the model's loss is not aligned")
 
 
 class LineError(BaseModel):
-    """The error of one line or, without `line`, the reason why the stream ended early."""
+    """An error in one line or, if `line` is null, the reason why the stream ended early."""
 
     line: int | None = None
     id: Id | None = None
@@ -124,11 +129,11 @@ class LineError(BaseModel):
 
 
 class Counts(BaseModel):
-    inputs: int = Field(description="number of lines that were answered")
+    inputs: int = Field(description="number of answered lines")
     hits: int | None = Field(
-        description="number of these lines with a match; null without a threshold"
+        description="number of these lines with a match; null if there is no threshold"
     )
-    errors: int = Field(description="number of lines that were rejected")
+    errors: int = Field(description="number of rejected lines")
 
 
 class Done(BaseModel):
@@ -160,11 +165,11 @@ class ClassHits(ClassThreshold):
     """One page of a gallery's items, sorted by descending score of the class."""
 
     total: int = Field(
-        description="number of items in all pages: the matches, or all items if there is no "
-        "threshold"
+        description="total number of hits across all pages: the matching items, or all "
+        "items if there is no threshold"
     )
     matches: int | None = Field(
-        description="number of items at or above the threshold; null without a threshold"
+        description="number of items at or above the threshold; null if there is no threshold"
     )
     hits: list[GalleryHit]
 

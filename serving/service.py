@@ -1,6 +1,6 @@
-"""How one replica processes a request: admission, decoding, batching, the answer, metrics.
+"""Request processing in one replica: admission, decoding, batching, answers and metrics.
 
-HTTP routes are in `serving/http/`, and the deployment of replicas in `serving/deploy/`.
+HTTP routes are in `serving/http/`; the deployment of replicas is in `serving/deploy/`.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from serving.schemas import Answer
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
-# A forward pass that takes longer has hung, for example in a broken driver.
+# A forward pass that takes longer is considered hung, for example in a broken driver.
 _HUNG_SECONDS = 120.0
-# JSON of up to this size parses in about 1 ms, whatever it contains. Parsing it in a thread would
-# hold the GIL just as long, and switching threads costs more than parsing most such bodies.
+# JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
+# would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
 _SHORT_BYTES = 2**14
 # Delay before a stream tries again to put an input into the model's full queue.
 _QUEUE_SECONDS = 0.02
@@ -41,7 +41,7 @@ class Counts(Protocol):
 
 
 class Slots:
-    """Limits how many requests a replica processes at once."""
+    """Limits the number of requests that a replica processes concurrently."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self.in_use = limit, 0
@@ -79,14 +79,15 @@ class InProgress:
 
 
 class Service:
-    """A model that answers requests within the limits of `config`. Use it from one event loop."""
+    """A model that answers requests within the limits of `config`. Use it from a single event
+    loop."""
 
     def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
-        """The service is ready once this returns. Raises ValueError if the model fails its
-        self-check."""
+        """The service is ready once the constructor returns. Raises ValueError if the model fails
+        its self-check."""
         threads = config.threads_per_replica
         torch.set_num_threads(threads)
-        threadpool_limits(threads)  # numpy's threads, which search galleries
+        threadpool_limits(threads)  # numpy uses these threads to search galleries
         self.model, self.config = model, config
         self.uploads = Uploads(config)
         self._counts = counts
@@ -101,14 +102,15 @@ class Service:
         model.self_check()
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the model hangs. A full queue does not make a replica unhealthy."""
+        """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
+        unhealthy."""
         if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
             raise RuntimeError(
                 f"a forward pass has been running for more than {_HUNG_SECONDS:.0f} s"
             )
 
     def load(self) -> tuple[int, int]:
-        """Return the number of requests in progress and the number of inputs that wait for the
+        """Return the number of requests in progress and the number of inputs waiting for the
         model."""
         return self._slots.in_use, self._batcher.num_queued()
 
@@ -117,8 +119,9 @@ class Service:
         """Admit a request for the duration of the context, and count it once by its outcome.
 
         Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
-        many requests are in progress or wait for the model; after the timeout, 408 if the request
-        has no slot yet and 503 if it has one. Streams are not limited in time.
+        many requests are in progress or waiting for the model; after the timeout, 408 if the
+        request does not have a slot yet and 503 if it does. Streams pass `is_timed=False` and have
+        no timeout.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots)
@@ -149,7 +152,7 @@ class Service:
             if progress.has_slot:
                 message = f"no response within {seconds:g} s. Try again"
                 raise ApiError(503, "timeout", message, _RETRY) from error
-            message = f"the body did not arrive within {seconds:g} s. Send it faster"
+            message = f"the body did not arrive within {seconds:g} s. Send the body faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
             raise _too_many_requests() from error
@@ -166,8 +169,8 @@ class Service:
         """Compute the features [n, dim] of images (bytes) or texts, batched with those of other
         requests.
 
-        Raises ApiError for an input that cannot be decoded, with its index in `field`, and
-        QueueFullError if the model's queue is full.
+        Raises ApiError for an input that cannot be decoded, with its index in `field` in the
+        message, and QueueFullError if the model's queue is full.
         """
         prepared = await asyncio.gather(
             *(
@@ -235,8 +238,8 @@ class Service:
             raise ApiError(400, code, f"{field or default_field}[{position}]: {error}") from error
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
-        """Return one page of the ids of classes whose names contain `text`, and their total
-        number."""
+        """Return one page of the ids of the classes whose names contain `text`, and the total
+        number of these classes."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
 
 

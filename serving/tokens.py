@@ -1,8 +1,8 @@
 """Token authentication with a file that may change while the server runs.
 
 The file contains one token per line; blank lines and lines that begin with # are skipped. Replace
-the file with `mv`. The server reads it again at the next request and from then on rejects tokens
-that were removed.
+the file with `mv`. The server rereads the file on the next request and then rejects tokens that
+were removed.
 
 `Clients` maps a token to a client name, for both HTTP and gRPC.
 """
@@ -21,7 +21,7 @@ from serving.api_error import ApiError
 MIN_CHARS, _MAX_CHARS = 24, 512
 _MAX_FILE_BYTES = 2**20
 # File system timestamps have a resolution of milliseconds. A file modified more recently than this
-# may change again without a new timestamp, so it is read again at the next request.
+# may change again without a new timestamp, so it is reread on the next request.
 _SETTLED_SECONDS = 1.0
 
 
@@ -36,8 +36,8 @@ class Tokens:
         self._refresh()
 
     def client_of(self, token: str) -> str | None:
-        """Return the name of the client that sends `token`: the first 8 hex digits of its SHA-256.
-        None if the token is unknown.
+        """Return the name of the client that sends `token`: the first 8 hex digits of its SHA-256,
+        or None if the token is unknown.
 
         Takes constant time, whether or not the token is found. Raises OSError or ValueError if the
         file has changed and can no longer be read; tokens from its previous contents are not
@@ -100,8 +100,8 @@ def _digests(path: Path, content: bytes) -> list[bytes]:
             )
         if not MIN_CHARS <= len(token) <= _MAX_CHARS:
             raise ValueError(
-                f"token file {path} line {number}: the token has {len(token)} characters, not "
-                f"{MIN_CHARS} to {_MAX_CHARS}. Create one with: openssl rand -hex 32"
+                f"token file {path} line {number}: the token has {len(token)} characters, but "
+                f"must have {MIN_CHARS} to {_MAX_CHARS}. Create one with: openssl rand -hex 32"
             )
         digests.append(sha256(token).digest())
     if not digests:
@@ -116,7 +116,7 @@ ANONYMOUS = "anonymous"
 
 
 class Clients:
-    """Identifies clients by their tokens. Without tokens every client is "anonymous".
+    """Identifies clients by their tokens. Without a token file, every client is "anonymous".
 
     Each replica has one instance for both HTTP and gRPC, so that a problem with the file is logged
     once.
@@ -128,8 +128,8 @@ class Clients:
 
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
-        """Create clients with the tokens in `file`; if None, all clients are accepted. Raises what
-        `Tokens` raises."""
+        """Create an instance with the tokens in `file`; if None, every client is accepted. Raises
+        what `Tokens` raises."""
         return cls(None if file is None else Tokens(file))
 
     def name_of(self, token: str | None) -> str:
@@ -144,7 +144,7 @@ class Clients:
             client = self._tokens.client_of(token or "")
         except (OSError, ValueError) as error:
             self._report(str(error))
-            message = "the server cannot read its token file; see its log. Try again later"
+            message = "the server cannot read its token file; see the server log. Try again later"
             raise ApiError(503, "no_tokens", message, {"Retry-After": "1"}) from error
         self._reported = None
         if client is not None:
@@ -154,7 +154,10 @@ class Clients:
             raise ApiError(401, "no_token", message, {"WWW-Authenticate": "Bearer"})
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
         raise ApiError(
-            401, "wrong_token", "the token is unknown to this server. Check it", challenge
+            401,
+            "wrong_token",
+            "this server does not recognize the token. Check the token",
+            challenge,
         )
 
     def _report(self, reason: str) -> None:

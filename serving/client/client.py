@@ -33,8 +33,9 @@ from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, Gallery
 class Client(StandingQueries):
     """A client for the server at `url`.
 
-    - `timeout`: how long a connection may be idle, in seconds.
-    - `retry_seconds`: how long to retry a request that fails with a transient error.
+    - `timeout`: the maximum time in seconds that a connection may be idle.
+    - `retry_seconds`: the maximum time in seconds to retry a request that fails with a transient
+      error.
 
     Classes are names or ids (including numpy integers), images are paths or bytes, and texts are
     strings. Not thread-safe.
@@ -92,12 +93,12 @@ class Client(StandingQueries):
         threshold: float | None = None,
         served: Served | None = None,
     ) -> Answer:
-        """Query whether each input belongs to each of the classes. Pass the result of `served()` as
+        """Check whether each input belongs to each of the classes. Pass the result of `served()` as
         `served` to save a request.
 
         Splits the inputs into as many requests as the server's limits require and sends them one at
-        a time. Raises RejectedError and OSError. Raises TypeError and ValueError for inputs of the
-        wrong kind before it sends any.
+        a time. Raises RejectedError and OSError. Raises TypeError or ValueError for invalid inputs
+        before any input is sent.
         """
         fields, inputs = (
             query_fields(classes, recall, threshold),
@@ -116,17 +117,18 @@ class Client(StandingQueries):
         threshold: float | None = None,
         all: bool = False,
     ) -> Generator[StreamEvent, None, None]:
-        """Query whether each input belongs to each of the classes. Results arrive in order while
+        """Check whether each input belongs to each of the classes. Results arrive in order while
         more inputs are sent. The request is sent when the first result is read.
 
         Yields a `Hit` for each input that matches a class (or, if `all`, for every input), a
-        `LineError` for each rejected input, and finally `Done`. Their `id` is that of the `Item`
-        or, without one, the position of the input, from 0. A line that is too long has no id.
+        `LineError` for each rejected input, and finally `Done`. The `id` of a result is that of its
+        `Item`; an input without an id uses its zero-based position. The error for a line that is
+        too long does not have an id.
 
         A separate thread iterates over `inputs`, after the server has accepted the stream and only
         while you read the results. The server closes the stream if you stop reading for a minute.
         Raises RejectedError, OSError if there is no response, ConnectionError if the connection is
-        lost, and whatever `inputs` raises. A stream that has begun is not retried.
+        lost, and whatever `inputs` raises. A stream that has started is not retried.
         """
         parameters = as_text_fields(query_fields(classes, recall, threshold))
         return self._transport.stream_events(
@@ -154,7 +156,7 @@ class Client(StandingQueries):
         """Yield all items in descending order of the class's score or, with a recall or threshold,
         only those that match. Pages of `page_size` hits are fetched as they are read.
 
-        Raises RejectedError and OSError. Raises OSError also if the gallery changes meanwhile.
+        Raises RejectedError and OSError; the latter also if the gallery changes during the search.
         """
 
         def fetch(offset: int) -> ClassHits:
@@ -190,7 +192,8 @@ class Client(StandingQueries):
         limit: int = 20,
         offset: int = 0,
     ) -> Hits:
-        """Return up to `limit` hits of each class from `offset` on, and the total number of hits.
+        """Return up to `limit` hits for each class, starting at `offset`, and the total number of
+        hits.
 
         Raises RejectedError and OSError.
         """
@@ -219,5 +222,5 @@ class Client(StandingQueries):
             if isinstance(one, str) and len(one) > served.limits.max_text_chars:
                 raise ValueError(
                     f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, but "
-                    f"{self.url} accepts at most {served.limits.max_text_chars}: shorten it"
+                    f"{self.url} accepts at most {served.limits.max_text_chars}: shorten the text"
                 )

@@ -1,9 +1,10 @@
 """An httpx transport that sends the body of a request while it reads the response.
 
-httpx's own transport sends the complete body first. kway stops reading a stream while its answers
-are not read, so both sides would deadlock. Iteration over the body starts only when the server has
-accepted the request, so a rejected request consumes none of it, and stays at most one part ahead.
-Uses HTTP/1.1 with one connection per request and ignores proxies from the environment.
+httpx's own transport sends the complete body first. A kway server stops reading a stream while the
+client does not read the answers, so both sides would deadlock. Iteration over the body starts only
+when the server has accepted the request, so a rejected request does not consume any of the body.
+The iteration stays at most one part ahead. Uses HTTP/1.1 with one connection per request and
+ignores proxies from the environment.
 """
 
 import queue
@@ -21,7 +22,7 @@ import httpx
 
 class BodyReader:
     """Iterates over `parts` in a thread. The socket `wake` becomes readable when `take` may return
-    something, so it can be used with a selector.
+    a part, so it can be used with a selector.
 
     The thread is a daemon. After `close`, it ends when the iterable yields its next part.
     """
@@ -35,7 +36,8 @@ class BodyReader:
         Thread(target=self._run, args=(parts, waker), daemon=True).start()
 
     def take(self) -> bytes | None:
-        """Return the next part. None: not available yet, or the end if `is_over`.
+        """Return the next part. Returns None if it is not available yet, or at the end, when
+        `is_over` is set.
 
         Raises the exception that the iterable raised.
         """
@@ -86,9 +88,8 @@ class Duplex(httpx.BaseTransport):
     """Sends `keep_alive` whenever the body yields nothing for `silence_seconds`.
 
     Raises httpx.TransportError for connection errors and, while the response is read, whatever the
-    body raises. Uses two timeouts of the request: to connect, and to receive data on an idle
-    connection. The latter does not apply until the body ends, because the server may be waiting for
-    more of it.
+    body raises. Applies the connect timeout of the request and its read timeout. The read timeout
+    does not apply until the body ends, because the server may be waiting for more of the body.
     """
 
     def __init__(self, *, keep_alive: bytes, silence_seconds: float) -> None:
@@ -108,7 +109,7 @@ class Duplex(httpx.BaseTransport):
 
 
 def _connected(url: httpx.URL, seconds: float) -> socket.socket:
-    """Open a non-blocking connection. Use it from one thread only: TLS connections are not
+    """Open a non-blocking connection. Use it from only one thread, because TLS connections are not
     thread-safe."""
     try:
         plain = socket.create_connection((url.host, url.port or _PORTS[url.scheme]), seconds)
@@ -123,8 +124,8 @@ def _connected(url: httpx.URL, seconds: float) -> socket.socket:
 
 
 class _Exchange(httpx.SyncByteStream):
-    """One request in progress. Iterating over it yields the body of the response and sends that of
-    the request."""
+    """One request in progress. Iterating over it yields the response body and sends the request
+    body."""
 
     def __init__(
         self, connection: socket.socket, keep_alive: bytes, silence: float, timeout: float
@@ -136,7 +137,7 @@ class _Exchange(httpx.SyncByteStream):
         self._body: BodyReader | None = None
 
     def begin(self, request: httpx.Request) -> h11.Response:
-        """Send the headers of the request and wait for those of the response."""
+        """Send the request headers and wait for the response headers."""
         try:
             head = h11.Request(
                 method=request.method, target=request.url.raw_path, headers=request.headers.raw

@@ -1,5 +1,5 @@
 """Messages between client and server: responses that are not streams of lines, the fields of a
-query, and how queries are split into requests within the server's limits."""
+query, and the splitting of queries into requests within the server's limits."""
 
 import json
 import operator
@@ -24,15 +24,16 @@ NOT_KWAY = "unexpected response with status {}: is it a kway server?"
 BUSY = (429, 503)
 _PROXY_ERRORS = (502, 504)
 _LONGEST_WAIT_SECONDS = 5.0
-# The answer to the largest possible query has about 10 MB.
+# The answer to the largest possible query is about 10 MB.
 _MAX_RESPONSE_BYTES = 256 * 2**20
 
 
 class RejectedError(ValueError):
-    """The server rejected a request: `status`, a machine-readable `code`, and the message as
-    `reason`.
+    """The server rejected a request. `status` is the HTTP status, `code` is machine-readable, and
+    `reason` is the message.
 
-    The status is 200 if the response had already begun. The code is then the reason why it ended.
+    The status is 200 if the response had already started; `code` then identifies the error that
+    ended it.
     """
 
     def __init__(self, url: str, status: int, code: str, reason: str) -> None:
@@ -43,7 +44,8 @@ class RejectedError(ValueError):
 def read_response(response: httpx.Response, url: str) -> httpx.Response:
     """Read a response to its end.
 
-    Raises RejectedError if it has more than 256 MiB, and httpx.RequestError.
+    Raises RejectedError if the response is larger than 256 MiB, and httpx.RequestError for a
+    connection error.
     """
     body = bytearray()
     with closing(response):
@@ -65,7 +67,7 @@ def is_retryable(response: httpx.Response) -> bool:
 
 
 def error_of(response: httpx.Response) -> tuple[str, str]:
-    """Return the code and the message of an error response. The code is "" if it is not
+    """Return the code and the message of an error response. The code is "" if the response is not
     from kway."""
     try:
         error = ErrorBody.model_validate_json(response.content).error
@@ -77,7 +79,7 @@ def error_of(response: httpx.Response) -> tuple[str, str]:
 def retry_after(response: httpx.Response) -> float:
     """Return the delay in seconds that the server requests, at most 5."""
     header = response.headers.get("Retry-After", "")
-    # Convert only 9 digits: Python rejects numbers with thousands of them.
+    # Convert only 9 digits: Python rejects numbers with thousands of digits.
     is_number = header.isascii() and header.isdecimal()
     return min(float(header[:9]), _LONGEST_WAIT_SECONDS) if is_number else 0.0
 
@@ -106,7 +108,7 @@ class ClassFound(BaseModel):
 
 
 class ClassesFound(BaseModel):
-    """One page of search results. `total`: the number of all classes that match."""
+    """One page of search results. `total` is the number of matching classes."""
 
     total: int
     classes: list[ClassFound]
@@ -117,7 +119,7 @@ def query_fields(
 ) -> dict[str, Any]:
     """Return the JSON fields of a query.
 
-    Raises TypeError if `classes` is a single string or contains anything but names and ids.
+    Raises TypeError if `classes` is a single string or contains values other than names and ids.
     """
     numbers = {"recall": recall, "threshold": threshold}
     present = {name: number for name, number in numbers.items() if number is not None}
@@ -125,16 +127,16 @@ def query_fields(
 
 
 def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
-    """Return `value`. Raises TypeError for a single string, bytes or path, which is probably a
-    mistake for a list."""
+    """Return `value`. Raises TypeError for a single string, bytes or path, because the caller
+    probably meant a list."""
     if isinstance(value, str | bytes | bytearray | Path):
         raise TypeError(f"{name} is a single {type(value).__name__}: pass a list")
     return value
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert the fields of a query for URLs and forms. All their values are strings, so a class id
-    becomes `#` and the number."""
+    """Convert the fields of a query for URLs and forms. All values there are strings, so a class id
+    becomes `#` followed by the number."""
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}
 
@@ -187,7 +189,7 @@ def _file(image: Path | bytes) -> tuple[str, bytes]:
 
 
 def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
-    """Texts are sent as JSON, images as the files of a form."""
+    """Return the httpx arguments of one request. Texts are sent as JSON, images as form files."""
     if isinstance(batch[0], str):
         content = json.dumps({**fields, "texts": batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}

@@ -22,7 +22,7 @@ from serving.watches.schemas import (
 )
 
 NDJSON = "application/x-ndjson"
-# A line with verdicts for 100 classes with long names has about 50 kB.
+# A line with verdicts for 100 classes with long names is about 50 kB.
 _MAX_LINE_BYTES = 16 * 2**20
 
 Input = Path | bytes | str
@@ -42,7 +42,7 @@ FINAL_EVENTS = (Done, FeedDone, Ended)
 class Item(NamedTuple):
     """An input of a stream or feed. Its events have the same `id`.
 
-    `time` is used by feeds only.
+    Only feeds use `time`.
     """
 
     content: Input
@@ -51,7 +51,7 @@ class Item(NamedTuple):
 
 
 def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
-    """Yield a line for each item. The default id of an item is its position, from 0.
+    """Yield a line for each item. The default id of an item is its zero-based position.
 
     Raises OSError if a file cannot be read, and TypeError for an object that is not an input.
     """
@@ -70,7 +70,7 @@ def check_input(one: object) -> None:
 
 
 def fatal_error(event: object) -> ErrorDetail | None:
-    """Return the error that ends the response. None for all other events, including errors of a
+    """Return the error that ends the response, or None for any other event, including an error in a
     single line or frame."""
     match event:
         case LineError(line=None) | FrameError(frame=None):

@@ -39,8 +39,8 @@ def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Cli
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """Return the header with the token, without surrounding white space: token files end with a
-    newline. Error messages must not contain the token."""
+    """Return the header with the token. Surrounding white space is stripped, because token files
+    end with a newline. Error messages must not contain the token."""
     if token is None:
         return {}
     token = token.strip()

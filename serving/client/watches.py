@@ -92,8 +92,8 @@ class StandingQueries:
         - `acknowledge`: also yield `Acknowledged` for each processed frame.
 
         The request is sent when the first event is read. The id of a frame is that of its `Item`
-        or, without one, its position, from 0. Otherwise `feed` works like `stream` and raises the
-        same errors.
+        or, without one, its zero-based position. Otherwise `feed` works like `stream` and raises
+        the same errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(
@@ -106,12 +106,13 @@ class StandingQueries:
         )
 
     def listen(self, watch_id: str) -> Generator[ListenEvent, None, None]:
-        """Yield the hits of a watch in frames of all clients, as they occur, until it has `Ended`.
+        """Yield the hits of a watch in frames of all clients as they occur. The last event is
+        `Ended`.
 
         Reconnects if the connection or the replica is lost, and then yields `Listening` again. Hits
-        in between are lost. `Dropped` counts hits that were not read fast enough. Raises
-        RejectedError. Raises OSError if reconnecting fails, or no valid event arrives, for
-        `retry_seconds`.
+        that occur in the meantime are lost. `Dropped` counts hits that were not read fast enough.
+        Raises RejectedError. Raises OSError if, for `retry_seconds`, reconnecting fails or no valid
+        event arrives.
         """
         path = f"{path_of('watches', watch_id)}/hits"
         limits = httpx.Timeout(self._timeout, read=max(self._timeout, _LISTEN_TIMEOUT_SECONDS))
@@ -129,7 +130,7 @@ class StandingQueries:
             except (ConnectionError, RejectedError) as error:
                 if not _can_resume(error):
                     raise
-                # Listening changes nothing on the server, so it is safe to retry.
+                # Listening does not change anything on the server, so it is safe to retry.
                 now, limit = time.monotonic(), self._transport.retry_seconds
                 silent_since = silent_since or now
                 if now - silent_since > limit:

@@ -1,1 +1,1 @@
-"""Deployment: Ray Serve, its replicas and HAProxy, isolation on this machine, and clean-up."""
+"""Deployment: Ray Serve with its replicas and HAProxy, isolation on this machine, and clean-up."""

@@ -1,4 +1,4 @@
-"""The same application on a Ray cluster: a Serve config file and the function it names.
+"""Deployment on a Ray cluster: a Serve config file and the function that it names.
 
 `serve deploy`, `serve run` and KubeRay's RayService accept the file. kway must be installed on all
 nodes, and the bundle's folder must exist at the same path on each.
@@ -48,7 +48,7 @@ def config_file(bundle: str, config: ServingConfig) -> str:
     }
     tree = {
         "proxy_location": "EveryNode",
-        # Requests have their own timeouts, and streams have none.
+        # Requests have their own timeouts; streams have no timeout.
         "http_options": {"host": config.host, "port": config.port, "request_timeout_s": None},
         **({} if config.grpc_port is None else {"grpc_options": grpc_options(config.grpc_port)}),
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},
@@ -68,8 +68,8 @@ def config_file(bundle: str, config: ServingConfig) -> str:
 def _heading(environment: Mapping[str, str]) -> str:
     variables = "".join(f"#   {name}={value}\n" for name, value in environment.items())
     return (
-        "# For `serve deploy`, or serveConfigV2 of a RayService. Set these variables on every\n"
-        f"# node before Ray starts:\n{variables}"
-        "# Ray then listens on all addresses, without TLS. Run the cluster in a private network,\n"
-        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and times.\n"
+        "# Use with `serve deploy` or as the serveConfigV2 of a RayService. Set these variables\n"
+        f"# on every node before Ray starts:\n{variables}"
+        "# Ray then listens on all addresses without TLS. Run the cluster in a private network,\n"
+        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and request times.\n"
     )

@@ -33,15 +33,15 @@ from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
 
-# Spare capacity for requests that no limit counts and that are answered immediately, such as
-# rejections.
+# Spare capacity for requests that do not count towards any limit and that are answered immediately,
+# such as rejections.
 _SPARE_REQUESTS = 64
 
 
 @serve.deployment
 @serve.ingress()
 class Kway:
-    """A replica. It opens the bundle by path, so that no weights are sent through Ray."""
+    """A replica. It opens the bundle by path, so weights are not sent through Ray."""
 
     def __init__(self, bundle: str, config: dict[str, Any], errors: str | None) -> None:
         if errors is not None:
@@ -53,7 +53,7 @@ class Kway:
         checked = ServingConfig.model_validate(config)
         check_replicas_use_uvicorn()
         set_server_options(max_json_bytes(checked))
-        # Set this before opening the model, which may start threads of its own.
+        # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(checked.threads_per_replica)
         model = Model.open(
             Path(bundle),
@@ -77,7 +77,7 @@ class Kway:
 
         return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
 
-    # Ray calls these by their names in the protocol.
+    # Ray calls these methods by their names in the protocol.
 
     async def ServerLive(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ServerLive", raw, grpc_context)
@@ -108,9 +108,9 @@ def application(
     """Return the application for `serve.run`, with all of Ray's limits set explicitly.
 
     `bundle` is a path that every node of the cluster can open. `errors` is the file that replicas
-    append their errors to; if None, they go to Ray's logs only. `grace_seconds` is the time that a
-    replica gets at shutdown to finish requests in progress; if there are none, it stops
-    immediately.
+    append their errors to; if None, errors are written only to Ray's logs. `grace_seconds` is the
+    time that a replica has at shutdown to finish requests in progress; a replica without such
+    requests stops immediately.
     """
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),
@@ -131,8 +131,8 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
     """Return Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway
     rejects first and all errors have the same format.
 
-    Clients decide how long feeds, listeners and uploads last. All of these are included here,
-    because other requests would otherwise queue behind them forever. Streams count towards
+    Clients decide how long feeds, listeners and uploads last. Their limits are included here,
+    because other requests could otherwise queue behind them indefinitely. Streams count towards
     `max_requests`.
     """
     lasting = config.max_feeds + config.max_listeners + config.max_uploads

@@ -1,6 +1,6 @@
 """The environment variables that configure Ray and its HAProxy, set before Ray is first imported.
 
-All files of a server, including sockets and secrets, are in its own session folder.
+Each server keeps all of its files, including sockets and secrets, in its own session folder.
 """
 
 import os
@@ -26,12 +26,13 @@ _HEAD_SECONDS = 7.0
 # Margin over kway's own limits, so that kway's limits apply first. The outer limits only cover
 # cases that kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
-# Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of
-# 10 s that would take half a minute. A proxy that is only slow is replaced after three timeouts, a
-# minute, as with Ray's defaults.
+# Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of ten
+# seconds, this would take half a minute. A slow proxy is replaced after three timeouts (one
+# minute), as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# A response takes a few KiB, however small the request limit is, and gRPC has one limit for both.
+# A response takes a few KiB, however small the request limit is, and gRPC has a single limit for
+# requests and responses.
 _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
@@ -43,12 +44,13 @@ SERVING = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # By default Ray runs its workers, including replicas and HAProxy, at nice 15.
     "RAY_worker_niceness": "0",
-    # Each change of the replicas replaces the HAProxy process. The old one accepts no new
-    # connections. It exits when its last stream or feed ends, or drops them after this time.
+    # Each change of the replicas replaces the HAProxy process. The old process does not accept new
+    # connections. It exits when its last stream or feed ends; after this time, it closes the
+    # remaining ones.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
     # Ray does not reuse the port of a removed replica while an old HAProxy may still send requests
-    # to it, by default for the time above plus 30 s. An old process gets new requests only over
-    # idle connections, which it closes after 90 s.
+    # to it, which by default is the time above plus 30 s. An old process receives new requests only
+    # on idle connections, which it closes after 90 s.
     "RAY_SERVE_PORT_QUARANTINE_S": "150",
 }
 
@@ -56,8 +58,8 @@ SERVING = {
 def set_environment(session: Path, config: ServingConfig) -> None:
     """Set the variables that Ray reads when it is first imported and that its processes inherit.
 
-    Writes the files that the variables name into the folder `session`. Raises OSError if programs
-    in that folder cannot be executed.
+    Writes the files that these variables refer to into the folder `session`. Raises OSError if
+    programs in that folder cannot be executed.
     """
     os.environ.pop("RAY_AUTH_TOKEN", None)  # would take precedence over the session's token
     os.environ.update(
@@ -95,14 +97,14 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
 
 
 def grpc_limits(config: ServingConfig) -> dict[str, str]:
-    """Return variables that limit the message size in gRPC itself; the replica enforces
+    """Return variables that limit the message size in gRPC. The replica enforces the exact
     `max_body_bytes`."""
     most = min(max(config.max_body_bytes, _MIN_MESSAGE_BYTES), _MAX_MESSAGE_BYTES)
     return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(most)}
 
 
 def _write_token(session: Path) -> Path:
-    """Write a new token, with which Ray's services authenticate to each other. Only its owner can
+    """Write a new token that Ray's services use to authenticate to each other. Only the owner can
     read the file."""
     path = session / "token"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -125,8 +127,8 @@ def _ports(first: int) -> dict[str, str]:
 def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
     return {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_launcher(session, config)),
-        # Keep it short: the node's name of 56 characters is appended, and a socket path is limited
-        # to 107 characters.
+        # Keep it short: the node's 56-character name is appended, and a socket path is limited to
+        # 107 characters.
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(session / "s"),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(session / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(session),
@@ -166,8 +168,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
 
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
-    """Return the host names of a server that is protected only by listening on loopback; otherwise
-    empty."""
+    """Return the accepted host names of a server that is protected only because it listens on
+    loopback. Empty for all other servers."""
     is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
     return _LOOPBACK_NAMES if is_local_only else ()
 

@@ -1,11 +1,11 @@
 """Forwards errors of a server's other processes to the process of `kway serve`.
 
-Replicas append to a file whose contents are printed on standard error. Ray writes their output only
-to its session folder, which is removed.
+Replicas append errors to a file whose contents are printed to standard error. Ray writes their
+output only to its session folder, which is removed at exit.
 
 HAProxy writes a line for each response with status 400 and above to a FIFO, and the lines are
-counted. Its own counters do not suffice: each change of the replicas starts a new process, whose
-counters start from zero, and errors are most likely then; also, they count only by status class.
+counted. HAProxy's own counters are not sufficient: they count only by status class, and each change
+of the replicas, when errors are most likely, starts a new process whose counters start from zero.
 Ray's collector of such lines reads a datagram socket, which drops all but the first ten lines of a
 burst; a FIFO buffers thousands.
 """
@@ -32,7 +32,7 @@ def append_errors(path: Path) -> None:
 
 @contextmanager
 def shown_errors(path: Path) -> Iterator[None]:
-    """Inside the context, print what is appended to the file `path` on standard error."""
+    """Inside the context, print text that is appended to the file `path` to standard error."""
     path.touch()
     stopped = threading.Event()
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -87,8 +87,8 @@ def _count(descriptor: int) -> None:
 
 
 def error_status(line: bytes) -> str | None:
-    """Return the status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected
-    first."""
+    """Return the status in HAProxy's line `STATUS TERMINATION`, or None if it is not an error or
+    the client disconnected first."""
     status, _, termination = line.decode("ascii", "replace").partition(" ")
     is_error = len(status) == 3 and "400" <= status <= "599"
     return status if is_error and not termination.startswith("C") else None

@@ -1,10 +1,10 @@
 """A launcher that Ray starts instead of HAProxy; it applies kway's rules and then runs HAProxy.
 
-Ray writes HAProxy's configuration at each change of the replicas and starts the program named by
+Ray writes HAProxy's configuration on each change of the replicas and starts the program named by
 RAY_SERVE_HAPROXY_BINARY_PATH. This program adds kway's addresses, timeouts and error responses to
 that file and then execs the real HAProxy. It rejects any configuration that it does not recognize,
 so that a new version of Ray cannot silently open a port. It uses only the standard library, because
-it runs at each change.
+it runs on each change.
 """
 
 import json
@@ -25,19 +25,19 @@ _RAY_HEADERS = (
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-# Ray's own pages, /-/routes and /-/healthz, need no token, so clients must not reach them.
-# Targets that are not a path, such as `*`, are rejected too: no backend would accept them.
+# Ray's own pages, /-/routes and /-/healthz, do not require a token, so clients must not reach them.
+# Targets that are not a path, such as `*`, are also rejected because no backend accepts them.
 _NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
-# The same for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
+# The same rule for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
 _NO_RAY_SERVICE = (
     "return status 200 content-type application/grpc hdr grpc-status 12 "
     'hdr grpc-message "unknown service" if { path_beg /ray.serve. }'
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
-# While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
-# queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
-# that proxy responds with 404. kway has a route for every path, so this 404 means "not ready" and
-# becomes 503: clients and caches would treat a 404 as final.
+# While no replica is running, HAProxy forwards requests to Ray's own proxy, a `backup` server,
+# which queues them for a replica that is being replaced. Once the application is deleted, at
+# shutdown, that proxy responds with 404. kway has a route for every path, so this 404 means "not
+# ready" and becomes 503: clients and caches would treat a 404 as final.
 _FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
@@ -50,19 +50,20 @@ _ERRORS = {
     403: ("refused", "the request is not allowed"),
     404: ("no_such_path", "the path does not exist"),
     405: ("wrong_method", "the path does not support this method"),
-    408: ("slow_request", "the request did not arrive in time. Send it faster"),
+    408: ("slow_request", "the request did not arrive in time. Send the request faster"),
     429: ("too_busy", "too many requests are waiting for the model. Try again"),
-    500: ("internal", "internal server error; see the log of the server"),
+    500: ("internal", "internal server error; see the server log"),
     501: ("wrong_method", "the server does not support this method"),
-    502: ("replica_lost", "the replica failed while it processed the request. Try again"),
+    502: ("replica_lost", "the replica failed while processing the request. Try again"),
     503: ("not_ready", "no replica is ready. Try again"),
     504: ("timeout", "no response in time. Try again"),
 }
 # This must be the last response rule. An earlier `return` replaces the response with an error and
-# ends the evaluation of rules, so errors are still logged.
+# stops the evaluation of rules, so the error is still logged.
 _LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Logging to a local port that may have no listener, and custom error pages.
+# Lines that configure logging to a local port, on which nothing may be listening, and custom error
+# pages.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
@@ -71,12 +72,12 @@ _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 class ProxySettings:
     """HAProxy's addresses, in the syntax of its `bind` lines, and its limits.
 
-    `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls`: concurrent
-    calls per replica. `stream_paths`: routes without a timeout or size limit in HAProxy.
-    `idempotent_paths`: routes whose requests, like every GET, are retried if a replica fails before
-    it responds. Both are route paths such as `/v1/feeds/{feed}`. `hosts`: the accepted host names,
-    without a port; if empty, all. `errors`: a FIFO that receives a line `STATUS TERMINATION` for
-    each error response.
+    `http_bind` and `grpc_bind` have the form address:port. Times are in seconds. `max_grpc_calls`
+    limits the concurrent calls per replica. `stream_paths` are routes without a timeout or size
+    limit in HAProxy. `idempotent_paths` are routes whose requests, like every GET, are retried if a
+    replica fails before it responds. Both contain route paths such as `/v1/feeds/{feed}`. `hosts`
+    are the accepted host names, without a port; if empty, all host names are accepted. `errors` is
+    a FIFO that receives a line `STATUS TERMINATION` for each error response.
     """
 
     haproxy: str
@@ -103,7 +104,7 @@ class ProxySettings:
 def rewrite(text: str, settings: ProxySettings) -> str:
     """Apply the addresses and rules of `settings` to Ray's HAProxy configuration.
 
-    Raises ValueError if the text is not what Ray 2.60 writes.
+    Raises ValueError if the text differs from the configuration that Ray 2.60 writes.
     """
     lines = [line for section in _sections(text) for line in _rewrite_section(section, settings)]
     found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
@@ -184,12 +185,12 @@ def _without_bind(lines: list[str]) -> list[str]:
 
 def _defaults(settings: ProxySettings) -> list[str]:
     return [
-        # When HAProxy is replaced, at each change of the replicas, the old process answers requests
-        # on open connections before it closes them: most clients do not retry.
+        # When HAProxy is replaced, on each change of the replicas, the old process answers requests
+        # on open connections before it closes them, because most clients do not retry.
         "    option idle-close-on-response",
         f"    timeout http-request {_time(settings.head_seconds)}",
         f"    timeout client {_time(settings.idle_seconds)}",
-        "    timeout server 1h",  # for streams; other requests get a rule with their own timeout
+        "    timeout server 1h",  # for streams; a rule sets the timeout of other requests
         "    timeout tunnel 1h",
         *(f"    http-error {_error_response(status)}" for status in sorted(_ERRORS)),
     ]
@@ -218,7 +219,7 @@ def _rules(settings: ProxySettings) -> list[str]:
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _drop_unless_name("x-request-id"),
-        # Not idempotent: retrying the creation of a watch could create two.
+        # Other requests are not idempotent: retrying the creation of a watch could create two.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
         # Wait here for bodies that arrive slowly, so that they do not occupy a replica. A body that
         # is larger than the buffer is forwarded as it arrives, and the replica limits the time.
@@ -228,10 +229,10 @@ def _rules(settings: ProxySettings) -> list[str]:
     # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
         f"return {_error_response(503)} if {_IS_SOCKET} {_FROM_RAY_PROXY} {_plain(500)}",
-        # Ray rejects a WebSocket handshake like a request: with 429 or, on a replica that is
-        # shutting down, with a status that asks for a retry. uvicorn turns both into a plain-text
-        # 500. kway itself never sends one: it rejects a token with JSON and an unknown path with
-        # 403, and reports all other errors after the handshake.
+        # Ray rejects a WebSocket handshake like any other request: with 429 or, on a replica that
+        # is shutting down, with a status that requests a retry. uvicorn converts both to a
+        # plain-text 500. kway never sends a plain-text 500: it rejects a token with JSON and an
+        # unknown path with 403, and reports all other errors after the handshake.
         f"return {_error_response(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
             f"return {_error_response(_STATUS_REPLACEMENTS.get(status, status))} if "
@@ -240,7 +241,7 @@ def _rules(settings: ProxySettings) -> list[str]:
         ),
     ]
     return [
-        "    option disable-h2-upgrade",  # no client needs HTTP/2 on this port
+        "    option disable-h2-upgrade",  # HTTP/2 is not required on this port
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
         _LOG_ERRORS_ONLY,
@@ -250,7 +251,7 @@ def _rules(settings: ProxySettings) -> list[str]:
 def _is_one_of(paths: Iterable[str]) -> str:
     """Return a condition that is true if the path of the request is one of `paths`.
 
-    Routes match the decoded path, in which `%3A` is `:`, so this condition does too.
+    Like routes, the condition matches the decoded path, in which `%3A` is `:`.
     """
     return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
 
@@ -261,18 +262,18 @@ def _pattern(path: str) -> str:
     literals = _PARAMETER.split(path)
     if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
         raise ValueError(
-            f"route {path!r} has unsupported characters. Use letters, digits and / : _ -"
+            f"route {path!r} contains unsupported characters. Use letters, digits and / : _ -"
         )
     return "[^/]+".join(literals)
 
 
 def _host_rules(settings: ProxySettings) -> list[str]:
-    """Reject other host names, to prevent DNS rebinding: a web page could point its own domain name
-    to this server and query it through the visitor's browser."""
+    """Reject other host names to prevent DNS rebinding, in which a web page points its own domain
+    name to this server and queries it through the visitor's browser."""
     if not settings.hosts:
         return []
     message = (
-        f"without --token-file this server accepts only the host names {', '.join(settings.hosts)}"
+        f"without --token-file, this server accepts only the host names {', '.join(settings.hosts)}"
     )
     return [
         "return status 403 content-type application/json "
@@ -287,8 +288,8 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
         _drop_unless_name("request_id"),
-        # The body of a streaming call stays open as long as the client likes, so do not wait for
-        # it. The replica responds that streaming is not supported.
+        # Do not wait for the body of a streaming call, which the client may keep open indefinitely.
+        # The replica responds that streaming is not supported.
         f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
     return [
@@ -302,7 +303,7 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
     """Return a backend of replicas, without Ray's own proxy as a backup.
 
     At shutdown that proxy returns NOT_FOUND in the trailers of a response, which HAProxy cannot
-    read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
+    read or replace. Without that proxy, a call fails with UNAVAILABLE, which clients retry.
     """
     return [
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
@@ -326,7 +327,7 @@ def _with_maxconn(line: str, settings: ProxySettings) -> str:
 
 
 def _drop_unless_name(header: str) -> str:
-    """Drop a header unless it occurs once and its value is one plain word.
+    """Drop a header unless it occurs once and its value is a single plain word.
 
     `req.hdr` would split the value at commas and accept it if one part matches, so the rule uses
     `req.fhdr`.
@@ -362,8 +363,8 @@ def main(settings_file: str, *arguments: str) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(rewrite(path.read_text(encoding="utf-8"), settings), encoding="utf-8")
     if settings.errors is not None:
-        # HAProxy drops lines that do not fit into the FIFO. Open it for reading too, because
-        # opening a FIFO only for writing fails while it has no reader.
+        # HAProxy drops log lines that do not fit into the FIFO. Open it for reading too, because
+        # opening a FIFO only for writing fails if it does not have a reader.
         os.dup2(os.open(settings.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
     os.execv(settings.haproxy, [settings.haproxy, *arguments])
 

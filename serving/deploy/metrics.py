@@ -24,20 +24,21 @@ class QueryMetrics:
     def __init__(self) -> None:
         self._requests = Counter(
             "kway_query_requests_total",
-            description="Requests to /v1/query by outcome: ok or the error code.",
+            description="Number of requests to /v1/query by outcome: ok or the error code.",
             tag_keys=("outcome",),
         )
-        self._inputs = Counter("kway_query_inputs_total", description="Inputs that were answered.")
+        self._inputs = Counter("kway_query_inputs_total", description="Number of inputs answered.")
         self._seconds = Histogram(
             "kway_query_seconds",
-            description="Time from the head of a request to its response, including rejected "
-            "requests but not streams.",
+            description="Time in seconds from the headers of a request to its response; "
+            "includes rejected requests but not streams.",
             boundaries=_SECONDS_BUCKETS,
         )
         self._exact_seconds = Counter(EXACT_SECONDS, description="Sum of kway_query_seconds.")
 
     def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
-        """Count one finished request. `seconds` None excludes it from the histogram."""
+        """Count one finished request. If `seconds` is None, the request is excluded from the
+        histogram."""
         self._requests.inc(1, tags={"outcome": outcome})
         if inputs:
             self._inputs.inc(inputs)
@@ -51,23 +52,24 @@ class ReplicaMetrics:
     """Gauges of one replica: its model and its current load.
 
     Ray's agent drops a gauge that has not been set for some seconds. A thread of the replica sets
-    them instead of Ray's health checks, which stop while the head node of a cluster is down and
-    replicas still answer.
+    the gauges. Ray's health checks could not do this: they stop while the head node of a cluster is
+    down, although the replicas still answer.
     """
 
     def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
-        """`load` returns the number of requests in progress and of waiting inputs. It is called
-        from another thread."""
+        """`load` returns the number of requests in progress and the number of waiting inputs. It is
+        called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
             description="1 if the model's loss follows the Principle of Logit Separation, else 0.",
             tag_keys=("loss",),
         )
         self._requests = Gauge(
-            "kway_requests_in_progress", description="Requests that a replica is processing."
+            "kway_requests_in_progress",
+            description="Number of requests that a replica is processing.",
         )
         self._queued = Gauge(
-            "kway_queued_inputs", description="Inputs that wait for the model of a replica."
+            "kway_queued_inputs", description="Number of inputs waiting for the model of a replica."
         )
         self._loss, self._load = loss, load
 
@@ -90,15 +92,17 @@ class WatchMetrics:
     def __init__(self) -> None:
         self._frames = Counter(
             "kway_feed_frames_total",
-            description="Frames by outcome: ok, unwatched, dropped or the error code.",
+            description="Number of frames by outcome: ok, unwatched, dropped or the error code.",
             tag_keys=("outcome",),
         )
-        self._hits = Counter("kway_watch_hits_total", description="Hits of all watches.")
+        self._hits = Counter("kway_watch_hits_total", description="Number of hits of all watches.")
         self._lost = Counter(
-            "kway_watch_lost_hits_total", description="Hits that were not delivered to listeners."
+            "kway_watch_lost_hits_total",
+            description="Number of hits that were not delivered to listeners.",
         )
         self._watches = Gauge(
-            "kway_watches", description="Watches in the copy of a replica that receives frames."
+            "kway_watches",
+            description="Number of watches in the local copy of a replica that receives frames.",
         )
 
     def count_frame(self, outcome: str) -> None:
@@ -122,7 +126,8 @@ class HttpErrorMetrics:
     def __init__(self) -> None:
         self._errors = Counter(
             "kway_http_errors_total",
-            description="HTTP responses with status 400 and above, including those of the proxy.",
+            description="Number of HTTP responses with status 400 or higher, including "
+            "those of the proxy.",
             tag_keys=("status",),
         )
 
@@ -131,8 +136,8 @@ class HttpErrorMetrics:
 
 
 def agent_pages() -> list[str]:
-    """Return the URLs of the metrics pages of Ray's agents, one per node. Call it inside Ray; it
-    blocks."""
+    """Return the URLs of the metrics pages of Ray's agents, one per node. Call this function inside
+    Ray. It blocks."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         for node in ray.nodes()

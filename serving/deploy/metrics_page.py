@@ -1,9 +1,9 @@
 """The page at /metrics: metrics of the entire server, fetched from Ray's agents on its nodes.
 
 Every replica returns the metrics of all replicas. They lag by Ray's report interval
-(`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over them. The
-series of a lost replica keep their last values, in addition to those of its successor, until
-Ray's agent drops them.
+(`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over the
+replicas. The series of a lost replica keep their last values until Ray's agent drops them, even if
+a successor already has its own series.
 """
 
 from collections.abc import Iterable
@@ -57,11 +57,11 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
 
 
 def render(families: dict[str, Metric]) -> bytes:
-    """Render `families` as Prometheus text, with the exact sum of seconds instead of Ray's
-    estimate.
+    """Render `families` as Prometheus text, with the exact sum of the request times instead of
+    Ray's estimate.
 
-    Ray reconstructs a histogram from the midpoints of its buckets. The exact sum is a separate
-    counter.
+    Ray estimates the sum of a histogram from the midpoints of its buckets. A separate counter
+    contains the exact sum.
     """
     exact = families.pop(EXACT_SECONDS, None)
     histogram = families.get("kway_query_seconds")
@@ -73,7 +73,8 @@ def render(families: dict[str, Metric]) -> bytes:
 
 
 class _One:
-    """A registry with one family, the interface that generate_latest expects."""
+    """A registry with one metric family, which implements the interface that generate_latest
+    expects."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

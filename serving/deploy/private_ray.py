@@ -1,4 +1,4 @@
-"""Every private name of Ray that kway uses, with the reason. `pyproject.toml` caps Ray's version.
+"""All private names of Ray that kway uses, with the reasons. `pyproject.toml` caps Ray's version.
 
 Ray 2.60 does not have a public option for any of these. Each function raises RuntimeError if the
 installed Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
@@ -23,7 +23,7 @@ def bound_request_buffers() -> None:
     """Buffer at most a few parts of a request's body between Ray and the application.
 
     Ray reads ahead without a limit, so a stream that is sent faster than it is answered would be
-    buffered completely in memory. Call this in a replica's constructor.
+    buffered entirely in memory. Call this in a replica's constructor.
     """
     proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
     if not isinstance(getattr(proxy, "queue", None), property):
@@ -57,8 +57,8 @@ def own_process_groups() -> Iterator[None]:
 
     Terminals, `timeout` and other tools send signals to the entire group. The daemons would exit at
     the same time as this process instead of in order, and Ray would then wait a minute for them.
-    Earlier versions of Ray started its daemons in their own sessions (ray-project/ray#6008); now it
-    only blocks SIGINT in them.
+    Earlier versions of Ray started its daemons in their own sessions (ray-project/ray#6008); Ray
+    now only blocks SIGINT in the daemons.
     """
     services = importlib.import_module("ray._private.services")
     start = _required(services.__name__, "ConsolePopen")

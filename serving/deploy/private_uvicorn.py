@@ -1,8 +1,8 @@
-"""Patches of uvicorn. Ray starts it in each replica and does not expose its options.
+"""Patches for uvicorn, which Ray starts in each replica without exposing its options.
 
 Call these in a replica's constructor, before Ray starts the replica's server. They raise
 RuntimeError if the installed uvicorn no longer has the names that they need;
-`tests/serving/test_private_names.py` checks both.
+`tests/serving/test_private_names.py` checks both functions.
 """
 
 import inspect
@@ -24,7 +24,7 @@ def set_server_options(max_message_bytes: int) -> None:
     }
     init = uvicorn.Config.__init__
     if missing := options.keys() - inspect.signature(init).parameters.keys():
-        raise _changed(f"uvicorn.Config has no {', '.join(sorted(missing))}")
+        raise _changed(f"uvicorn.Config does not have {', '.join(sorted(missing))}")
 
     def with_options(config: uvicorn.Config, *arguments: Any, **given: Any) -> None:
         init(config, *arguments, **{**given, **options})
@@ -34,7 +34,7 @@ def set_server_options(max_message_bytes: int) -> None:
 
 
 def drop_trailers() -> None:
-    """Do not add the trailers of a chunked body to the headers of its request.
+    """Drop the trailers of a chunked body instead of adding them to the headers of its request.
 
     HAProxy's rules are not applied to trailers, and HAProxy 2.8 cannot drop them. uvicorn, which
     does not support trailers (Kludex/uvicorn#1596), appends them to `scope["headers"]`, which Ray
@@ -48,7 +48,7 @@ def drop_trailers() -> None:
         raise _changed("HttpToolsProtocol reads headers differently")
 
     def on_header(protocol: HttpToolsProtocol, name: bytes, value: bytes) -> None:
-        if "method" not in protocol.scope:  # set when the head is complete
+        if "method" not in protocol.scope:  # set once the headers are complete
             add_header(protocol, name, value)
 
     HttpToolsProtocol.on_header = on_header  # type: ignore[method-assign,assignment]

@@ -29,7 +29,7 @@ _STOP_SECONDS = 30
 
 
 class Addresses(NamedTuple):
-    """The addresses of a server: its URL, and host:port of gRPC if it is enabled."""
+    """The addresses of a server: its URL and, if gRPC is enabled, the host:port of gRPC."""
 
     url: str
     grpc: str | None
@@ -37,9 +37,9 @@ class Addresses(NamedTuple):
 
 @contextmanager
 def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
-    """Serve the bundle folder on `config.host`. Yields the addresses when the server is ready.
+    """Serve the bundle folder on `config.host`. Yields its addresses once the server is ready.
 
-    A port of 0 selects any free port. Errors of the replicas are printed on standard error. On
+    A port of 0 selects any free port. Errors of the replicas are printed to standard error. On
     exit, even if this process is killed, all started processes are stopped and the session folder
     is removed. Raises ChildProcessError if the server does not start.
     """
@@ -82,7 +82,7 @@ def _addresses(config: ServingConfig) -> Addresses:
 
 def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
     import ray
-    import ray.serve  # sets its loggers' levels, so import it before silencing them
+    import ray.serve  # sets the levels of Ray's loggers, so import it before silencing them
     from ray.exceptions import RayError
 
     with _quiet_ray():
@@ -99,7 +99,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
             if "Address already in use" in str(error):
                 reason = (
                     f"another process has bound port {config.port} or another port of the server. "
-                    "Start it again"
+                    "Start the server again"
                 )
             raise ChildProcessError(f"the server did not start: {reason}") from error
 
@@ -114,7 +114,7 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
     serve.start(
         proxy_location="HeadOnly",
         # The address of the replicas and Ray's own proxy; `serving/deploy/haproxy.py` sets
-        # HAProxy's. Requests have their own timeouts, and streams have none.
+        # HAProxy's. Requests have their own timeouts; streams have no timeout.
         http_options={
             "host": _LOOPBACK,
             "port": config.port,
@@ -149,8 +149,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
                 **local_options(_LOOPBACK, str(folder)),
             )
     except SystemExit:
-        # While it starts, Ray installs a SIGTERM handler that exits with 15, but a requested stop
-        # is not an error.
+        # While Ray starts, its SIGTERM handler exits with status 15, but a requested stop is not an
+        # error.
         raise SystemExit(0) from None
     finally:
         if handler is not None:
@@ -158,7 +158,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
 
 
 def _replica_messages() -> str:
-    """Return Ray's messages about replicas that failed to start; empty if it deployed none."""
+    """Return Ray's messages about replicas that failed to start; empty if Ray did not deploy
+    any."""
     from ray import serve
 
     found = serve.status().applications.get(_APPLICATION)
@@ -185,8 +186,7 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _stop(before: set[psutil.Process]) -> None:
-    """Stop the processes that were started since `before`, after requests in progress have
-    finished.
+    """Stop the processes that are not in `before`, after requests in progress have finished.
 
     Raises ServerLostError if Ray does not respond; the clean-up process then kills the
     remaining processes.
@@ -203,12 +203,13 @@ def _stop(before: set[psutil.Process]) -> None:
             with suppress(ray.exceptions.RayError, RuntimeError, OSError):
                 # Do not call serve.shutdown: it kills the controller, which Ray prints as an error.
                 serve.delete(_APPLICATION)
-            # Each change of the replicas replaces the HAProxy process, so list the processes again.
+            # Each change of the replicas replaces the HAProxy process, so update the list of
+            # processes.
             started.update(set(psutil.Process().children(recursive=True)) - before)
         ray.shutdown()
 
     with _quiet_ray():
-        # If the controller hangs, Ray blocks and does not react to signals, hence the thread.
+        # Use a thread, because Ray blocks and does not react to signals if the controller hangs.
         thread = threading.Thread(target=shut_down, name="stop", daemon=True)
         thread.start()
         thread.join(_STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""The session folder and ports of one server, and the removal of everything it started.
+"""The session folder and ports of one server, and the clean-up of all its processes and files.
 
 The folder contains Ray's files and sockets, logs and secrets.
 
@@ -24,11 +24,11 @@ from pathlib import Path
 import psutil
 
 # Single ports are chosen from below the range of the blocks. Both ranges are below the system's
-# ephemeral ports, so that no outgoing connection takes a port before the server listens on it,
-# which may take half a minute.
+# ephemeral ports, so that an outgoing connection cannot take a port before the server listens on
+# it, which may take half a minute.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _ATTEMPTS = 100
-# Ray writes its logs to the folder. Without free space it restarts its processes forever.
+# Ray writes its logs to the folder. Without free space, Ray restarts its processes forever.
 _MIN_FREE_BYTES = 2**28
 # The system's limit on the length of a socket path, and Ray's longest path below the folder, with
 # the largest process id.
@@ -44,7 +44,7 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
     """Return `port`, or any free port if it is 0.
 
     Raises OSError if the port is taken or `host` is not an address of this machine. The message
-    contains the `option` to change.
+    names the `option` to change.
     """
     if port == 0:
         return _any_port(host, option)
@@ -72,11 +72,11 @@ def _any_port(host: str, option: str) -> int:
 
 
 def free_block(num_ports: int) -> int:
-    """Return the first of `num_ports` consecutive ports on loopback. The first two are free at this
-    moment.
+    """Return the first of `num_ports` consecutive ports on loopback. The first two are free at the
+    time of the call.
 
-    The block is random, so that two servers do not share one: a proxy that looks for a dead replica
-    must not find a replica of another server. Raises OSError if no block is found.
+    The block is random, so that two servers do not share one: a proxy that connects to a dead
+    replica must not reach a replica of another server. Raises OSError if no block is free.
     """
     for _ in range(_ATTEMPTS):
         first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
@@ -85,8 +85,8 @@ def free_block(num_ports: int) -> int:
                 free_port("127.0.0.1", port)
             return first
     raise OSError(
-        f"no free ports on loopback between {_FIRST_BLOCK} and {_LAST_BLOCK}. Stop the processes "
-        "that use them"
+        f"loopback does not have a free port block between {_FIRST_BLOCK} and {_LAST_BLOCK}. "
+        "Stop processes that use ports in this range"
     )
 
 
@@ -106,8 +106,8 @@ def _check_usable(session: Path) -> None:
     free = shutil.disk_usage(session).free
     if free < _MIN_FREE_BYTES:
         raise OSError(
-            f"{session.parent} has {free / 2**20:.0f} MiB free, but a server needs "
-            f"{_MIN_FREE_BYTES / 2**20:.0f}. Free some space, or set TMPDIR to another folder"
+            f"{session.parent} has {free / 2**20:.0f} MiB of free space, but a server needs "
+            f"{_MIN_FREE_BYTES / 2**20:.0f} MiB. Free some space, or set TMPDIR to another folder"
         )
     excess = len(f"{session}{_LONGEST_SUBPATH}") - _MAX_SOCKET_PATH
     if excess > 0:
@@ -121,7 +121,7 @@ def _check_usable(session: Path) -> None:
 def cleaned_up(session: Path) -> Iterator[None]:
     """Start a process that cleans up `session` if this process is killed inside the context.
 
-    Remove the folder before leaving the context; the clean-up process then has nothing to do.
+    If the folder is removed before the context exits, the clean-up process does nothing.
     """
     cleaner = subprocess.Popen(
         [sys.executable, "-P", __file__, str(session)],
@@ -150,7 +150,7 @@ def clean(session: Path, owner: int) -> None:
         found = [process for process in others if _writes(process, session)]
         for process in found:
             process.kill()
-        # A process that is just starting is found in a later round.
+        # A process that is still starting is found in a later round.
         quiet_rounds = 0 if found else quiet_rounds + 1
         time.sleep(_ROUND_SECONDS)
     shutil.rmtree(session, ignore_errors=True)

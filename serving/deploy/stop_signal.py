@@ -13,13 +13,14 @@ import httpx
 import psutil
 
 _POLL_SECONDS = 1.0
-# Ray's daemons, which are child processes of this one. Ray restarts neither of them.
+# Ray's daemons, which are child processes of this one. Ray does not restart them.
 _DAEMONS = ("gcs_server", "raylet")
 
 
 class HealthTimeouts(NamedTuple):
-    """Timeouts in seconds. `response`: for one response. `slow`: without a response from /health
-    before a warning is printed. `lost`: without a listening server before it is considered lost."""
+    """Timeouts in seconds. `response` applies to a single response. If /health does not respond for
+    `slow` seconds, a warning is printed. If no server listens for `lost` seconds, the server is
+    considered lost."""
 
     response: float = 5.0
     slow: float = 30.0
@@ -31,7 +32,7 @@ class ServerLostError(ChildProcessError):
 
 
 class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP end `wait`. Before `wait`, during start-up, they raise
+    """Makes SIGINT, SIGTERM and SIGHUP end `wait`. Before `wait` is called, the signals raise
     SystemExit."""
 
     def __init__(self) -> None:
@@ -85,7 +86,9 @@ class _Health:
     def check(self) -> None:
         """Check the server once. Raises ServerLostError."""
         if any(_has_exited(daemon) for daemon in self._daemons):
-            raise ServerLostError("Ray has exited, so the server has stopped. Start it again")
+            raise ServerLostError(
+                "Ray has exited, so the server has stopped. Start the server again"
+            )
         if _answers(self._url, self._timeouts.response):
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
@@ -97,14 +100,15 @@ class _Health:
         if now - self._listened > self._timeouts.lost:
             seconds = self._timeouts.lost
             raise ServerLostError(
-                f"the server has not listened at {self._url} for {seconds:g} s. Start it again"
+                f"the server has not listened at {self._url} for {seconds:g} s. Start the server "
+                "again"
             )
         if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True
             seconds = self._timeouts.slow
             print(
-                f"warning: {self._url}/health has not responded for {seconds:g} s. The server is "
-                "overloaded, or its replicas have failed",
+                f"warning: {self._url}/health has not responded for {seconds:g} s. Either the "
+                "server is overloaded or its replicas have failed",
                 file=sys.stderr,
                 flush=True,
             )
@@ -126,8 +130,8 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Return whether a server listens at `url`, even if it is slow to accept: False only if the
-    connection is refused."""
+    """Return whether a server listens at `url`. Returns False only if the connection is refused, so
+    a server that is slow to accept counts as listening."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

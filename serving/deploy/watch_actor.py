@@ -1,7 +1,7 @@
-"""The board as a named Ray actor shared by all replicas, and the replicas' handle to it.
+"""The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
 Watches survive a restart of the actor, because they are stored in Ray's key-value store. Listeners
-get an error and must connect again. Importing this module imports Ray.
+receive an error and must reconnect. Importing this module imports Ray.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from serving.watches.board import Board
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
 
 NAME, NAMESPACE = "kway-watches", "kway"
-# Each listener and each replica holds a call open while it waits for updates.
+# Each listener and each replica keeps a call open while it waits for updates.
 _MAX_CALLS = 10_000
 _RESPONSE_SECONDS = 5.0
 
@@ -43,7 +43,7 @@ class RayWatches:
             max_restarts=-1,
             max_concurrency=_MAX_CALLS,
         ).remote(config.model_dump(mode="json"))
-        self._actor.configure.remote(config)  # an actor that was already running has older limits
+        self._actor.configure.remote(config)  # an actor that is already running has older limits
 
     async def create(self, client: str, terms: Terms) -> Watch:
         return await self._call("create", client, terms)
@@ -84,4 +84,4 @@ class RayWatches:
                 raise error.cause from None
             raise
         except (RayActorError, TimeoutError) as error:
-            raise WatchesDownError("the watches do not respond. Try again") from error
+            raise WatchesDownError("the watch service does not respond. Try again") from error

@@ -1,2 +1,2 @@
-"""Galleries: precomputed features of a collection. Searching one for a class is a matrix-vector
-product."""
+"""Galleries: precomputed features of a collection. Searching a gallery for a class is a
+matrix-vector product."""

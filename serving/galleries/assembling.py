@@ -1,4 +1,4 @@
-"""Merge the parts that one or more runs have computed into one gallery.
+"""Merge the parts computed by one or more runs into a gallery.
 
 The listing and all parts are sorted in the same order, so a single pass merges them. Only the next
 item of each part is in memory.
@@ -30,7 +30,7 @@ from serving.galleries.work_folder import GallerySettings, WorkFolder
 
 
 class IndexedItem(NamedTuple):
-    """Where the features of an item are stored."""
+    """The location of an item's features."""
 
     rows: RowReader
     position: int
@@ -38,7 +38,7 @@ class IndexedItem(NamedTuple):
 
 
 class _Part:
-    """Iterates over one part in order, as far as needed."""
+    """Iterates over one part in order, only as far as needed."""
 
     def __init__(self, rows: RowReader, order: Callable[[str], Any]) -> None:
         self._rows, self._order, self._remaining = rows, order, iter(rows)
@@ -63,8 +63,8 @@ class _Part:
 def matched_items(
     items: Iterable[Item], indexed: Sequence[RowReader], order: Callable[[str], Any]
 ) -> Iterator[tuple[Item, IndexedItem | None]]:
-    """Yield each item with its row; None if no part contains the item, or only a different version
-    of it. Items and rows must be sorted by `order` of their names."""
+    """Yield each item with its row, or with None if no part contains this version of the item.
+    Items and rows must be sorted by `order` of their names."""
     parts = [_Part(rows, order) for rows in indexed]
     for item in items:
         key = order(item.name)
@@ -85,7 +85,8 @@ def assemble(
     unreadable: int,
     report: Callable[[int, int], None],
 ) -> GalleryInfo:
-    """Write the gallery: those items of the listing that `rows` contain, `num_items` in total."""
+    """Write the gallery. It contains the items of the listing that are in `rows`, `num_items` in
+    total."""
     work.finished.mkdir()
     with ExitStack() as opened:
         files = {

@@ -1,5 +1,5 @@
-"""Build a gallery: list the collection, compute the features of new items, write the gallery and
-publish it.
+"""Build a gallery: list the collection, compute the features of new items, and write and publish
+the gallery.
 
 If the process is killed, it loses a few seconds of work, and the previous gallery is unchanged.
 """
@@ -42,9 +42,9 @@ from serving.model import Model
 Report = Callable[[int, int], None]
 
 _SECONDS_BETWEEN_COMMITS = 10.0
-THUMBNAIL_SIDE = 160  # maximum length of the longer side in pixels
+THUMBNAIL_SIDE = 160  # maximum length in pixels of the longer side
 _QUALITY = 80
-# JPEG decoders can decode at a fraction of the size, which is faster.
+# Decoding a JPEG at a fraction of its size is faster.
 _REDUCTION_FLAGS = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
     4: cv2.IMREAD_REDUCED_COLOR_4,
@@ -54,11 +54,11 @@ _REDUCTION_FLAGS = {
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How to build a gallery.
+    """Options for building a gallery.
 
     - `batch_size`: number of texts or image crops per forward pass.
     - `threads`: number of threads that read and decode items.
-    - `strict`: raise if an item cannot be read.
+    - `strict`: raise an error if an item cannot be read.
     - `force`: update the gallery even if it was created from another source.
     """
 
@@ -75,8 +75,8 @@ class IndexResult:
 
     - `reused`: number of items that were computed by earlier runs.
     - `dropped`: number of items of the previous gallery that were removed or changed.
-    - `ignored`: number of files that are not images by their names.
-    - `unreadable`: the first few unreadable items; `info` contains their number.
+    - `ignored`: number of files whose extension is not that of an image.
+    - `unreadable`: the first few unreadable items; `info` contains the total number.
     """
 
     info: GalleryInfo
@@ -89,8 +89,8 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Numbers of items: computed by earlier runs, contained in the current gallery (a subset of
-    these), and to compute."""
+    """Numbers of items: those computed by earlier runs, the subset of these in the current gallery,
+    and those still to be computed."""
 
     reused: int
     in_gallery: int
@@ -117,9 +117,9 @@ def index_collection(
 
     `computing` and `writing` are progress callbacks with (items done, total).
 
-    Raises ValueError if the collection is empty, if `path` is something other than a gallery of
-    this collection, or, with `options.strict`, if an item cannot be read. Raises OSError if the
-    disk is full. After an error, the same call resumes.
+    Raises ValueError if the collection is empty, if `path` exists but is not a gallery of this
+    collection, or, with `options.strict`, if an item cannot be read. Raises OSError if the disk is
+    full. After an error, the same call resumes.
     """
     settings = _settings(model, collection, options)
     with work_folder(path, settings, force=options.force) as work, ExitStack() as opened:
@@ -164,7 +164,7 @@ def _open(opened: ExitStack, folder: Path, settings: GallerySettings) -> RowRead
 def _list(
     collection: Collection, work: WorkFolder, rows: Sequence[RowReader], unreadable: UnreadableFile
 ) -> _Listed:
-    """Write the listings of all items and of those that must be computed."""
+    """Write one listing of all items and one of the items that must be computed."""
     reused = in_gallery = missing = 0
 
     def items() -> Iterator[Item]:
@@ -262,7 +262,7 @@ def _check(
         remedy = "fix or remove it" + (", or omit --strict" if readable else "")
         raise ValueError(f"{collection.path}: {name} cannot be read ({reason}){more}: {remedy}")
     if not readable:
-        raise ValueError(f"{collection.path} contains no {collection.reads} to index")
+        raise ValueError(f"{collection.path} does not contain any {collection.reads} to index")
 
 
 def _is_current(
@@ -285,7 +285,7 @@ def _is_current(
 def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
     """Convert an image file to a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
 
-    `decode` must have accepted `raw` before. Raises ValueError if it cannot be decoded.
+    `raw` must be a file that `decode` accepts. Raises ValueError if it cannot be decoded.
     """
     pixels = _reduced_jpeg(raw)
     if pixels is None:
@@ -298,8 +298,8 @@ def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
 
 
 def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
-    """Decode a JPEG that is much larger than its thumbnail at a reduced size -> pixels [H, W, 3] in
-    BGR. Return None for other files."""
+    """Decode a JPEG that is much larger than its thumbnail at a reduced size. Returns BGR pixels
+    [H, W, 3], or None for any other file."""
     size = jpeg_size(raw)
     fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
     for factor, flag in _REDUCTION_FLAGS.items():

@@ -1,7 +1,7 @@
 """Collections that can be indexed: a folder of images or a file of texts.
 
-Items are listed in a fixed order and not decoded. Memory is bounded by the names in the largest
-single folder. `UnreadableFile` records the items that are omitted, with the reason.
+Items are listed in a fixed order without being decoded. Memory use is bounded by the number of
+names in the largest single folder. `UnreadableFile` records the omitted items and the reasons.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _MAX_NAMED = 5
 
 
 class Unreadable(NamedTuple):
-    """A file, folder or line that cannot be read. `name`: its name in the collection."""
+    """A file, folder or line that cannot be read. `name` is its name in the collection."""
 
     name: str
     reason: str
@@ -61,7 +61,8 @@ _MAX_SHOWN_CHARS = 500
 
 
 class Collection(Protocol):
-    """A source of items. `ignored`: number of files that `items` has skipped by their names."""
+    """A source of items. `ignored` is the number of files that `items` has skipped because of their
+    names."""
 
     reads: Reads
     path: Path
@@ -88,12 +89,12 @@ def open_collection(path: Path, reads: Reads) -> Collection:
     if reads == "images":
         if not path.is_dir():
             raise FileNotFoundError(
-                f"{path} is not a folder: the model reads images, so pass a folder of images"
+                f"{path} is not a folder: the model requires images, so pass a folder of images"
             )
         return ImageCollection(path)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not a file: the model reads texts, so pass a file with one text per line"
+            f"{path} is not a file: the model requires texts, so pass a file with one text per line"
         )
     return TextFile(path)
 
@@ -129,7 +130,7 @@ class ImageCollection:
 
     def read(self, item: Item) -> bytes:
         if item.size > _MAX_FILE_BYTES:
-            raise ValueError(f"{item.size} bytes exceed the limit of {_MAX_FILE_BYTES}")
+            raise ValueError(f"size of {item.size} bytes exceeds the limit of {_MAX_FILE_BYTES}")
         with open(self._path(item.name), "rb") as file:
             return file.read(_MAX_FILE_BYTES)
 
@@ -149,8 +150,8 @@ class ImageCollection:
             yield prefix + name
 
     def _inspect(self, name: str) -> Item | Unreadable | bool | None:
-        """Return the item, or the reason why it cannot be read; None for a folder; True for an
-        ignored file."""
+        """Return the item or the reason why it cannot be read. Returns None for a folder and True
+        for an ignored file."""
         file = name.rpartition("/")[2]
         is_image = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
         try:
@@ -192,7 +193,7 @@ class TextFile:
                 if size == _MAX_LINE_BYTES and not line.endswith(b"\n"):
                     size += _rest_of_line(file)
                     yield Unreadable(
-                        str(number), f"{size} bytes exceed the limit of {_MAX_LINE_BYTES}"
+                        str(number), f"size of {size} bytes exceeds the limit of {_MAX_LINE_BYTES}"
                     )
                 else:
                     text = _without_end(line)
@@ -208,7 +209,7 @@ class TextFile:
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"not valid UTF-8 at byte {error.start}") from error
+            raise ValueError(f"invalid UTF-8 at byte {error.start}") from error
 
     def displayed(self, item: Item, raw: bytes | str) -> Item:
         assert isinstance(raw, str)

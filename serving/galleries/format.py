@@ -1,11 +1,11 @@
-"""The format of a gallery: the files in its folder.
+"""The gallery format: the files in a gallery folder.
 
 gallery.json           see `GalleryInfo`; includes the size and SHA-256 of the other files
 features.safetensors   float32 [items, dim]
 items.jsonl            one item per line, see `Item`
-offsets.safetensors    uint64 [items + 1, 2]: start of each item's line and of its thumbnail
+offsets.safetensors    uint64 [items + 1, 2]: start offsets of each item's line and thumbnail
 thumbnails.bin         concatenated JPEGs; empty without thumbnails
-unreadable.jsonl       items that could not be read, with the reason
+unreadable.jsonl       items that could not be read, with the reasons
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class GalleryInfo(Spec):
     backbone: Sha256 = Field(
         description="`features_identity` of the bundle that computed the features"
     )
-    source: str = Field(description="path of the indexed folder or file of texts")
+    source: str = Field(description="path of the indexed folder or text file")
     num_items: int = Field(gt=0)
     dim: int = Field(gt=0)
     thumbnails: bool
@@ -103,7 +103,7 @@ def _check_sizes(path: Path, info: GalleryInfo) -> None:
 def features_identity(bundle: Bundle) -> str:
     """Return the SHA-256 of everything that determines the features that a bundle computes.
 
-    Class weights, thresholds and names are excluded, so galleries remain valid for another head.
+    Class weights, thresholds and names are excluded, so a gallery remains valid for other heads.
     """
     checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
     tokenizer = {
@@ -126,7 +126,7 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
     """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
     if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
         raise ValueError(
-            f"{path} contains features of another backbone, or of other preprocessing, than "
+            f"{path} was created with another backbone or other preprocessing than "
             f"{bundle.path}: create a gallery with kway index {bundle.path} {info.source} -o …"
         )
 
@@ -148,7 +148,7 @@ class Item(NamedTuple):
     - `name`: the path in the folder, with "/" as separator, or the line number.
     - `size`: the size in bytes.
     - `stamp`: the modification time in ns, or a hash of the text.
-    - `start`: the offset of the line in a file of texts.
+    - `start`: the offset of the line in a text file.
     - `text`: the text that the gallery displays, possibly truncated.
 
     Two items are the same if `name`, `size` and `stamp` are equal.
@@ -162,8 +162,8 @@ class Item(NamedTuple):
 
 
 def item_line(item: Item) -> bytes:
-    """Serialize an item as one line of ASCII with its line end. The name may contain line breaks
-    and bytes that are not UTF-8."""
+    """Serialize an item as one line of ASCII, including the newline. The name may contain line
+    breaks and bytes that are not UTF-8."""
     fields = item if item.start or item.text is not None else item[:3]
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
@@ -189,7 +189,7 @@ def shown_name(name: str) -> str:
 
 
 def read_items(path: Path) -> Iterator[Item]:
-    """Yield the items of a file that `item_line` has written."""
+    """Yield the items of a file written with `item_line`."""
     with path.open("rb") as file:
         yield from map(parse_item, file)
 

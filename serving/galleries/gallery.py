@@ -1,7 +1,7 @@
 """Open galleries and search them for the items with the highest scores of a class.
 
 Features are memory-mapped; items and thumbnails are read by index. The scores of recently searched
-classes are cached, so reading the next page needs no matrix product.
+classes are cached, so reading the next page does not require a matrix product.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _FIRST_PAGE = 1024
 
 
 class Gallery:
-    """An open gallery. Thread-safe. Keeps using its files if the folder is replaced."""
+    """An open gallery. Thread-safe. It keeps using its files if the folder is replaced."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
@@ -53,7 +53,8 @@ class Gallery:
         self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
 
     def verify(self) -> None:
-        """Verify the checksums of all files. Raises ValueError for the first that differs."""
+        """Verify the checksums of all files. Raises ValueError for the first checksum that
+        differs."""
         for name, expected in self.info.files.items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
@@ -66,7 +67,8 @@ class Gallery:
         return parse_item(self._read(ITEMS, self._lines, index, 0))
 
     def thumbnail(self, index: int) -> bytes:
-        """Return a JPEG; empty if the gallery has no thumbnails. Raises IndexError like `item`."""
+        """Return the item's thumbnail as a JPEG; empty if the gallery does not have thumbnails.
+        Raises IndexError like `item`."""
         return self._read(THUMBNAILS, self._thumbnails, index, 1)
 
     def _open(self, name: str) -> int:
@@ -77,7 +79,8 @@ class Gallery:
     def _read(self, name: str, descriptor: int, index: int, column: int) -> bytes:
         if not 0 <= index < self.num_items:
             raise IndexError(
-                f"item {index} is out of range: the gallery has items 0 to {self.num_items - 1}"
+                f"item {index} is out of range: the gallery contains items 0 to "
+                f"{self.num_items - 1}"
             )
         begin, end = (int(offset) for offset in self._ends[index : index + 2, column])
         if not begin <= end <= self.info.files[name].bytes:
@@ -88,14 +91,14 @@ class Gallery:
 def class_scores(
     features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
 ) -> np.ndarray:
-    """Features [N, dim], which may be memory-mapped and larger than memory, and the weights of one
-    class -> scores float32 [N]."""
+    """Compute the scores float32 [N] of one class from features [N, dim], which may be
+    memory-mapped and larger than memory."""
     values = torch.from_numpy(logits.of_one_class(features, row))
     return score(loss.score, values, eps=loss.eps).numpy()
 
 
 class Ranking:
-    """The scores of all items for one class, sorted as far as pages have been requested."""
+    """The scores of all items for one class, sorted only as far as pages have been requested."""
 
     def __init__(self, scores: np.ndarray) -> None:
         self.scores = scores
@@ -114,7 +117,8 @@ class Ranking:
         end = min(offset + limit, len(self.scores))
         order = self._best  # another thread may replace it with a longer one
         if end > len(order):
-            # Sort twice as many, so that reading all pages sorts only O(log n) times.
+            # Sort twice as many items as needed, so that reading all pages sorts only O(log n)
+            # times.
             self._best = order = best(self.scores, 2 * end)
         return order[offset:end].tolist()
 
@@ -123,7 +127,7 @@ def best(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` highest scores, int64, in descending order of score, with
     ties in ascending order of index.
 
-    Partitions in O(n) and then sorts only the items above the `count`-th score.
+    Partitions in O(n), then sorts only the items above the `count`-th score.
     """
     num = len(scores)
     if count >= num:
@@ -140,7 +144,7 @@ class Galleries:
     def __init__(
         self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """Raises the error of `Gallery` for the first folder that is not a gallery of this
+        """Raises what `Gallery` raises for the first folder that is not a gallery of this
         bundle."""
         self._bundle = bundle
         self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
@@ -150,12 +154,13 @@ class Galleries:
         return sorted(self._by_name)
 
     def __getitem__(self, name: str) -> Gallery:
-        """Raises KeyError."""
+        """Return the gallery `name`. Raises KeyError if it does not exist."""
         return self._by_name[name]
 
     def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
-        """For each class of `query`, return up to `limit` items from `offset` on of the gallery
-        `name`, in descending order of score. With a threshold, return only items that reach it."""
+        """Search the gallery `name`. For each class of `query`, return up to `limit` items,
+        starting at `offset`, in descending order of score. With a threshold, return only items that
+        reach it."""
         loss = self._bundle.spec.loss
         return Hits(
             aligned=loss.aligned,
@@ -195,7 +200,7 @@ class Galleries:
 
 
 class _Rankings:
-    """An LRU cache of rankings with a limit in bytes."""
+    """An LRU cache of rankings with a size limit in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._lock = max_bytes, Lock()

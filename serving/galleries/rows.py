@@ -1,7 +1,7 @@
-"""Indexed items on disk: one file each for lines, features, offsets and thumbnails.
+"""Indexed items on disk, with one file each for lines, features, offsets and thumbnails.
 
 Finished galleries and parts of unfinished ones are read in the same way. The only difference is
-that features and offsets of a gallery have headers: they are safetensors files with a single
+that the features and offsets of a gallery have headers: each is a safetensors file with a single
 matrix, which can be written as a stream.
 """
 
@@ -38,7 +38,7 @@ _TENSOR = "matrix"
 # Upper bound on the header bytes that are read; real headers are far smaller.
 _MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
-# Contains the number of items that are durable. A part without this file has none.
+# Contains the number of durable items. A part without this file does not contain any.
 COMMITTED = "committed"
 _PAIR = 16  # bytes per pair of offsets: into the lines and into the thumbnails
 
@@ -72,7 +72,7 @@ class HashedFile:
 
 
 def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
-    """Return the header of a safetensors file with a single matrix. The rows follow it."""
+    """Return the header of a safetensors file with a single matrix. The rows follow the header."""
     size = shape[0] * shape[1] * np.dtype(kind).itemsize
     entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
     header = json.dumps({_TENSOR: entry}, separators=(",", ":")).encode()
@@ -87,14 +87,17 @@ def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
     with path.open("rb") as file:
         header = file.read(min(len(expected), _MAX_HEADER_BYTES))
         if header != expected:
-            raise ValueError(f"{path} is not {_DTYPES[kind]} {list(shape)}: {DAMAGE_REMEDY}")
+            raise ValueError(
+                f"{path} does not contain a matrix of type {_DTYPES[kind]} and "
+                f"shape {list(shape)}: {DAMAGE_REMEDY}"
+            )
         if os.fstat(file.fileno()).st_size != len(expected) + size:
             raise ValueError(f"{path} is truncated or damaged: {DAMAGE_REMEDY}")
     return len(expected)
 
 
 def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
-    """Memory-map the matrix read-only. All processes of the machine share the memory."""
+    """Memory-map the matrix read-only. All processes on the machine share the memory."""
     start = matrix_start(path, kind, shape)
     with path.open("rb") as file:
         return mapped(file)[start:].view(kind).reshape(shape)
@@ -148,7 +151,8 @@ class RowReader:
 
 
 class RowWriter:
-    """Appends items to a new part. Items before the last `commit` survive a kill."""
+    """Appends items to a new part. Items appended before the last `commit` survive if the process
+    is killed."""
 
     def __init__(self, path: Path, *, dim: int) -> None:
         path.mkdir()
@@ -159,7 +163,7 @@ class RowWriter:
         self.commit()
 
     def append(self, item: Item, features: np.ndarray, thumbnail: bytes) -> None:
-        """`features`: float32 [dim]."""
+        """Append an item with its features, float32 [dim]."""
         assert features.shape == (self._dim,)
         line = item_line(item)
         self._ends += np.array([len(line), len(thumbnail)], "<u8")
@@ -181,8 +185,8 @@ class RowWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Commit, so that an interrupt loses nothing. If writing failed, for example because the
-        disk is full, keep only the items of the last commit."""
+        """Commit, so that no items are lost on an interrupt. If writing failed, for example because
+        the disk is full, keep only the items of the last commit."""
         try:
             if not isinstance(error, OSError):
                 self.commit()

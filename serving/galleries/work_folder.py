@@ -1,12 +1,12 @@
-"""The work folder of a gallery: `GALLERY.partial`. It is locked during a run, removed on success
-and kept after a failure, so that the next run can resume.
+"""The work folder of a gallery, `GALLERY.partial`. It is locked during a run, removed on success,
+and kept after a failure so that the next run can resume.
 
-about.json      settings of the gallery; a run resumes only if its own are the same
+about.json      settings of the gallery; a run resumes only if its own settings are the same
 part-000/ …     results of each run, see `serving/galleries/rows.py`
 listing.jsonl   all items of the collection
-missing.jsonl   the items that this run has to compute
+missing.jsonl   the items that this run must compute
 gallery/        the finished gallery, before it is published
-old/            the previous gallery, between two renames
+old/            the previous gallery, between the two renames of a publish
 """
 
 import fcntl
@@ -52,7 +52,8 @@ class WorkFolder:
         self.finished, self._old = self.path / "gallery", self.path / "old"
 
     def indexed(self) -> list[Path]:
-        """Return the folders with results of earlier runs: parts and the gallery itself."""
+        """Return the folders that contain results of earlier runs: the parts and the gallery
+        itself."""
         parts = [part for part in sorted(self.path.glob("part-*")) if (part / COMMITTED).is_file()]
         return [*parts, self.gallery] if (self.gallery / GALLERY).is_file() else parts
 
@@ -75,7 +76,8 @@ class WorkFolder:
             os.close(folder)
 
     def discard_empty_parts(self) -> None:
-        """After a failure, keep only parts with results. Remove the folder if there are none."""
+        """After a failure, keep only parts with results. Remove the work folder if there are no
+        such parts."""
         for part in self.path.glob("part-*"):
             committed = part / COMMITTED
             if not (committed.is_file() and int(committed.read_bytes())):
@@ -84,20 +86,20 @@ class WorkFolder:
             shutil.rmtree(self.path)
 
     def recover(self) -> None:
-        """Undo or complete a `publish` that was interrupted."""
+        """Undo or complete an interrupted `publish`."""
         if self._old.exists() and not self.gallery.exists():
             os.rename(self._old, self.gallery)
         for folder in (self._old, self.finished):
             shutil.rmtree(folder, ignore_errors=True)
 
     def check_settings(self, settings: GallerySettings, *, force: bool) -> None:
-        """Check that existing results have these settings, then record them. `force` accepts
-        another source."""
+        """Check that existing results have these settings, then record the settings. With `force`,
+        a different source is accepted."""
         existing = [(self.path, _read_settings(self.path / _SETTINGS))]
         if (self.gallery / GALLERY).is_file():
             existing.append((self.gallery, GallerySettings.of(read_info(self.gallery))))
         elif self.gallery.exists():
-            raise ValueError(f"{self.gallery} exists but is not a gallery: pass another path")
+            raise ValueError(f"{self.gallery} exists, but it is not a gallery: pass another path")
         for path, found in existing:
             if found is not None:
                 _check_same(path, found, settings, force=force)
@@ -108,11 +110,11 @@ class WorkFolder:
 def work_folder(
     gallery: Path, settings: GallerySettings, *, force: bool = False
 ) -> Iterator[WorkFolder]:
-    """Create and lock the work folder of `gallery`. The block must publish the gallery, unless it
-    is up to date. On success, the work folder is removed.
+    """Create and lock the work folder of `gallery`. The body of the `with` statement must publish
+    the gallery unless it is up to date. On success, the work folder is removed.
 
-    If the block fails, its results are kept for the next run. Raises ValueError if another process
-    is writing the gallery, or if existing results have other settings.
+    If the body fails, its results are kept for the next run. Raises ValueError if another process
+    is writing the gallery, or if existing results have different settings.
     """
     work = WorkFolder(gallery)
     is_new = not work.path.exists()
@@ -167,12 +169,12 @@ def _check_same(
         expected.dim,
     ):
         raise ValueError(
-            f"{path} contains features of another backbone, or of other preprocessing: pass "
-            "another path with --out, or remove it"
+            f"{path} was created with another backbone or other preprocessing: pass another path "
+            f"with --out, or remove {path}"
         )
     if found.thumbnails != expected.thumbnails:
         option = "--thumbnails" if found.thumbnails else "--no-thumbnails"
-        raise ValueError(f"{path} was created with {option}: pass {option}, or remove it")
+        raise ValueError(f"{path} was created with {option}: pass {option}, or remove {path}")
     if found.source != expected.source and not force:
         raise ValueError(
             f"{path} was created from {found.source}, not from {expected.source}: pass another "

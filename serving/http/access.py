@@ -1,7 +1,8 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Paths that reveal nothing about the model need no token; all others do. Browsers cannot set headers
-on a WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
+Paths that do not reveal anything about the model do not require a token; all other paths do.
+Browsers cannot set headers on a WebSocket, so its token may also be sent as a subprotocol:
+`["kway", "bearer." + token]`.
 """
 
 from collections.abc import Collection
@@ -19,8 +20,8 @@ _SUBPROTOCOL = "kway"
 class Access:
     """ASGI middleware that sets `request.state.client` or rejects the request.
 
-    Status 401 if the token is missing or wrong; 503 while the token file cannot be read, because
-    the tokens read earlier may have been revoked.
+    It responds with status 401 if the token is missing or wrong, and with 503 while the token file
+    cannot be read, because the tokens read earlier may have been revoked.
     """
 
     def __init__(self, app: ASGIApp, *, clients: Clients, open_paths: Collection[str] = ()) -> None:
@@ -44,7 +45,7 @@ class Access:
 
 
 def _token(scope: Scope) -> str | None:
-    """Return the bearer token of a request; None if there is none or more than one."""
+    """Return the bearer token of a request, or None if there is not exactly one."""
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) == 1:
         return bearer_token(found[0].decode("latin-1"))

@@ -1,8 +1,8 @@
 """The HTTP application of a replica, with every router of `serving/http/routes/`.
 
 To add a route, add a function to a module in `serving/http/routes/`. For a new module, also add its
-router to `GROUPS`. Everything else is derived: the OpenAPI document, the paths that need no token,
-and HAProxy's rules.
+router to `GROUPS`. Everything else is derived: the OpenAPI document, the paths that do not require
+a token, and HAProxy's rules.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,14 +32,14 @@ from serving.watches.watch import Watches
 
 
 class Group(NamedTuple):
-    """Routers that /docs shows as one section."""
+    """A group of routers that /docs shows as one section."""
 
     name: str
     description: str
     routers: tuple[APIRouter, ...]
 
 
-# In the order in which /docs shows them.
+# The order is that of the sections in /docs.
 GROUPS = (
     Group("Query", "Does this image or text belong to class C?", (query.router,)),
     Group("Classes", "The classes of the model.", (classes.router,)),

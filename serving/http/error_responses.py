@@ -1,4 +1,5 @@
-"""All errors of the HTTP server, including the framework's, as JSON in one format: `ErrorBody`."""
+"""Error responses: all errors, including the framework's, are returned as JSON in the same format,
+`ErrorBody`."""
 
 import logging
 from collections.abc import Mapping
@@ -58,4 +59,4 @@ def install_handlers(api: FastAPI) -> None:
         if isinstance(error, TaskCancelledError):  # raised by Ray when a waiting client disconnects
             return await client_disconnected(request, error)
         _log.exception("a request failed", exc_info=error)
-        return error_response(500, "internal", "internal server error; see the log of the server")
+        return error_response(500, "internal", "internal server error; see the server log")

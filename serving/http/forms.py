@@ -16,9 +16,9 @@ _CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 
 
 def known_charset(name: str) -> str:
-    """Return the codec for the `charset` of a request; UTF-8 if it is empty.
+    """Return the codec for the `charset` of a request, or UTF-8 if the charset is empty.
 
-    Raises ApiError 415 for an unsupported one.
+    Raises ApiError 415 for an unsupported charset.
     """
     try:
         codec = codecs.lookup(name or "utf-8").name
@@ -33,8 +33,8 @@ def known_charset(name: str) -> str:
 
 class _Parser(MultiPartParser):
     """Rejects text that is invalid in its encoding (UTF-8 unless specified), and truncated forms.
-    Starlette's own parser falls back to Latin-1 for the former and drops the last part of the
-    latter."""
+    Starlette's own parser falls back to Latin-1 for invalid text and drops the last part of a
+    truncated form."""
 
     is_begun = is_ended = False
 
@@ -52,7 +52,7 @@ class _Parser(MultiPartParser):
                 part.data.decode(self._charset)
             except UnicodeDecodeError as error:
                 name = part.field_name[:80]
-                raise MultiPartException(f"{name!r} is not valid {self._charset}") from error
+                raise MultiPartException(f"field {name!r} is not valid {self._charset}") from error
         super().on_part_end()
 
 
@@ -65,8 +65,7 @@ async def parse_form(
     parser = _Parser(
         request.headers,
         body,
-        # High enough that a slight excess is parsed and then rejected by the caller with a specific
-        # error.
+        # High enough that the caller can reject a slight excess with a specific error.
         max_files=limits.max_inputs + 1000,
         max_fields=limits.max_classes + limits.max_inputs + 1000,
     )
@@ -76,10 +75,10 @@ async def parse_form(
         if parser.is_begun and not parser.is_ended:
             for file in parser._files_to_close_on_error:  # the unfinished file is not in the form
                 file.close()
-            raise MultiPartException("it ends before the final boundary")
+            raise MultiPartException("the body ends before the final boundary")
         return form
     except (MultiPartException, LookupError, UnicodeError) as error:
-        reason = getattr(error, "message", None) or "it is malformed"
+        reason = getattr(error, "message", None) or "the body is malformed"
         message = f"invalid multipart form: {reason}"
         raise ApiError(400, "invalid_form", message) from error
 
@@ -106,7 +105,9 @@ def text_fields(form: FormData) -> dict[str, list[str]]:
     for name in ("recall", "threshold"):
         if len(form.getlist(name)) > 1 or len(fields[name]) != len(form.getlist(name)):
             raise ApiError(
-                422, "invalid_query", f"{name} is a file or occurs more than once. Send one number"
+                422,
+                "invalid_query",
+                f"{name} is either a file or occurs more than once. Send a single number",
             )
     return fields
 
@@ -118,6 +119,6 @@ async def form_images(form: FormData) -> list[bytes]:
     for position, file in enumerate(files):
         if not isinstance(file, UploadFile):
             raise ApiError(
-                400, "invalid_form", f"images[{position}] is not a file. Upload it as a file"
+                400, "invalid_form", f"images[{position}] is not a file. Upload the image as a file"
             )
     return [await file.read() for file in files if isinstance(file, UploadFile)]

@@ -1,7 +1,7 @@
 """Bodies of `POST /v2/models/{name}/infer`: JSON, optionally followed by binary tensors.
 
 With the binary tensor extension, the header `Inference-Header-Content-Length` is the length of the
-JSON. The elements of each input with a `binary_data_size` follow it in order
+JSON. The elements of each input with a `binary_data_size` follow the JSON in order
 (`serving/inference/tensors.py`). A response has this format if the request specifies binary
 outputs.
 """
@@ -42,7 +42,7 @@ class RequestInput(BaseModel):
     datatype: str
     parameters: dict[str, Scalar] = Field({}, description="binary_data_size, if the data is binary")
     data: Annotated[list[Scalar], Field(fail_fast=True)] | None = Field(
-        None, description="flat list of elements; images in base64"
+        None, description="flat list of elements; images are base64-encoded"
     )
 
 
@@ -54,14 +54,15 @@ class RequestOutput(BaseModel):
 class InferenceRequest(BaseModel):
     id: str | None = None
     parameters: dict[str, Scalar] = Field(
-        {}, description="recall or threshold, and binary_data_output"
+        {}, description="recall or threshold, and optionally binary_data_output"
     )
     inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
     outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
 
 
 class ResponseOutput(BaseModel):
-    """`data` or, for a binary output, `parameters` with its `binary_data_size`."""
+    """An output tensor with its `data` or, for a binary output, with `binary_data_size` in
+    `parameters`."""
 
     name: str
     shape: list[int]
@@ -71,7 +72,8 @@ class ResponseOutput(BaseModel):
 
 
 class InferenceResponse(BaseModel):
-    """`parameters`: whether the loss is aligned with the Principle of Logit Separation."""
+    """The response. `parameters` indicates whether the loss follows the Principle of Logit
+    Separation."""
 
     model_name: str
     id: str | None = None
@@ -84,7 +86,8 @@ def read_inference(
 ) -> tuple[InferenceRequest, Inference]:
     """Parse a body whose first `json_length` bytes are JSON.
 
-    Raises ApiError: 400 if it cannot be parsed, 413 for more than `most` elements in a tensor.
+    Raises ApiError: 400 if the body cannot be parsed, 413 if a tensor has more than `most`
+    elements.
     """
     text, binary = _parts(raw, json_length)
     body = validated(InferenceRequest, parse_json(text, most), "invalid_inference", status=400)
@@ -121,7 +124,7 @@ def response_of(
 
 
 def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
-    """Return the JSON and the bytes after it."""
+    """Return the JSON and the bytes that follow it."""
     if json_length is None:
         return raw, b""
     is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
@@ -132,13 +135,14 @@ def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
-    """Return the elements of each input; those of BYTES tensors are `bytes`."""
+    """Return the elements of each input. Elements of BYTES tensors are `bytes`."""
     found, offset = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
         if (size is None) == (one.data is None):
             raise invalid_inference(
-                f"{one.name[:80]} has both data and binary_data_size, or neither. Send one of them"
+                f"{one.name[:80]} must have either data or binary_data_size. Send exactly one of "
+                "them"
             )
         if size is None:
             found.append(_json_elements(one))
@@ -175,8 +179,8 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """Return the names of the outputs to send as binary. Each output sets this, or else the request
-    does."""
+    """Return the names of the outputs to send as binary. The setting of an output overrides that of
+    the request."""
     default = {"binary_data": body.parameters.get("binary_data_output", False)}
     requested = {one.name: default | one.parameters for one in body.outputs}
     return {one.name for one in outputs if requested.get(one.name, default)["binary_data"] is True}

@@ -24,7 +24,7 @@ class FrameIn(_FrameFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="image file in base64, or a data URL")
+    image: StrictStr | None = Field(None, description="base64-encoded image file, or a data URL")
     text: StrictStr | None = None
 
 
@@ -52,11 +52,11 @@ def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: Servin
 
 
 def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """Convert the bytes of an image to a frame. If they are invalid, the content of the frame is
-    the error."""
+    """Convert the bytes of an image to a frame. If the bytes are not accepted, the content of the
+    frame is the error."""
     try:
         if reads == "texts":
-            message = 'this model reads texts. Send text messages with JSON, {"text": …}'
+            message = 'this model accepts texts. Send text messages with JSON, {"text": …}'
             raise ApiError(422, "not_a_picture_model", message)
         return Frame(position, _bounded(raw, limits.max_frame_bytes))
     except ApiError as error:
@@ -97,14 +97,14 @@ class LineIn(_LineId):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: StrictStr | None = Field(None, description="image file in base64, or a data URL")
+    image: StrictStr | None = Field(None, description="base64-encoded image file, or a data URL")
     text: StrictStr | None = None
 
 
 @dataclass(frozen=True)
 class Line:
-    """`id`: the line's own id, if it has a valid one. `content`: the input of the model, or the
-    error."""
+    """A parsed line. `id` is set if the line has a valid id. `content` is the model input, or the
+    error if the line is invalid."""
 
     id: Id | None
     content: bytes | str | ApiError
@@ -133,6 +133,7 @@ def _id_of(found: object) -> Id | None:
 
 
 def selected_verdicts(answer: Answer, *, matches_only: bool) -> list[Verdict]:
-    """Return the verdicts on the only input of an answer; only the matches if `matches_only`."""
+    """Return the verdicts for an answer to a single input. If `matches_only`, return only the
+    matches."""
     (result,) = answer.results
     return [one for one in result.verdicts if one.match or not matches_only]

@@ -21,8 +21,8 @@ class NdjsonSchema(JSONResponse):
 
 
 def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    """Return the errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain
-    JSON."""
+    """Return the error responses of a route whose `response_class` is `NdjsonSchema`. The errors
+    are plain JSON."""
     described = {"description": "Rejected", "content": _ERROR}
     return dict.fromkeys(statuses, described)
 
@@ -41,7 +41,7 @@ def request_body(model: type[BaseModel], kind: str = "application/json") -> dict
 def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> None:
     """Complete FastAPI's document of `api`: summaries, definitions and tokens.
 
-    `open_paths`: the paths that need no token; None if no path needs one.
+    `open_paths` are the paths that do not require a token, or None if no path requires one.
     """
     edits = [_set_summaries, _move_definitions]
     if open_paths is not None:

@@ -27,18 +27,19 @@ from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
 RECALL_MEANING = (
-    "decide with the threshold for this recall: the threshold of the class or, if validation had "
-    "too few samples of the class, the pooled threshold of all classes"
+    "target recall that selects the threshold: that of the class or, if there were too few "
+    "validation samples of the class, the threshold pooled over all classes"
 )
 
 
 class QueryParameters(BaseModel):
-    """`?classes=A&classes=B&recall=0.9`. Unknown parameters are an error; they are not ignored."""
+    """`?classes=A&classes=B&recall=0.9`. Unknown parameters are rejected, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
     classes: list[str] = Field(
-        default_factory=list, description="class names, or # and a class id; repeatable"
+        default_factory=list,
+        description="class names, or # followed by a class id; can be repeated",
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
@@ -63,7 +64,7 @@ def check_class_count(count: int, most: int) -> None:
         raise ApiError(
             413,
             "too_many_classes",
-            f"the request has {count} classes; the limit is {most}. Split it",
+            f"the request has {count} classes, but the limit is {most}. Split the request",
         )
 
 
@@ -78,11 +79,11 @@ class QueryBody(BaseModel):
     )
     images: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None,
-        description="for a model that reads images: files (JPEG, PNG, WebP, BMP, GIF) in base64, "
-        "or data URLs",
+        description="for a model that accepts images: base64-encoded files (JPEG, PNG, "
+        "WebP, BMP, GIF) or data URLs",
     )
     texts: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
-        None, description="for a model that reads texts"
+        None, description="for a model that accepts texts"
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
@@ -94,7 +95,7 @@ class QueryBody(BaseModel):
 class QueryRequest:
     """A well-formed request. Classes and inputs are not validated yet.
 
-    `inputs`: the bytes of images, or texts, depending on the model.
+    `inputs` contains images as bytes, or texts, depending on the model.
     """
 
     classes: list[str | int]
@@ -108,9 +109,9 @@ async def read_query(
 ) -> QueryRequest:
     """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
 
-    `parameters` is the query in the URL, for a body that is the input itself. Acquires the slot
-    of `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the
-    reason.
+    `parameters` is the query in the URL, which is used if the body is a single input. Acquires the
+    slot of `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429)
+    with the reason.
     """
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
@@ -152,21 +153,24 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
 
 
 def max_values(limits: ServingConfig) -> int:
-    """Return the maximum number of values in the JSON of a body. It is high enough that slightly
-    too many inputs or classes get their own specific error."""
+    """Return the maximum number of values in the JSON of a body. It is high enough that a slight
+    excess of inputs or classes is rejected with a specific error."""
     return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
-    """Reject a kind of input that the model does not read, before any input is decoded."""
+    """Reject a kind of input that the model does not accept, before any input is decoded."""
     if reads == "images" and texts:
-        raise ApiError(422, "not_a_text_model", "this model reads images. Send images, not texts")
+        raise ApiError(422, "not_a_text_model", "this model accepts images. Send images, not texts")
     if reads == "texts" and images:
-        raise ApiError(422, "not_a_picture_model", "this model reads texts. Send texts, not images")
+        raise ApiError(
+            422, "not_a_picture_model", "this model accepts texts. Send texts, not images"
+        )
 
 
 def _check_raw(kind: str, reads: Reads) -> None:
-    """Reject a body that is neither an image nor a text, or that the model does not read."""
+    """Reject a body that is neither an image nor a text, or whose kind the model does not
+    accept."""
     if kind == "text/plain":
         _check_kind(reads, images=False, texts=True)
     elif kind.startswith("image/") or kind == "application/octet-stream":
@@ -191,7 +195,7 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
     try:
         return raw.decode(codec)
     except UnicodeDecodeError as error:
-        message = f"the text is not valid {codec} at byte {error.start}. Send UTF-8"
+        message = f"the text contains invalid {codec} at byte {error.start}. Send UTF-8"
         raise ApiError(400, "not_a_text", message) from error
 
 
@@ -217,12 +221,15 @@ async def _from_form(
 def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
     if not inputs:
         what, field = ("image", "images") if reads == "images" else ("text", "texts")
-        raise ApiError(400, "no_input", f"the request contains no {what}. Send {field}")
+        raise ApiError(
+            400, "no_input", f"the request does not contain any {field}. Send at least one {what}"
+        )
     if len(inputs) > limits.max_inputs:
         raise ApiError(
             413,
             TOO_MANY_INPUTS[reads],
-            f"the request has {len(inputs)} {reads}; the limit is {limits.max_inputs}. Split it",
+            f"the request has {len(inputs)} {reads}, but the limit is {limits.max_inputs}. Split "
+            "the request",
         )
 
 
@@ -238,18 +245,20 @@ def one_input(
 ) -> bytes | str:
     """Return the image or text of a line of JSON, which must contain exactly one of them.
 
-    Raises ApiError: `code` if it contains none or both; otherwise if the model does not read this
-    kind of input, the base64 is invalid or the text is too long.
+    Raises ApiError: with `code` if the line contains neither or both; with another code if the
+    model does not accept this kind of input, the base64 is invalid or the text is too long.
     """
     if (image is None) == (text is None):
-        raise ApiError(422, code, "send either image or text")
+        raise ApiError(
+            422, code, "the JSON must contain either image or text. Send exactly one of them"
+        )
     if reads == "texts":
         if text is None:
-            raise ApiError(422, "not_a_picture_model", "this model reads texts. Send text")
+            raise ApiError(422, "not_a_picture_model", "this model accepts texts. Send text")
         check_text_length(text, limits.max_text_chars, "text")
         return text
     if image is None:
-        raise ApiError(422, "not_a_text_model", "this model reads images. Send image")
+        raise ApiError(422, "not_a_text_model", "this model accepts images. Send image")
     return image_bytes(image, "image")
 
 
@@ -259,5 +268,5 @@ def check_text_length(one: bytes | str, limit: int, field: str) -> None:
         raise ApiError(
             413,
             "text_too_long",
-            f"{field} has {len(one)} characters; the limit is {limit}. Shorten it",
+            f"{field} has {len(one)} characters, but the limit is {limit}. Shorten the text",
         )

@@ -1,5 +1,5 @@
-"""Read request bodies: bytes, decompressed and read within limits; JSON, parsed within limits; and
-images in that JSON, as base64 or data URLs.
+"""Read request bodies within limits: decompress the bytes, parse the JSON, and decode the images in
+the JSON, which are base64 or data URLs.
 
 Other URLs are rejected and nothing is fetched, to prevent server-side request forgery: a server
 that fetched URLs for clients could be used to send requests to internal hosts.
@@ -23,7 +23,7 @@ from serving.service import InProgress, Service
 
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
-# Limit per body or line. It is raised if the limits on inputs or classes need more.
+# Limit per body or line. The limit is raised if the limits on inputs or classes require it.
 MAX_VALUES = 10_000
 _MAX_KEYS = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -32,8 +32,7 @@ _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """Return the media type, in lower case, and the charset of a request; "" for each that is
-    missing."""
+    """Return the media type, in lower case, and the charset of a request. A missing value is ""."""
     kind, separator, _ = headers.get("content-type", "").partition(";")
     charset = _charset(headers["content-type"]) if separator else ""
     return kind.strip().lower(), charset
@@ -60,11 +59,11 @@ async def read_body(request: Request, limit: int, service: Service, progress: In
 async def bounded_parts(
     request: Request, limit: int, uploads: Uploads
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the decompressed parts of a body, which counts as one of `uploads` until the end.
+    """Yield the decompressed parts of a body. The body counts as one of `uploads` until its end.
 
-    Raises ApiError: 413 if its Content-Length, or its length as received or decompressed, exceeds
-    `limit`; 400 and 415 as in `decompressed_parts`; 408 and 429 as in `Uploads.parts`. Close the
-    generator if you do not read it to its end.
+    Raises ApiError: 413 if the Content-Length or the decompressed size exceeds `limit`; 400 and 415
+    as in `decompressed_parts`; 408 and 429 as in `Uploads.parts`. Close the generator if you do not
+    read it to its end.
     """
     too_large = ApiError(
         413, "body_too_large", f"the body is larger than {limit} bytes. Split the request"
@@ -82,7 +81,7 @@ async def bounded_parts(
 
 
 def encoding_of(request: Request) -> str:
-    """Return the content encoding of a body, in lower case; "" if there is none."""
+    """Return the content encoding of a body in lower case, or "" if there is none."""
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     return "" if encoding == "identity" else encoding
 
@@ -120,7 +119,7 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
                 yield piece
                 await asyncio.sleep(0)  # let other requests run
         if unpacking.unused_data:
-            raise _invalid_compression(encoding, "has data after its end")
+            raise _invalid_compression(encoding, "has trailing data")
     if not unpacking.eof:
         raise _invalid_compression(encoding, "is truncated")
 
@@ -130,12 +129,12 @@ def _invalid_compression(encoding: str, what: str) -> ApiError:
 
 
 def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
-    """Parse UTF-8 JSON to dicts, lists, strings and numbers, at most about `most` of them.
+    """Parse UTF-8 JSON. It may contain at most about `most` values.
 
-    Raises ApiError 400 `invalid_json` for too many values, before any is created; for invalid UTF-8
-    or JSON and for JSON that is nested too deeply; and for duplicate keys, objects with too many
-    keys, numbers of thousands of digits and lone surrogates. Parsing megabytes takes long, so
-    call this in a thread.
+    Raises ApiError 400 `invalid_json` for too many values, before any value is created; for invalid
+    UTF-8 or JSON and for JSON that is nested too deeply; and for duplicate keys, objects with too
+    many keys, numbers with thousands of digits and lone surrogates. Call this function in a thread,
+    because parsing megabytes takes a long time.
     """
     _check_count(raw, most)
     try:
@@ -143,9 +142,9 @@ def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
         if _SURROGATE.search(raw):
             json.dumps(found, ensure_ascii=False).encode("utf-8")
     except RecursionError as error:
-        raise _invalid_json("it is nested too deeply") from error
+        raise _invalid_json("the nesting is too deep") from error
     except UnicodeDecodeError as error:
-        raise _invalid_json(f"it is not valid UTF-8 at byte {error.start}") from error
+        raise _invalid_json(f"invalid UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
         raise _invalid_json("a string contains a lone surrogate") from error
     except json.JSONDecodeError as error:
@@ -156,11 +155,11 @@ def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
 
 
 def _check_count(raw: bytes, most: int) -> None:
-    """Check the number of values without parsing. Each value, or pair of key and value, follows a
-    `,` `[` or `{` outside of a string.
+    """Check the number of values without parsing. Each value, or key-value pair, follows a `,`, `[`
+    or `{` outside of a string.
 
-    The first pass also counts these characters inside of strings; only if that exceeds the limit
-    does a second pass remove the strings. Both passes run in C and allocate little more than the
+    The first pass also counts these characters inside strings. If that count exceeds the limit, a
+    second pass removes the strings first. Both passes run in C and allocate little more than the
     size of `raw`.
     """
     if _count_starts(raw) <= most:
@@ -168,7 +167,7 @@ def _check_count(raw: bytes, most: int) -> None:
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     is_over = bare.count(b'"') > 4 * most  # two for the key and two for its value
     if is_over or _count_starts(b"".join(bare.split(b'"')[::2])) > most:
-        raise _invalid_json(f"it contains more than {most} values. Split the request")
+        raise _invalid_json(f"the JSON contains more than {most} values. Split the request")
 
 
 def _count_starts(raw: bytes) -> int:
@@ -177,7 +176,7 @@ def _count_starts(raw: bytes) -> int:
 
 def _without_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(pairs) > _MAX_KEYS:
-        raise ValueError(f"an object has {len(pairs)} keys; the limit is {_MAX_KEYS}")
+        raise ValueError(f"an object has {len(pairs)} keys, but the limit is {_MAX_KEYS}")
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
@@ -191,18 +190,18 @@ def _invalid_json(reason: str) -> ApiError:
 
 
 def image_bytes(text: str, field: str) -> bytes:
-    """Decode an image file in base64, or a URL `data:image/…;base64,…`.
+    """Decode a base64-encoded image file, or a URL `data:image/…;base64,…`.
 
-    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`. `field` is the
-    name of the input in the message.
+    Raises ApiError: 422 `urls_refused` for any other URL, and 400 `invalid_base64` for invalid
+    base64. The message names the input as `field`.
     """
     data_url = _DATA_URL.match(text)
     if data_url is None and _URL.match(text[:64]):
         raise ApiError(
             422,
             "urls_refused",
-            f"{field} is a URL, but this server does not fetch URLs. Send the image itself: in "
-            "base64, as a file in a form, or as the body with Content-Type: image/jpeg",
+            f"{field} is a URL, but this server does not fetch URLs. Send the image itself: "
+            "base64-encoded, as a file in a form, or as the body with Content-Type: image/jpeg",
         )
     start = 0 if data_url is None else data_url.end()
     try:
@@ -211,5 +210,5 @@ def image_bytes(text: str, field: str) -> bytes:
         raise ApiError(
             400,
             "invalid_base64",
-            f"{field} is not valid base64 ({error}). Send an image file in base64",
+            f"{field} is not valid base64 ({error}). Send a base64-encoded image file",
         ) from error

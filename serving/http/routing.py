@@ -28,14 +28,15 @@ Route = APIRoute | APIWebSocketRoute
 
 @dataclass(frozen=True)
 class RouteFacts:
-    """Properties of a route that the server needs to know.
+    """Properties of a route that affect access, retries and buffering.
 
-    - `needs_token`: False only for a route that reveals nothing about the model; its path has no
-      parameters.
-    - `streams`: the client decides how long the body or the response takes. HAProxy then applies no
-      time or size limit, so the route must apply its own.
+    - `needs_token`: False only for a route that does not reveal anything about the model and whose
+      path does not have parameters.
+    - `streams`: the client decides how long the body or the response takes. HAProxy then does not
+      apply a time or size limit, so the route must apply its own limits.
     - `is_idempotent`: repeating the request does not change the result. If a replica fails before
-      it responds, HAProxy sends the request to another one. Always true for GET and HEAD.
+      it responds, HAProxy sends the request to another replica. GET and HEAD requests are always
+      idempotent.
     """
 
     needs_token: bool = True

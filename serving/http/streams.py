@@ -1,4 +1,5 @@
-"""Full-duplex responses, written while the request arrives: NDJSON over HTTP, and WebSockets.
+"""Full-duplex responses, which are written while the request arrives: NDJSON over HTTP, and
+WebSockets.
 
 Starlette's StreamingResponse is not used: it reads the request to detect a disconnect and would
 consume a body that is still arriving. A WebSocket that fails is closed with code 4000 plus the HTTP
@@ -31,8 +32,8 @@ _CLOSE_CODES = 4000
 
 
 def check_is_ndjson(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
-    """Raise ApiError 415 if the media type is not in `kinds` or the body is compressed: the
-    decompressed length of a stream is not limited."""
+    """Raise ApiError 415 if the media type is not in `kinds` or the body is compressed. Compression
+    is not supported because the decompressed length of a stream is not limited."""
     kind, _ = content_type(request.headers)
     if kind not in kinds:
         message = f"Content-Type {kind[:80]!r} is not supported. Send lines of JSON as {NDJSON}"
@@ -49,8 +50,8 @@ async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[
 
     Consecutive blank lines are yielded as one item with the line ends between them. Otherwise a
     body of blank lines would produce millions of items and block other requests. The contents of a
-    line that is too long are discarded. The last line needs no line end; it is omitted if it is
-    empty.
+    line that is too long are discarded. The last line does not require a line end; it is omitted if
+    it is empty.
     """
     buffer = bytearray()
     is_too_long = False
@@ -90,7 +91,7 @@ class LinesOut:
         self.is_started = False
 
     async def start(self) -> None:
-        """Send the status and headers. Errors after this are reported in a line."""
+        """Send the status and headers. Later errors are reported in a line."""
         self.is_started = True
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store")]
         await self._pass({"type": "http.response.start", "status": 200, "headers": headers})
@@ -112,10 +113,10 @@ class LinesOut:
 
 
 class NdjsonAnswer(Response):
-    """The response that `work` writes. An ApiError in `work` becomes the response if it is raised
-    before `start`, and the last line otherwise.
+    """A response written by `work`. If `work` raises ApiError before `start`, the error becomes the
+    response; otherwise it becomes the last line.
 
-    The request body is read only by `work`.
+    Only `work` reads the request body.
     """
 
     media_type = NDJSON
@@ -211,15 +212,15 @@ async def accepted(
 
 
 def check_origin(socket: WebSocket, config: ServingConfig) -> None:
-    """Reject pages of other origins if no token protects the server: browsers allow any page to
-    open a WebSocket to a server on the user's own machine."""
+    """Reject cross-origin pages if the server does not require a token, because browsers allow any
+    page to open a WebSocket to a server on the user's own machine."""
     origin, host = socket.headers.get("origin"), socket.headers.get("host")
     if config.token_file is None and origin is not None and urlsplit(origin).netloc != host:
         raise ApiError(
             403,
             "other_origin",
             f"pages from {origin[:200]!r} must not connect to {host!r}. Open the page from this "
-            "server, or start it with --token-file",
+            "server, or start the server with --token-file",
         )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
-# Methods that reveal nothing about the model and need no token.
+# Methods that do not reveal anything about the model and do not require a token.
 _OPEN = ("ServerLive", "ServerReady")
 _STATUS = grpc.StatusCode
 _CODES = {
@@ -43,7 +43,7 @@ _CODES = {
     429: _STATUS.RESOURCE_EXHAUSTED,
     503: _STATUS.UNAVAILABLE,
 }
-# Details are sent as a header, where a character can occupy nine bytes and all headers together are
+# Details are sent as a header, in which a character can occupy nine bytes. All headers together are
 # limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
 
@@ -58,7 +58,7 @@ class Context(Protocol):
 
 
 class InferenceMethods:
-    """The methods of a `Service`, for `clients`."""
+    """Implements the gRPC methods with a `Service` and authenticates `clients`."""
 
     def __init__(self, service: "Service", clients: Clients) -> None:
         self._service, self._clients = service, clients
@@ -77,11 +77,9 @@ class InferenceMethods:
         except ApiError as error:
             code = _CODES.get(error.status, _STATUS.UNKNOWN)
             _set_error(context, code, str(error), error.headers or {})
-        except Exception as error:  # an internal error: log it, do not show it to the client
+        except Exception as error:  # an internal error: log it, but do not show it to the client
             _log.exception("%s failed", method, exc_info=error)
-            _set_error(
-                context, _STATUS.INTERNAL, "internal server error; see the log of the server", {}
-            )
+            _set_error(context, _STATUS.INTERNAL, "internal server error; see the server log", {})
         return pb.ModelInferResponse()  # not sent, because there is an error status
 
     async def server_live(self, _: bytes) -> Message:
@@ -141,7 +139,7 @@ _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
-    """Register the methods, like `add_…Servicer_to_server` of generated code."""
+    """Register the methods, like `add_…Servicer_to_server` in generated code."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
     }
@@ -154,7 +152,7 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
 
 
 def _token(context: Context) -> str | None:
-    """Return the bearer token of a call; None if there is none or more than one."""
+    """Return the bearer token of a call, or None if there is not exactly one."""
     found = [value for name, value in context.invocation_metadata() if name == "authorization"]
     return bearer_token(found[0]) if len(found) == 1 else None
 

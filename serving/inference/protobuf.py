@@ -1,10 +1,11 @@
 """Converts the protocol's gRPC messages to and from tensors. `tensors.py` validates the contents.
 
-The number of values in a message is counted from its bytes before it is parsed: the parser creates
-an object for each field, some of which occupy only two bytes, and blocks all threads meanwhile.
+The values in a message are counted before it is parsed, because the parser creates an object for
+each field, which may occupy only two bytes, and blocks all threads while it parses.
 
-Elements are sent in one of two forms, the same for all tensors of a message: typed, in each
-tensor's `contents`, or raw, as one byte string per tensor. A response uses the form of its request.
+Elements are sent in one of two forms, which is the same for all tensors of a message: typed, in the
+`contents` of each tensor, or raw, as one byte string per tensor. A response uses the form of its
+request.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
     """Raise ApiError for a message of more than `most` values (413) or a malformed message (400).
 
     Counts fields, including those of nested messages, and the bytes of packed numbers. `kind` must
-    not contain messages of its own type recursively.
+    not be a recursive message type.
     """
     count = 0
     for more in _sizes(raw, 0, len(raw), kind):
@@ -38,7 +39,7 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
 
 
 def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]:
-    """Yield, for each field, an upper bound of the number of values that it contains."""
+    """Yield, for each field, an upper bound on the number of values that it contains."""
     while offset < end:
         yield 1
         tag, offset = _varint(raw, offset, end, kind)
@@ -78,13 +79,13 @@ def _malformed(kind: Descriptor) -> ApiError:
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
-# Limit per message. It is raised if the limits on inputs or classes need more.
+# Limit per message. The limit is raised if the limits on inputs or classes require it.
 MAX_VALUES = 10_000
 
 
 def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
-    """Parse a message of type `kind`. Raises ApiError 400 if it is malformed and 413 if it has more
-    than `most` values."""
+    """Parse a message of type `kind`. Raises ApiError: 400 if the message is malformed, 413 if it
+    contains more than `most` values."""
     check_count(raw, kind.DESCRIPTOR, most)
     try:
         return kind.FromString(raw)
@@ -99,12 +100,12 @@ def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Infer
     if request.raw_input_contents:
         if typed:
             raise invalid_inference(
-                f"{typed[0][:80]} has contents, but the request has raw_input_contents. Send one "
-                "of them"
+                f"{typed[0][:80]} has contents, but the request has raw_input_contents. Send "
+                "only one of them"
             )
         if len(request.raw_input_contents) != len(request.inputs):
             raise invalid_inference(
-                f"the request has {len(request.inputs)} inputs and "
+                f"the request has {len(request.inputs)} inputs, but "
                 f"{len(request.raw_input_contents)} raw_input_contents. Send one per input"
             )
         pairs = zip(request.inputs, request.raw_input_contents, strict=True)
@@ -145,7 +146,7 @@ def response_of(
 
 
 def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    """Return metadata of a model's inputs or outputs: names, datatypes and shapes."""
+    """Return the names, datatypes and shapes of a model's inputs or outputs."""
     kind = pb.ModelMetadataResponse.TensorMetadata
     return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
 
@@ -181,5 +182,5 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
-        raise invalid_inference(f"parameter {name[:80]} is empty. Set or remove it")
+        raise invalid_inference(f"parameter {name[:80]} is empty. Set or remove the parameter")
     return getattr(value, choice)

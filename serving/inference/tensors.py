@@ -1,12 +1,12 @@
-"""The Open Inference Protocol v2, independent of the transports REST and gRPC: request and response
-tensors, and the model.
+"""The transport-independent part of the Open Inference Protocol v2: request and response tensors,
+and the model.
 
 Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
-parameters `recall` or `threshold` set how to decide. Outputs: `scores`, FP32 [n, m], and, with a
-recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
+parameter `recall` or `threshold` sets the decision rule. Outputs: `scores`, FP32 [n, m], and, with
+a recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
-Raw elements are gRPC's raw contents, and the binary tensor extension over REST: little-endian, in
-row-major order. A BYTES element is preceded by its length in 4 bytes.
+Raw elements are the raw contents of gRPC and the binary tensors of the REST extension. They are
+little-endian and in row-major order. Each BYTES element is preceded by its length in 4 bytes.
 """
 
 import math
@@ -42,7 +42,8 @@ _SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
 @dataclass(frozen=True)
 class Tensor:
-    """`data` is flat, in row-major order: numbers, or bytes if `datatype` is BYTES."""
+    """A tensor. `data` is flat and in row-major order; it contains numbers, or bytes if `datatype`
+    is BYTES."""
 
     name: str
     datatype: str
@@ -73,7 +74,8 @@ class CheckedInference:
 def check_inference(
     inference: Inference, reads: "Reads", limits: ServingConfig
 ) -> CheckedInference:
-    """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
+    """Validate a request for a model that accepts `reads`, either images or texts. Raises ApiError
+    (400, 413) with the reason."""
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
         raise invalid_inference("duplicate input. Send each input once")
@@ -112,7 +114,8 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
             raise ApiError(
                 422,
                 "no_threshold",
-                "validation had no samples of the class. Send a threshold, not a recall",
+                "a class does not have a threshold, because there were no validation samples of "
+                "it. Send a threshold instead of a recall",
             )
         tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], thresholds)
         matches = [bool(v.match) for row in rows for v in row]
@@ -121,8 +124,7 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
 
 
 def parameters_of(answer: Answer) -> dict[str, bool | str]:
-    """Return the parameters of a response: whether the loss makes the score of a single class
-    meaningful."""
+    """Return the parameters of a response: whether the loss is aligned and, if not, a notice."""
     parameters: dict[str, bool | str] = {"aligned": answer.aligned}
     return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
 
@@ -140,7 +142,7 @@ def _check_names(tensors: Mapping[str, Tensor], reads: "Reads") -> None:
 
 
 def _check_shape(tensor: Tensor) -> None:
-    # The product of more dimensions might have millions of digits.
+    # The product of many dimensions could have millions of digits.
     if len(tensor.shape) > _MAX_DIMENSIONS:
         raise invalid_inference(
             f"{tensor.name} has {len(tensor.shape)} dimensions. Send one dimension"
@@ -169,7 +171,7 @@ def _text(tensor: Tensor, raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise invalid_inference(
-            f"an element of {tensor.name} is not valid UTF-8 at byte {error.start}"
+            f"an element of {tensor.name} contains invalid UTF-8 at byte {error.start}"
         ) from error
 
 
@@ -199,12 +201,15 @@ def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConf
         if not values:
             raise invalid_inference(f"the request contains no {name}. Send at least one")
         if len(values) > limit:
-            message = f"the request has {len(values)} {name}; the limit is {limit}. Split it"
+            message = (
+                f"the request has {len(values)} {name}, but the limit is {limit}. Split the request"
+            )
             raise ApiError(413, TOO_MANY_INPUTS.get(name, "too_many_classes"), message)
     longest = max((len(one) for one in request.inputs if isinstance(one, str)), default=0)
     if longest > limits.max_text_chars:
         message = (
-            f"a text has {longest} characters; the limit is {limits.max_text_chars}. Shorten it"
+            f"a text has {longest} characters, but the limit is {limits.max_text_chars}. Shorten "
+            "the text"
         )
         raise ApiError(413, "text_too_long", message)
 
@@ -221,7 +226,7 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
         raise _too_many(name, most)
     if len(raw) % 8:
         raise invalid_inference(
-            f"{name[:80]} has {len(raw)} raw bytes, not a multiple of 8 as INT64 requires"
+            f"{name[:80]} has {len(raw)} raw bytes, but INT64 requires a multiple of 8"
         )
     return np.frombuffer(raw, "<i8").tolist()
 
@@ -242,7 +247,7 @@ def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
         start = offset + _LENGTH.size
         if start > len(raw):
             raise invalid_inference(
-                f"{name[:80]}[{len(elements)}] is truncated within its 4 length bytes"
+                f"{name[:80]}[{len(elements)}] is truncated within its 4-byte length"
             )
         (length,) = _LENGTH.unpack_from(raw, offset)
         offset = start + length
@@ -265,7 +270,7 @@ def invalid_inference(message: str) -> ApiError:
 
 
 class InferenceModel:
-    """A `Service` with tensors as its interface. Every error is an ApiError."""
+    """A tensor interface to a `Service`. Every error is an ApiError."""
 
     def __init__(self, service: "Service") -> None:
         self._service = service
@@ -276,8 +281,8 @@ class InferenceModel:
         return version("kway")
 
     def check(self, name: str, model_version: str) -> None:
-        """Raise ApiError 404 for any other model name, and for any version, because models
-        are not versioned."""
+        """Raise ApiError 404 if `name` is not this model, or if a version is requested, because
+        models are not versioned."""
         if name != self.name:
             message = f"unknown model {name[:80]!r}. This server serves {self.name!r}"
             raise ApiError(404, "unknown_model", message)

@@ -62,13 +62,13 @@ export class Decision extends EventTarget {
   #explain() {
     const { recall, threshold } = this.fields;
     const score = this.#isLogit ? "score (logit)" : "score (computed from the logit by the model’s loss)";
-    let meaning = `Shows the ${score} of each class, without a yes or no.`;
+    let meaning = `Shows the ${score} of each class, without a verdict.`;
     if (recall !== undefined) {
       // Fits on one line in a wide window: wrapping text would move the tabs while they are
       // clicked.
-      meaning = `Yes at or above the threshold for ${percent(recall)} recall: that of the class or, with few validation samples, one pooled over all classes.`;
+      meaning = `Yes at or above the ${percent(recall)} recall threshold, which is pooled over all classes if a class has few validation samples.`;
     } else if (threshold !== undefined) {
-      meaning = threshold === null ? "Enter the lowest score that counts as a yes." : `Yes if the ${score} is at least ${threshold}.`;
+      meaning = threshold === null ? "Enter the minimum score for a yes." : `Yes if the ${score} is at least ${threshold}.`;
     }
     byId("decision-meaning").textContent = meaning;
   }

@@ -34,7 +34,7 @@ export class Feed {
   send({ name, content, inputError }) {
     const frame = { id: `${this.#runId} ${(this.#numFrames += 1)}`, name, content, time: Date.now() / 1000 };
     if (inputError || content.size > this.#maxBytes) {
-      this.#handlers.rejected(frame, inputError ?? `larger than ${bytes(this.#maxBytes)}, the limit per frame`);
+      this.#handlers.rejected(frame, inputError ?? `larger than the limit of ${bytes(this.#maxBytes)} per frame`);
       return;
     }
     this.#queue.push(frame);

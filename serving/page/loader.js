@@ -71,10 +71,10 @@ export class VerdictLoader extends EventTarget {
   #check(content) {
     if (typeof content === "string") {
       const [length, limit] = [[...content].length, this.#limits.max_text_chars];
-      return length > limit ? `too long: ${length} characters; the limit is ${limit}` : null;
+      return length > limit ? `too long: ${length} characters, but the limit is ${limit}` : null;
     }
     const limit = this.#limits.max_body_bytes - OVERHEAD_BYTES;
-    return content.size > limit ? `too large: ${bytes(content.size)}; the limit is ${bytes(limit)}` : null;
+    return content.size > limit ? `too large: ${bytes(content.size)}, but the limit is ${bytes(limit)}` : null;
   }
 
   #key(id) {

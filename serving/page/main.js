@@ -55,7 +55,7 @@ function describe({ bundle, num_classes: classes, reads, loss }) {
   byId("notice").replaceChildren(
     element("strong", {}, "Use these verdicts with caution. "),
     `This model was trained with ${loss.kind}, which is not aligned with the Principle of Logit ` +
-      "Separation: the logit of a single class means little by itself.",
+      "Separation: the logit of a single class is not a reliable score.",
   );
 }
 

@@ -98,7 +98,7 @@ export class Picker extends EventTarget {
     this.#list.replaceChildren(...classes.map((one, index) => this.#option(one, index, text)));
     const more = total - classes.length;
     byId("class-more").textContent = total
-      ? more > 0 ? `${more.toLocaleString("en")} more: keep typing to narrow the list` : ""
+      ? more > 0 ? `${more.toLocaleString("en")} more: continue typing to narrow the list` : ""
       : `No class name contains “${text}”.`;
     byId("class-popup").hidden = false;
     this.#input.setAttribute("aria-expanded", "true");

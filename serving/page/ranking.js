@@ -131,9 +131,9 @@ export class Ranking {
         ? `${this.#matches.toLocaleString("en")} of ${items} ${verb} the ${this.#thresholdText()}. ${validationText(this.#decided)}`
         : `None of ${items} reaches the ${this.#thresholdText()}. ${validationText(this.#decided)}`;
     } else if (this.#decides) {
-      this.#status.textContent = `This class has no threshold from validation: ${items}, highest score first.`;
+      this.#status.textContent = `This class does not have a threshold from validation. ${items}, sorted by descending score.`;
     } else {
-      this.#status.textContent = `${items}, highest score first.`;
+      this.#status.textContent = `${items}, sorted by descending score.`;
     }
     this.#status.className = "";
     this.#more.hidden = shown >= all;

@@ -16,7 +16,7 @@ export function connect(path, token, { onMessage, onClose }) {
     socket = new WebSocket(url, token === null ? [] : ["kway", `bearer.${token}`]);
   } catch (error) {
     if (error.name !== "SyntaxError") throw error;
-    onClose(new ClosedError("browsers cannot send this token over a WebSocket: use a token of letters and digits"));
+    onClose(new ClosedError("browsers cannot send this token over a WebSocket: use a token that contains only letters and digits"));
     return null;
   }
   socket.addEventListener("message", ({ data }) => {

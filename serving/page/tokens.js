@@ -21,8 +21,8 @@ export class Tokens {
   #openDialog(wasRejected) {
     const [dialog, form, input] = ["token-dialog", "token-form", "token-input"].map(byId);
     byId("token-reason").textContent = wasRejected
-      ? "The server rejected the last token. Enter a valid one."
-      : "Ask the server’s administrator for one.";
+      ? "The server rejected the last token. Enter a valid token."
+      : "Ask the server’s administrator for a token.";
     input.value = "";
     dialog.showModal();
     return new Promise((resolve) => {

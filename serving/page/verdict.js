@@ -53,7 +53,7 @@ export function validationText(decided) {
   const set = `Set on ${count(decided.threshold_samples, "validation sample")} of ${isOwn ? "this class" : "all classes"}`;
   const own = isOwn ? `${reached} of them` : `${reached} of the ${samples} of this class`;
   const others = `${count(decided.all_reached - reached, "sample")} of other classes`;
-  const counts = samples ? `; ${own} and ${others} reached it` : `, none of this class; ${others} reached it`;
+  const counts = samples ? `; ${own} and ${others} reached it` : `, but none of this class; ${others} reached it`;
   const mean = isOwn ? "" : " (averaged over all classes)";
   return `${set}${counts}. Expected precision ${precisionOf([decided])}${mean}.`;
 }

@@ -99,7 +99,7 @@ export class WatchPanel {
     this.#createButton.disabled = !classes.length || !decides;
     this.#status.textContent = !classes.length
       ? "Choose a class above, then create a watch. It checks every frame of every feed."
-      : decides ? "A watch expires after one hour unless you renew it." : "A watch needs a threshold: choose a recall or a custom score above.";
+      : decides ? "A watch expires after one hour unless you renew it." : "A watch requires a threshold: choose a recall or a custom score above.";
   }
 
   async #create() {

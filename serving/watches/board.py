@@ -21,15 +21,16 @@ from serving.watches.watch import (
     WatchState,
 )
 
-# A replica that has missed more removals gets the complete list.
+# A replica that has missed more removals receives the complete list.
 _REMEMBERED_REMOVALS = 1000
 
 
 class Registry:
-    """The watches, within the limits of `config`. `storage` maps ids to JSON and survives restarts.
+    """Stores the watches within the limits of `config`. `storage` maps ids to JSON and survives
+    restarts.
 
-    Every change increments `version`, so a replica can request the changes since the version that
-    it has. Versions restart from 0 with the process; `epoch` identifies the process.
+    Every change increments `version`, so a replica can request the changes since its own version.
+    Versions restart from 0 with the process; `epoch` identifies the process.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Registry:
         self._removals_known_since = 0
 
     def create(self, client: str, terms: Terms) -> Watch:
-        """Create a watch. Raises WatchLimitError if there are too many."""
+        """Create a watch. Raises WatchLimitError if there are too many watches."""
         self._check_limits(client)
         now = self._clock()
         # Dump only the fields of Terms, so that `terms` cannot set the other fields of Watch.
@@ -121,7 +122,9 @@ class Registry:
     def _check_limits(self, client: str) -> None:
         limit = self.config.max_watches_per_client
         if len(self.owned(client)) >= limit:
-            raise WatchLimitError(f"your limit of {limit} watches is reached. Delete one first")
+            raise WatchLimitError(
+                f"your limit of {limit} watches is reached. Delete another watch first"
+            )
         limit = self.config.max_watches
         if len(self._watches) >= limit:
             raise WatchLimitError(
@@ -147,8 +150,8 @@ class Registry:
 
 
 class SteadyClock:
-    """Returns seconds since 1970 from a monotonic clock. Watches and listeners expire correctly
-    even if the system clock is changed."""
+    """Returns seconds since 1970 from a monotonic clock, so that watches and listeners expire
+    correctly even if the system clock is changed."""
 
     def __init__(self) -> None:
         self._start = time.time() - time.monotonic()
@@ -175,7 +178,7 @@ class Board:
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
-        """Replace the limits. A new version of the application may have different ones."""
+        """Replace the limits, which may differ in a new version of the application."""
         self._registry.config = config
 
     async def create(self, client: str, terms: Terms) -> Watch:
@@ -241,7 +244,7 @@ class Board:
         self._announce()
 
     def _sweep(self) -> None:
-        """Remove expired watches, and listeners whose replica has died."""
+        """Remove expired watches and the listeners of replicas that have died."""
         for watch_id in self._registry.sweep():
             self._end(watch_id, "expired")
         self._listeners.sweep()

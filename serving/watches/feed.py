@@ -1,7 +1,7 @@
 """Evaluate the frames of a feed in a replica.
 
-Each frame needs one forward pass, regardless of the number of watches, or none if no watch selects
-the feed.
+Each frame requires one forward pass, regardless of the number of watches. If no watch selects the
+feed, frames are not processed by the model.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from serving.watches.watch import Watches, WatchState
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame. `id`: the client's id or, without one, the position in the feed. `content`: the
-    input of the model, or the error."""
+    """A frame. `id` is set by the client; the default is the position in the feed. `content` is the
+    model input, or the error if the frame is invalid."""
 
     id: str | int
     content: bytes | str | ApiError
@@ -46,8 +46,8 @@ class WatchCounts(Protocol):
     """Metrics of frames and hits."""
 
     def count_frame(self, outcome: str) -> None:
-        """Count a frame. `outcome`: `ok`, `unwatched` (no watch selects it), `dropped`, or an error
-        code."""
+        """Count a frame. `outcome` is `ok`, `unwatched` (no watch selects it), `dropped` or an
+        error code."""
         ...
 
     def count_hits(self, count: int) -> None: ...
@@ -57,7 +57,7 @@ class WatchCounts(Protocol):
         ...
 
     def set_watches(self, count: int) -> None:
-        """Set the number of watches that this replica knows."""
+        """Set the number of watches in this replica's copy."""
         ...
 
 
@@ -74,7 +74,7 @@ class Feeds:
 
 @dataclass
 class _FrameResult:
-    """The result for one frame; `error` if it was rejected."""
+    """The result for one frame; `error` is set if it was rejected."""
 
     frame: Frame
     hits: Sequence[WatchHit] = ()
@@ -103,8 +103,8 @@ class Feed:
         self._planning = asyncio.Lock()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
-        """Process all frames or, if `latest`, skip frames when newer ones are available. Finally
-        write the counts."""
+        """Process the frames and finally write the counts. If `latest`, skip frames when newer ones
+        are available."""
         if latest:
             await pump_latest(frames, self._process, self._write, on_dropped=self._drop)
         else:
@@ -128,7 +128,7 @@ class Feed:
         return _FrameResult(frame, hits)
 
     async def _current_plan(self) -> MatchPlan | None:
-        """Return the plan for the current watches; None if no watch selects this feed."""
+        """Return the plan for the current watches, or None if no watch selects this feed."""
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
 from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
 
-# A replica takes the hits of its listeners every few seconds. If it stops, it has died.
+# A replica takes the hits of its listeners every few seconds. If it stops doing so, it has died.
 _LEASE_SECONDS = 60.0
 
 
 class Listener:
-    """A listener. `ready` is set while there is something to take."""
+    """A listener. `ready` is set while there are hits, drops or an end to take."""
 
     def __init__(self, client: str, watch_id: str, max_hits: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now
@@ -59,12 +59,17 @@ class Listeners:
         self, client: str, watch_id: str, *, max_per_watch: int, max_per_client: int, max_hits: int
     ) -> str:
         """Add a listener to a watch and return its id. Raises ListenerLimitError if the watch or
-        the client has too many."""
+        the client has too many listeners."""
         if len(self._by_watch.get(watch_id, ())) >= max_per_watch:
-            message = f"this watch's limit of {max_per_watch} listeners is reached. Close one first"
+            message = (
+                f"this watch's limit of {max_per_watch} listeners is reached. Close "
+                "another listener first"
+            )
             raise ListenerLimitError(message)
         if sum(one.client == client for one in self._listeners.values()) >= max_per_client:
-            message = f"your limit of {max_per_client} listeners is reached. Close one first"
+            message = (
+                f"your limit of {max_per_client} listeners is reached. Close another listener first"
+            )
             raise ListenerLimitError(message)
         listener = secrets.token_hex(8)
         self._by_watch.setdefault(watch_id, set()).add(listener)
@@ -105,7 +110,7 @@ class Listeners:
         return set(self._by_watch)
 
 
-# Send a heartbeat line after this time without a hit. It also detects dead connections.
+# Send a heartbeat line after this time without a hit. The heartbeat also detects dead connections.
 WAIT_SECONDS = 10.0
 
 

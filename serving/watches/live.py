@@ -1,5 +1,5 @@
-"""The replica's side of watches: a local copy, updated by long polling while feeds are connected,
-and a queue of hits to publish.
+"""The replica's part of watches: a local copy, which long polling updates while feeds are
+connected, and a queue of hits to publish.
 
 If the process that stores the watches does not respond, the replica continues with its copy.
 Watches in the copy still expire.
@@ -20,8 +20,8 @@ _log = logging.getLogger("kway.serving")
 
 
 class LiveWatches:
-    """The local copy. Use it from a single event loop. `version` changes whenever the copy
-    changes."""
+    """The local copy of the watches. Use it from a single event loop. `version` changes whenever
+    the copy changes."""
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
@@ -33,8 +33,8 @@ class LiveWatches:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Keep the copy up to date inside the context. On entry, it contains all watches created so
-        far.
+        """Keep the copy up to date inside the context. On entry, the copy contains all watches
+        created so far.
 
         Raises WatchesDownError if the first update fails.
         """
@@ -60,8 +60,8 @@ class LiveWatches:
         ]
 
     def now(self) -> float:
-        """Return the time of the clock by which watches expire. It is independent of the clock of
-        this machine."""
+        """Return the time of the clock that determines when watches expire. It is independent of
+        the clock of this machine."""
         return time.monotonic() + self._clock_offset
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class LiveWatches:
             except WatchesDownError as error:
                 if not is_down:
                     _log.warning(
-                        "failed to update the watches, continuing with the last copy: %s", error
+                        "failed to update the watches; continuing with the last copy: %s", error
                     )
                 is_down = True
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -89,7 +89,7 @@ class LiveWatches:
         self._clock_offset = changes.now - time.monotonic()
         epoch, version = self.version
         if changes.epoch == epoch and changes.version <= version:
-            return  # another poll has already applied them
+            return  # another poll has already applied these changes
         if changes.is_complete:
             self._states = {}
         for watch_id in changes.removed:
@@ -126,5 +126,5 @@ class HitPublisher:
                 await self._watches.publish(hits, lost)
             except WatchesDownError:
                 self._on_lost(len(hits))
-                self._lost.update(lost)  # listeners learn about them with the next batch
+                self._lost.update(lost)  # reported to listeners with the next batch
                 self._lost.update(watch_id for watch_id, _ in hits)

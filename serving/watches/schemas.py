@@ -1,6 +1,6 @@
 """JSON schemas of watches and feeds: request bodies, responses and events.
 
-Used by server and client. Does not import torch or FastAPI.
+The server and the client use this module. It does not import torch or FastAPI.
 """
 
 from datetime import datetime
@@ -35,7 +35,7 @@ class WatchHit(BaseModel):
     watch: str
     label: str | None
     feed: str
-    frame: Id = Field(description="the frame's id or, without one, its position in the feed")
+    frame: Id = Field(description="id of the frame (default: its position in the feed)")
     time: FrameTime | None = Field(description="time of the frame, as sent")
     class_name: str = Field(alias="class")
     class_id: int
@@ -44,7 +44,7 @@ class WatchHit(BaseModel):
 
 
 class FrameError(BaseModel):
-    """The error of one frame or, without `frame`, the reason why the stream ends."""
+    """An error in one frame or, if `frame` is null, the reason why the stream ended early."""
 
     frame: Id | None = None
     error: ErrorDetail
@@ -58,16 +58,19 @@ class Acknowledged(BaseModel):
 
 
 class Dropped(BaseModel):
-    """Number of frames that newer ones replaced, or of hits that a slow listener missed."""
+    """The number of frames replaced by newer ones, or the number of hits that a slow listener
+    missed."""
 
     dropped: int
 
 
 class FeedCounts(BaseModel):
-    frames: int = Field(description="received frames, including rejected and dropped ones")
-    hits: int = Field(description="hits of the sender's own watches")
-    errors: int = Field(description="rejected frames")
-    dropped: int = Field(description="frames that newer ones replaced")
+    frames: int = Field(
+        description="number of received frames, including rejected and dropped ones"
+    )
+    hits: int = Field(description="number of hits of the sender's own watches")
+    errors: int = Field(description="number of rejected frames")
+    dropped: int = Field(description="number of frames replaced by newer ones")
 
 
 class FeedDone(BaseModel):
@@ -83,7 +86,7 @@ class Waiting(BaseModel):
 
 
 class Listening(BaseModel):
-    """The first line: from now on, hits are queued for this listener."""
+    """The first line: from this point on, hits are queued for this listener."""
 
     listening: str = Field(description="id of the watch")
 
@@ -100,7 +103,7 @@ class WatchInfo(BaseModel):
     classes: list[ClassThreshold]
     recall: float | None
     threshold: float | None
-    feeds: list[str] = Field(description="feed names; empty: all feeds")
+    feeds: list[str] = Field(description="feed names; if empty, all feeds")
     ttl_seconds: float
     created_at: datetime
     expires_at: datetime
@@ -124,25 +127,27 @@ class WatchChanges(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     classes: _Classes | None = Field(None, description="class names or ids")
-    recall: _Recall | None = Field(None, description="use the thresholds for this recall")
-    threshold: _Threshold | None = Field(None, description="use this score as the threshold")
-    ttl_seconds: _Seconds | None = Field(
-        None, description="time to live in seconds, restarted by every change"
+    recall: _Recall | None = Field(
+        None, description="target recall that selects the per-class thresholds"
     )
-    feeds: _Feeds | None = Field(None, description="feed names; empty: all feeds")
+    threshold: _Threshold | None = Field(None, description="minimum score of a match")
+    ttl_seconds: _Seconds | None = Field(
+        None, description="time to live in seconds, reset on every change"
+    )
+    feeds: _Feeds | None = Field(None, description="feed names; if empty, all feeds")
     label: _Label | None = Field(None, description="text that is included in every hit")
 
 
 class WatchBody(WatchChanges):
-    """A query to evaluate on every frame. Requires a recall or a threshold."""
+    """A query to evaluate on every frame. A recall or a threshold is required."""
 
     classes: _Classes = Field(description="class names or ids")
-    ttl_seconds: _Seconds = Field(description="time to live in seconds, restarted by every change")
+    ttl_seconds: _Seconds = Field(description="time to live in seconds, reset on every change")
 
     @model_validator(mode="after")
     def _has_threshold(self) -> Self:
         if self.recall is None and self.threshold is None:
-            raise ValueError("a watch needs a threshold: set recall or threshold")
+            raise ValueError("a watch requires a threshold: set recall or threshold")
         return self
 
 

@@ -14,7 +14,8 @@ FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 
 
 class Terms(BaseModel):
-    """The definition of a watch. Classes are names; the threshold is given or that of a recall."""
+    """The definition of a watch. Classes are names. Either `recall` or `threshold` is set; `recall`
+    selects the per-class thresholds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,8 +41,8 @@ class Watch(Terms):
 
 @dataclass(frozen=True)
 class WatchState:
-    """A watch, and whether it has listeners. If not, only its owner receives hits, in its own
-    feeds."""
+    """A watch, and whether it has listeners. A watch without listeners has hits only in the feeds
+    of its owner."""
 
     watch: Watch
     is_listened: bool
@@ -52,7 +53,7 @@ class Changes:
     """The changes since a version, or all watches if `is_complete`.
 
     `epoch` changes when the process that stores the watches restarts. `now` is the time of the
-    clock by which watches expire. `removed` contains watch ids.
+    clock that determines when watches expire. `removed` contains watch ids.
     """
 
     epoch: str
@@ -130,7 +131,7 @@ class Watches(Protocol):
         ...
 
     async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        """Deliver hits (watch id, line of JSON) to listeners. `lost`: number of lost hits per
+        """Deliver hits (watch id, line of JSON) to listeners. `lost` is the number of lost hits per
         watch."""
         ...
 

@@ -304,7 +304,7 @@ def test_invalid_collections_and_output_paths_are_rejected(bundle: Path, tmp_pat
     (tmp_path / "empty" / "a.png").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"a\.png cannot be read \(not an image"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="is not a folder: the model reads images"):
+    with pytest.raises(FileNotFoundError, match="is not a folder: the model requires images"):
         command(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
     with pytest.raises(ValueError, match="is not a gallery: pass another path"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "empty")
@@ -345,12 +345,12 @@ def test_features_of_another_backbone_are_rejected(
     bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = another_backbone(tmp_path / "other", monkeypatch)
-    with pytest.raises(ValueError, match="pets contains features of another backbone"):
+    with pytest.raises(ValueError, match="pets was created with another backbone"):
         Gallery(gallery, Bundle.open(other))
-    with pytest.raises(ValueError, match="pets contains features of another backbone"):
+    with pytest.raises(ValueError, match="pets was created with another backbone"):
         command(other, folder, "-o", gallery)
     changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
-    with pytest.raises(ValueError, match="or of other preprocessing"):
+    with pytest.raises(ValueError, match="or other preprocessing"):
         Gallery(gallery, Bundle.open(changed))
 
 
@@ -597,7 +597,7 @@ def test_a_file_of_texts_can_be_indexed_and_extended(tmp_path: Path) -> None:
     file.write_bytes("\ufeffa cat\r\nand a dog\n\n猫 🐶\n".encode() + b"\xff\n" + b"hund")
     output = command(bundle, file, "-o", path)
     assert summary(output) == [5, 5, 0, 0]
-    assert unreadable(path) == {"5": "not valid UTF-8 at byte 0"}
+    assert unreadable(path) == {"5": "invalid UTF-8 at byte 0"}
     with file.open("ab") as more:
         more.write(b"\n" + b"a cat and a dog " * 100)
     assert summary(command(bundle, file, "-o", path)) == [6, 1, 5, 0]
@@ -617,7 +617,7 @@ def test_a_file_of_texts_can_be_indexed_and_extended(tmp_path: Path) -> None:
 
     file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # a new first line shifts the others
     assert summary(command(bundle, file, "-o", path))[0] == 7
-    with pytest.raises(FileNotFoundError, match="is not a file: the model reads texts"):
+    with pytest.raises(FileNotFoundError, match="is not a file: the model requires texts"):
         command(bundle, tmp_path, "-o", path)
 
 

@@ -172,11 +172,11 @@ def test_a_body_with_consistent_lengths_is_accepted(pets: FastAPI) -> None:
         (*body_of((len(IMAGE), 8.0), IMAGE + IDS), "binary_data_size 8.0"),
         (*body_of((len(IMAGE), True), IMAGE + IDS), "binary_data_size True"),
         (*body_of((len(IMAGE), -8), IMAGE + IDS), "binary_data_size -8"),
-        (*body_of((len(IMAGE), 8), IMAGE + IDS, data=["x"]), "images has both data and"),
+        (*body_of((len(IMAGE), 8), IMAGE + IDS, data=["x"]), "images must have either data or"),
         (*body_of((len(IMAGE) - 1, 9), IMAGE + IDS), r"images\[0\] is truncated"),
         (
             *body_of((len(IMAGE) + 1, 7), IMAGE + IDS),
-            r"images\[1\] is truncated within its 4 length",
+            r"images\[1\] is truncated within its 4-byte length",
         ),
         (*body_of((8, 8), b"\xff" * 8 + IDS), r"images\[0\] is truncated: .* 4294967295 bytes"),
         (*body_of((len(IMAGE), 7), IMAGE + IDS[:7]), "class_ids has 7 raw bytes"),

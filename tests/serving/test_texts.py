@@ -180,7 +180,7 @@ def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
     model.self_check()
     model._backbone.encoder.embeddings.position_embeddings = nn.Embedding(8, DIM)
     assert len(model.prepare("a cat")) < 8
-    with pytest.raises(ValueError, match="fails on example texts"):
+    with pytest.raises(ValueError, match="cannot process its example inputs"):
         model.self_check()
 
 

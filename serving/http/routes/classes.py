@@ -12,7 +12,7 @@ from serving.limits import ClientLimit
 from serving.schemas import ErrorBody
 from serving.service import Service
 
-# Limit on searches that run or wait; more get status 429.
+# Limit on running and waiting searches; further searches are rejected with status 429.
 _MAX_SEARCHES = 32
 
 
@@ -24,21 +24,22 @@ class ClassFound(BaseModel):
 
 
 class ClassPage(BaseModel):
-    """One page of the classes that a search found; `total` counts all of them."""
+    """One page of the classes that match a search. `total` is the number of all matching
+    classes."""
 
     total: int
     classes: list[ClassFound]
 
 
 class ClassSearch(BaseModel):
-    """Search parameters. Unknown parameters are an error; they are not ignored."""
+    """Search parameters. Unknown parameters are rejected, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
     search: str = Field(
-        "", max_length=200, description="substring of the class name; case-insensitive"
+        "", max_length=200, description="case-insensitive substring of the class name"
     )
-    limit: int = Field(20, ge=1, le=1000, description="classes per page")
+    limit: int = Field(20, ge=1, le=1000, description="maximum number of classes per page")
     offset: int = Field(0, ge=0, description="number of classes to skip")
 
 
@@ -74,8 +75,8 @@ async def classes(
 
 
 def _page(service: Service, parameters: ClassSearch) -> bytes:
-    """Return the JSON of the response, also created in the thread: serializing a thousand classes
-    takes long."""
+    """Return the JSON of the response. It is also created in the thread, because serializing a
+    thousand classes takes a long time."""
     found, total = service.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class FeedParameters(BaseModel):
-    """How to process the frames of a feed."""
+    """Options for processing the frames of a feed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,8 +128,8 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
 
 
 async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
-    """Yield the frames in messages; empty messages are skipped. Raises ApiError if no message
-    arrives for too long."""
+    """Yield the frames in WebSocket messages. Empty messages are skipped. Raises ApiError if no
+    message arrives for too long."""
     config, reads = service.config, service.model.reads
     most, position = max_json_bytes(config), 0
     while True:

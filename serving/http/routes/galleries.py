@@ -1,4 +1,4 @@
-"""`/v1/galleries`: search indexed collections for any class, and get thumbnails."""
+"""`/v1/galleries`: search indexed collections for any class, and return thumbnails."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
 
 _MAX_LIMIT = 1000
-# Limit on the hits in one response, over all of its classes: about 2 MB.
+# Limit on the total number of hits in one response, which is about 2 MB.
 _MAX_HITS = 10_000
 
 
@@ -33,7 +33,9 @@ class SearchBody(BaseModel):
         None,
         description="return only items with at least this score; cannot be combined with recall",
     )
-    limit: int = Field(20, ge=1, le=_MAX_LIMIT, description="hits per class and page")
+    limit: int = Field(
+        20, ge=1, le=_MAX_LIMIT, description="maximum number of hits per class on a page"
+    )
     offset: int = Field(0, ge=0, le=2**62, description="number of hits to skip per class")
 
 
@@ -100,8 +102,7 @@ def _describe(name: str, gallery: Gallery) -> GalleryFound:
 
 
 def _named(galleries: Galleries, name: str) -> Gallery:
-    """Look the name up among the galleries of the server's configuration, never in the file
-    system."""
+    """Look up a gallery in the server's configuration. The name is never used as a path."""
     try:
         return galleries[name]
     except KeyError as error:
@@ -123,8 +124,8 @@ async def _read(request: Request, service: Service, progress: InProgress) -> Sea
         raise ApiError(
             422,
             "invalid_query",
-            f"{len(body.classes)} classes with limit {body.limit} can return more than {_MAX_HITS} "
-            "hits. Reduce one of them",
+            f"{len(body.classes)} classes with limit {body.limit} can return more than "
+            f"{_MAX_HITS} hits. Reduce the number of classes or the limit",
         )
     return body
 

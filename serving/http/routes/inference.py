@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over REST. Its errors have the protocol's format, a string."""
+"""The Open Inference Protocol v2 over REST. Errors have the protocol's format, `{"error": "…"}`."""
 
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ class ModelReady(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """A dimension of -1 is variable."""
+    """Metadata of an input or output tensor. A dimension of -1 is variable."""
 
     name: str
     datatype: str
@@ -104,7 +104,7 @@ async def server(model: ModelDep) -> ServerMetadata:
     )
 
 
-# As over gRPC, these two need no token, because Kubernetes probes do not send one.
+# As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
 @facts(needs_token=False)
 async def live() -> Live:
@@ -150,7 +150,9 @@ async def infer(
     model: ModelDep,
     json_length: Annotated[
         str | None,
-        Header(alias=HEADER, description="length in bytes of the JSON before the binary tensors"),
+        Header(
+            alias=HEADER, description="length in bytes of the JSON that precedes the binary tensors"
+        ),
     ] = None,
 ) -> Response:
     """Compute scores of images or texts for the classes in `class_ids` or `classes`."""

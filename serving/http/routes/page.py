@@ -1,9 +1,9 @@
 """The page at `/` and the documentation at `/docs`: static files, read once at start-up.
 
-`/` is a page for sending queries by hand; `/docs` is Swagger UI for `/openapi.json`. Both load
-files only from this server: those of `serving/page/` and, for Swagger UI, of the package
-fastapi-offline. They reveal nothing about the model and need no token; the requests that their
-scripts send do.
+`/` is a page for interactive queries; `/docs` is Swagger UI for `/openapi.json`. Both load files
+only from this server: those in `serving/page/` and, for Swagger UI, those in the package
+fastapi-offline. The files do not reveal anything about the model and do not require a token, but
+the requests that their scripts send do.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _MEDIA_TYPES = {
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
-# No content from other origins, no inline code and no framing. A dropped image is a blob: URL.
+# Forbids content from other origins, inline code and framing. A dropped image is a blob: URL.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -40,8 +40,8 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    # Revalidated on each load, with 304 if unchanged, so that files of two versions are never
-    # mixed.
+    # Files are revalidated on each load, with status 304 if unchanged, so that files of two
+    # versions are never mixed.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -53,7 +53,7 @@ _HEADERS = {
 
 
 def _paths() -> Iterator[tuple[str, Traversable]]:
-    """Yield the path of each URL, and the file that is served at it."""
+    """Yield the URL path of each file, and the file."""
     for file in files("serving").joinpath("page").iterdir():
         if _media_type(file):
             yield _PAGES.get(file.name, f"/page/{file.name}"), file
@@ -63,7 +63,7 @@ def _paths() -> Iterator[tuple[str, Traversable]]:
 
 
 def _media_type(file: Traversable) -> str:
-    """Return the media type of a file of the page; "" for a file that is not served."""
+    """Return the media type of a file, or "" for a file that is not served."""
     return _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}", "")
 
 

@@ -1,9 +1,9 @@
 """`POST /v1/query` and `POST /v1/query:stream`: does each image or text belong to the classes?
 
 A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
-body is still arriving. Several lines are processed at a time, so that batches form. Once that limit
-is reached nothing more is read, so TCP backpressure slows down clients that send faster. Answers
-keep the order of the lines.
+body is still arriving. Several lines are processed concurrently, so that batches form. Once
+`max_lines_in_flight` is reached, reading pauses, so TCP backpressure slows down clients that send
+faster. Answers are in the order of the lines.
 """
 
 import asyncio
@@ -129,7 +129,8 @@ async def stream(
     async def work(request: Request, out: LinesOut) -> None:
         classes = parameters.needed_classes(service.config.max_classes)
         async with service.admitted(is_timed=False) as progress:
-            # Inside this context, so that a stream rejected by the limit is counted too.
+            # Acquire the slot inside this context, so that a stream rejected by the limit is also
+            # counted.
             with limit.slot(request.state.client):
                 progress.acquire_slot()
                 query = await service.make_query(classes, parameters.recall, parameters.threshold)
@@ -141,13 +142,13 @@ async def stream(
 
 
 def _as_json(line: Hit | LineError | Done) -> str:
-    """Return a line as JSON, without its top-level fields that are null."""
+    """Return a line as JSON, without the fields `line`, `id` and `notice` if they are null."""
     unset = {name for name in ("line", "id", "notice") if getattr(line, name, "") is None}
     return line.model_dump_json(by_alias=True, exclude=unset)
 
 
 class _Stream:
-    """One stream: its lines in progress, in order, and the counts of its answers.
+    """One stream, with its lines in progress and the counts of its answers.
 
     The total size of the lines in progress is at most the size limit of one request body.
     """
@@ -170,13 +171,13 @@ class _Stream:
         try:
             most = self._limits.max_lines_in_flight
             await pump_all(self._lines(body), self._answer, write, limit=most)
-        except ApiError as error:  # why the stream ends early
+        except ApiError as error:  # the stream ends early
             await out.line(_as_json(LineError(error=_detail(error))))
         await out.line(_as_json(Done(done=self._counts)))
 
     async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
-        """Yield the lines with their positions; None for a line that is too long. Raises ApiError
-        if no line arrives for too long."""
+        """Yield the lines with their positions. A line that is too long is None. Raises ApiError if
+        no line arrives for too long."""
         lines, position = split_lines(body, self._limits.max_body_bytes), 0
         seconds = self._limits.stream_idle_seconds
         while True:

@@ -1,4 +1,4 @@
-"""`/v1/model`, `/health` and `/metrics`: the model that is served, and the state of the server."""
+"""`/v1/model`, `/health` and `/metrics`: the served model and the state of the server."""
 
 from typing import Literal
 
@@ -34,7 +34,7 @@ class Limits(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """The model that is served."""
+    """The served model."""
 
     bundle: str
     num_classes: int

@@ -84,9 +84,9 @@ async def get(request: Request, watch_id: str, resources: ResourcesDep) -> Watch
     "/v1/watches/{watch_id}", responses=ERROR_RESPONSES, openapi_extra=request_body(WatchChanges)
 )
 async def change(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
-    """Renew a watch, and change the fields in the body.
+    """Renew a watch and replace the fields that are in the body.
 
-    `{}` only renews it.
+    An empty body, `{}`, only renews the watch.
     """
     service, watches, client = resources.service, resources.watches, request.state.client
     async with service.admitted() as progress:
@@ -146,8 +146,8 @@ async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit:
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
-    """Read and parse a JSON body; raises ApiError. The media type is required to be JSON, because
-    pages of other origins cannot send it without a CORS preflight."""
+    """Read and parse a JSON body. The media type must be JSON, because cross-origin pages cannot
+    send JSON without a CORS preflight. Raises ApiError."""
     kind, _ = content_type(request.headers)
     if kind != "application/json":
         message = f"Content-Type {kind[:80]!r} is not supported. Send application/json"
@@ -179,7 +179,7 @@ async def _checked_names(
     threshold: float | None,
 ) -> tuple[str, ...]:
     """Return the names of `classes`, without duplicates. Raises ApiError if a class is unknown or
-    has no threshold."""
+    does not have a threshold."""
     check_class_count(len(classes), service.config.max_classes)
     query = await service.make_query(classes, recall, threshold)
     return await service.in_thread(_decided_names, service, query)
@@ -190,7 +190,9 @@ def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
     for class_id in query.class_ids:
         name = bundle.names.names[class_id]
         if threshold_of(bundle, class_id, query).threshold is None:
-            message = f"class {name!r} does not have a threshold for this recall. Set threshold"
+            message = (
+                f"class {name!r} does not have a threshold for this recall. Set threshold instead"
+            )
             raise ApiError(422, "no_threshold", message)
         names[name] = None
     return tuple(names)
@@ -199,14 +201,14 @@ def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
 def _checked_ttl(service: Service, seconds: float) -> float:
     least, most = service.config.min_watch_ttl_seconds, service.config.max_watch_ttl_seconds
     if not least <= seconds <= most:
-        message = f"ttl_seconds is {seconds:g}. Set it to {least:g} to {most:g}"
+        message = f"ttl_seconds is {seconds:g}. Set it to a value from {least:g} to {most:g}"
         raise ApiError(422, "invalid_watch", message)
     return seconds
 
 
 async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -> dict[str, object]:
-    """Return the terms to replace. Recall and threshold replace each other: setting a recall
-    removes the threshold."""
+    """Return the terms to replace. Recall and threshold are mutually exclusive: setting one removes
+    the other."""
     sent = body.model_fields_set
     fields: dict[str, object] = {}
     recall, threshold = before.recall, before.threshold
@@ -250,7 +252,7 @@ def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold
         raise ApiError(
             409,
             "other_model",
-            f"watch {watch.id} was created for another model ({error}). Delete it",
+            f"watch {watch.id} was created for another model ({error}). Delete the watch",
         ) from error
 
 
@@ -266,7 +268,7 @@ def _as_api_errors() -> Iterator[None]:
     except WatchLimitError as error:
         raise ApiError(429, "too_many_watches", str(error), {"Retry-After": "10"}) from error
     except UnknownListenerError as error:
-        message = f"{error}. Listen again"
+        message = f"{error}. Reconnect the listener"
         raise ApiError(503, "listener_lost", message, {"Retry-After": "1"}) from error
     except WatchesDownError as error:
         raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error

@@ -295,7 +295,7 @@ def test_invalid_requests_are_rejected_with_a_status_code(
     ("position", "change", "words"),
     [
         (0, lambda raw: raw[:-1], "images[1] is truncated"),
-        (0, lambda raw: raw + b"\1\0", "images[2] is truncated within its 4 length bytes"),
+        (0, lambda raw: raw + b"\1\0", "images[2] is truncated within its 4-byte length"),
         (0, lambda raw: b"\xff\xff\xff\xff" + raw, "its length is 4294967295 bytes"),
         (0, lambda raw: raw + b"\0\0\0\0", "does not match"),
         (0, lambda _: b"", "does not match"),

@@ -134,7 +134,8 @@ def test_each_threshold_shows_its_validation_counts_and_expected_precision(
     lines = page.locator("#thresholds li")
     expect(lines).to_have_count(2)
     expect(lines.first).to_contain_text("Set on 5 validation samples of this class")
-    expect(lines.last).to_contain_text("30 validation samples of all classes, none of this class")
+    pooled = "30 validation samples of all classes, but none of this class"
+    expect(lines.last).to_contain_text(pooled)
     page.get_by_label("Score threshold").fill("1")
     expect(lines).to_have_count(0)
 
@@ -235,7 +236,7 @@ def test_each_line_of_text_is_queried_and_can_be_sent_to_a_watch(
         )
         assert page.locator(".card .text").all_inner_texts() == texts
         expect(page.locator(".card:nth-child(5) .problem")).to_contain_text(
-            "301 characters; the limit is 300"
+            "301 characters, but the limit is 300"
         )
         page.get_by_label("Score threshold").fill("-1000")
         page.get_by_role("tab", name="Live watch").click()
