@@ -43,7 +43,7 @@ class Dataset:
     - `limits`: maximum number of samples per split.
     - `vectors`: file of label vectors below the user's data, or COARSE.
     - `options`: options of the source.
-    - `seed`: the only input of the random choice of samples and labels.
+    - `seed`: seed of the random choice of samples and labels.
     """
 
     source: str

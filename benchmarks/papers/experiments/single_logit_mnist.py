@@ -20,7 +20,7 @@ COSINE = {"kind": "cosine", "final": 0.0}
 
 
 class _Design:
-    """The paper's network of two layers of 500 units."""
+    """The paper's network, which has two layers of 500 units."""
 
     def dataset(self, _arm: str) -> Dataset:
         return _DATASET
@@ -87,7 +87,7 @@ _INITIALIZATION_REMARK = (
     "the effect on batch_ce."
 )
 _SAME_RATE = 0.01
-# As multiples of the backbone's rate.
+# As multiples of the backbone's learning rate.
 _INITIALIZATIONS = {"He et al.": 1, "nn.Linear": 6}
 
 

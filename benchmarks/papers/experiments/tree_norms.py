@@ -1,6 +1,6 @@
 """Paper 000, synthetic experiment II (6.1.3, Figure 3): norms of the parameters by k.
 
-Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from eq 2.
+Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from Eq. 2.
 The V-tree's are not unique: their least norm among those that represent W* is used.
 """
 
@@ -93,7 +93,7 @@ def least_norm(tree: LabelTree, rows: np.ndarray) -> float:
 
 
 def norms_on_a_line(settings: Mapping[str, Any], _folders: Folders) -> Measures:
-    """Compute ||U*|| and the bound of Lemma 3 (eq 13) for k equidistant points on a line (a job).
+    """Compute ||U*|| and the bound of Lemma 3 (Eq. 13) for k equidistant points on a line (a job).
 
     The line from -1 to 1 has c = 1 and lambda = B = 1; the base is 2.
     """
@@ -108,7 +108,7 @@ def norms_on_a_line(settings: Mapping[str, Any], _folders: Folders) -> Measures:
 
 
 class _Norms:
-    """Norms by number of classes, draw by draw, and how fast they grow."""
+    """Norms by number of classes, draw by draw, and their growth rates."""
 
     def __init__(
         self,
