@@ -99,7 +99,7 @@ def test_doctor_finds_a_low_process_limit(workload):
     assert finding["found"].startswith("900")
 
 
-def test_doctor_finds_shared_memory_too_small_for_the_loaders(workload, tmp_path):
+def test_doctor_finds_too_little_shared_memory_for_the_loaders(workload, tmp_path):
     huge, tight = (replace(workload, shared_bytes=size) for size in (1 << 60, 1))
     (finding,) = shared_memory(huge)
     assert finding.level == "error"
@@ -235,7 +235,7 @@ def test_doctor_finds_missing_interfaces(workload, monkeypatch):
     ("value", "level"),
     [("lo", "ok"), ("l", "ok"), ("=l", "error"), ("=lo", "ok"), ("nope", "error"), ("^nope", "ok")],
 )
-def test_interfaces_are_matched_by_the_rules_of_nccl(workload, monkeypatch, value, level):
+def test_interfaces_are_matched_by_nccl_rules(workload, monkeypatch, value, level):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
     (finding,) = found("NCCL's interface", workload)
     assert finding.level == level

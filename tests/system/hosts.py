@@ -57,7 +57,7 @@ def hosts(number: int) -> Iterator[list[Host]]:
     """
     if reason := why_unavailable():
         pytest.skip(reason)
-    # Names and the subnet are random, because other sessions may create hosts too.
+    # Names and the subnet are random, because other sessions may also create hosts.
     mark = uuid.uuid4().hex[:6]
     bridge, third = f"kwb{mark}", int(mark[:2], 16)
     created = [
