@@ -21,7 +21,7 @@ _STDS = (1.0, 3.0, 30.0)
 
 
 def costs() -> Iterator[Row]:
-    """Time the loss alone on given logits, with the paper's k and larger ones."""
+    """Time the loss alone on given logits, with the paper's k and with larger values."""
     cases = [(K, classes) for classes in (1000, 10_000, 100_000)]
     cases += [(k, classes) for k in (10, 20, 50) for classes in (1000, 10_000)]
     for k, classes in cases:

@@ -79,7 +79,7 @@ class Section:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> "Section | None":
-        """Return None for a section written by an earlier version."""
+        """Return the section, or None if it was written by an earlier version."""
         if tree.pop("format", None) != _FORMAT:
             return None
         return Section(

@@ -143,7 +143,7 @@ def empty_panels(api: httpx.Client) -> set[str]:
 def watched(
     glyphs: Path, bundle: Path, images: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[httpx.Client, str]]:
-    """Prometheus with the alerts, once every panel has data, and the server's metrics page."""
+    """A Prometheus that has the alerts and data for every panel, and the server's metrics page."""
     folder = tmp_path_factory.mktemp("watched")
     credentials, rules, port = folder / "tokens", folder / "rules.yaml", free_pair()
     credentials.write_text(TOKEN)

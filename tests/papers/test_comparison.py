@@ -88,7 +88,7 @@ def test_a_bracketed_search_continues_until_both_neighbors_are_worse(
     assert list(found.readings()) == ["grid", "bracketed"]
 
 
-def test_a_search_that_never_brackets_reports_it() -> None:
+def test_a_search_that_finds_no_bracket_is_reported() -> None:
     found = compared(comparison(refine=True), lambda _arm, lr: {"top1": lr / (1 + lr)})
     assert found.refined is not None
     assert found.refined.chosen["ce"].at_edge

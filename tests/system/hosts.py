@@ -22,8 +22,7 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The command prefix that runs a command on this host, with the process id of the
-        command."""
+        """The prefix that runs a command on this host without changing its process ID."""
         return ("ip", "netns", "exec", self.name, "env", "GLOO_SOCKET_IFNAME=eth0")
 
     def disconnect(self) -> None:
@@ -51,9 +50,9 @@ def why_unavailable() -> str | None:
 
 @contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """Create hosts that reach each other by their addresses; skips the test if unsupported.
+    """Create hosts that can reach each other by address. Skips the test if this is not supported.
 
-    The caller must stop the processes that still run on them.
+    The caller must stop the processes that are still running on them.
     """
     if reason := why_unavailable():
         pytest.skip(reason)

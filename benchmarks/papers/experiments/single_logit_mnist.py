@@ -92,7 +92,7 @@ _INITIALIZATIONS = {"He et al.": 1, "nn.Linear": 6}
 
 
 def _initialization_table(budget: Budget) -> Generator[Sequence[Job], Results, Table]:
-    """Measure the effect of initialization and schedule at one rate of the head."""
+    """Measure the effect of initialization and schedule at one learning rate of the head."""
     steps = budget.size(1_000, full=1_000, least=4)
     seeds = range(1, 3 if budget.is_toy else 4)
     jobs = {

@@ -102,7 +102,7 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
 
 
 def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
-    """Check that both heads perform the same step: return the largest distance of their rows.
+    """Return the largest distance between the rows of both heads after the same steps.
 
     It is relative to the movement of the row that moved furthest.
     """
@@ -131,7 +131,7 @@ def slope(seconds: Mapping[int, Sequence[float]]) -> Mean:
 
 
 def _by_round(seconds: Mapping[int, Sequence[float]]) -> np.ndarray:
-    """[rounds, sizes]"""
+    """Return the seconds as an array [rounds, sizes]."""
     return np.array(list(seconds.values())).T
 
 

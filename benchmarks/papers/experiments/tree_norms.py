@@ -139,9 +139,9 @@ class _Norms:
         }
 
     def rate(self, name: str) -> float:
-        """Return the rate with the best accuracy over all k in the search.
+        """Return the learning rate with the best accuracy over all k in the search.
 
-        The norm depends on the rate, so all k use the same one.
+        The norm depends on the learning rate, so all k use the same one.
         """
         arm = _TRAINED[name]
 
@@ -253,7 +253,7 @@ def _smaller_trained(norms: _Norms) -> Claim:
 def _trained_claim(
     norms: _Norms, statement: str, what: str, gap: Callable[[Mapping[str, float]], Mean]
 ) -> Claim:
-    """Claim that `gap` is positive, both at the own best rates and at every common rate."""
+    """Claim that `gap` is positive at each arm's best learning rate and at every common one."""
     found = {words: gap(rates) for words, rates in norms.readings().items()}
     numbers = ", ".join(f"{words} {one.text()}" for words, one in found.items())
     draws = len(norms.by_classes[0].draws)
