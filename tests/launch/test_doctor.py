@@ -121,7 +121,7 @@ def test_doctor_finds_an_invalid_number_of_threads(workload, monkeypatch, value,
 
 def test_doctor_finds_a_cpu_limit(workload):
     if (os.cpu_count() or 1) < 2:
-        pytest.skip("one CPU cannot be fewer")
+        pytest.skip("this machine has only one CPU")
     finding = found_elsewhere("CPUs", workload, before="taskset -p -c 0 $$ > /dev/null;")
     assert finding["level"] == "warning"
     assert finding["found"].startswith("1 of the machine's")
@@ -180,7 +180,7 @@ def test_the_folder_check_leaves_no_files_and_creates_no_folder(workload, tmp_pa
 
 def test_doctor_finds_a_run_folder_in_memory():
     if not any(mount.mountpoint == "/dev/shm" for mount in psutil.disk_partitions(all=True)):
-        pytest.skip("no tmpfs here")
+        pytest.skip("this machine has no tmpfs")
     (finding,) = found("run folder", Workload(Path("/dev/shm/runs")))
     assert (finding.level, "tmpfs" in finding.found) == ("warning", True)
 

@@ -53,7 +53,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 def near(best: float) -> Callable[[str, float], Mapping[str, Any]]:
-    """Return results whose accuracy is highest at the rate `best`."""
+    """Return results whose accuracy is highest at the learning rate `best`."""
     return lambda _arm, lr: {"top1": 1 / (1 + max(lr / best, best / lr))}
 
 

@@ -42,8 +42,8 @@ _MEASURES = {
 def train_head(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Train one loss on samples of `seen` classes and measure single-logit classification (a job).
 
-    `points` are the measures of some of these classes during training, `ideal` those of the true
-    centers. A run that diverges only has the measure `diverged`.
+    `points` are the measures of some of these classes during training, and `ideal` are those of the
+    true centers. A run that diverges has only the measure `diverged`.
     """
     torch.manual_seed(settings["seed"])
     num_classes, batch = settings["classes"], settings["batch"]

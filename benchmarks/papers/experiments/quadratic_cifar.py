@@ -64,7 +64,7 @@ def class_names(_settings: Mapping[str, Any], folders: Folders) -> Measures:
 
 
 def scenes(names: Sequence[str], coarse: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
-    """Return the classes of each scene; None: all.
+    """Return the classes of each scene; None means all classes.
 
     The random classes are a single draw without replacement.
     """
