@@ -1,5 +1,4 @@
-"""Fixtures for all tests: small shards, created once per session; `kway` in this process; one
-thread per test; and `--seconds-per-file`.
+"""Fixtures for all tests, and pytest options and hooks.
 
 Modules are imported where they are used, so that pytest-xdist's main process, which runs no tests,
 starts its workers without importing torch.

@@ -25,8 +25,11 @@ _PACKAGES = ("benchmarks", "data", "heads", "launch", "serving", "tests", "train
 
 @dataclass(frozen=True)
 class Provenance:
-    """`source` is the file of the job's function, relative to the repository; `machine` is empty
-    unless the job times something."""
+    """The provenance of one result.
+
+    `source` is the file of the job's function, relative to the repository. `machine` is empty
+    unless the job measures times.
+    """
 
     source: str
     code: str

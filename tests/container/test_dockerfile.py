@@ -87,7 +87,7 @@ def test_the_base_image_has_a_fixed_tag(variant):
 
 def test_the_base_image_has_the_python_version_of_the_constraints():
     assert "on Python 3.11" in (ROOT / "constraints.txt").read_text().splitlines()[0]
-    assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, whose python3 is 3.11
+    assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, where python3 is 3.11
 
 
 def test_every_package_is_installed_with_the_constraints():
