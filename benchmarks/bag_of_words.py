@@ -2,9 +2,10 @@
 
     python -m benchmarks.bag_of_words shards/tweets --run runs/twitter-mbert-small
 
-The baselines are logistic regression and a linear SVM on words and pairs of words; with --run, the
-model of a run is evaluated on the same texts. The regularization of the baselines is chosen by
-accuracy on a tenth of the training texts. Each model is evaluated once on the test split.
+The baselines are logistic regression and a linear SVM on word unigrams and bigrams. With --run, the
+model of that run is evaluated on the same texts. The regularization strength of the baselines is
+selected by accuracy on a held-out 10% of the training texts. Each model is evaluated once on the
+test split.
 """
 
 import argparse
@@ -34,7 +35,7 @@ MODELS: dict[str, tuple[Callable[..., LogisticRegression | LinearSVC], tuple[flo
 
 
 def main() -> None:
-    """Read the shards, fit the models, print a table."""
+    """Read the shards, fit the models and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bag_of_words", description=__doc__)
     parser.add_argument("shards", type=Path, help="folder of text shards")
     parser.add_argument("--train-split", default="train", help="split to fit the baselines on")
@@ -105,7 +106,7 @@ def best_strength(
     counts: csr_matrix,
     labels: np.ndarray,
 ) -> float:
-    """Return the C with the highest accuracy on a tenth of the texts after fitting on the rest."""
+    """Return the C with the highest accuracy on a held-out 10% of the texts."""
     training, held_out = train_test_split(
         np.arange(len(labels)), test_size=0.1, random_state=0, stratify=labels
     )

@@ -1,7 +1,7 @@
-"""Cost of checkpoints during training, on one rank and on two.
+"""Cost of checkpoints during training, on one rank and on two ranks.
 
-Measures the stall of a background save relative to a synchronous save, and the slowdown of the
-following steps by the writing thread.
+Measures how long a background save stalls training, relative to a synchronous save, and how much
+its writer thread slows down the following steps.
 """
 
 import os
@@ -34,7 +34,7 @@ Times = dict[str, list[float]]
 
 
 def rows(world_size: int) -> Iterator[Row]:
-    """Half of the state is replicated like DDP's backbone, half is sharded like the head."""
+    """Half of the state is replicated, like DDP's backbone, and half is sharded, like the head."""
     times = {name: np.array(found) for name, found in _measured(world_size).items()}
     case = f"{STATE_BYTES >> 20} MB, {world_size} rank{'s' * (world_size > 1)}"
     what = "stall of a background save / synchronous save"
@@ -79,7 +79,7 @@ def _rank(rank: int, world_size: int, folder: Path, pipe: Connection) -> None:
         mesh=mesh,
     )
     pipe.send(_times(folder, world))
-    pipe.recv()  # wait for all ranks, so that no rank destroys the group early
+    pipe.recv()  # wait for all ranks, so that no rank destroys the process group early
     os._exit(0)
 
 
@@ -123,7 +123,7 @@ def _times(folder: Path, world: World) -> Times:
 
 
 def _seconds(world: World, part: Callable[[], object]) -> float:
-    """Return how long a part takes on this rank, with all ranks starting together."""
+    """Return the duration of a part on this rank. All ranks start it at the same time."""
     world.barrier()
     started = time.perf_counter()
     part()

@@ -1,8 +1,8 @@
-"""Build times of cover trees: `python -m benchmarks.cover_tree` builds one of a million classes.
+"""Build times of cover trees. `python -m benchmarks.cover_tree` builds one with a million classes.
 
-The trees are over self-similar vectors (clusters within clusters) and over clusters without inner
-structure, which take longer. The invariants are checked for sampled classes, each against all
-classes.
+One tree is built over self-similar vectors (clusters within clusters). The other is built over
+clusters without inner structure, which takes longer. The invariants are checked for sampled
+classes, each against all classes.
 """
 
 import resource
@@ -52,9 +52,9 @@ def violations(
 ) -> list[str]:
     """Return the violated invariants of a cosine tree for sampled classes.
 
-    Each sampled class is compared with all classes: nesting, separation, covering at every level,
-    and whether its parent is within base^-level and the nearest class of the net above. Distances
-    are computed by a different formula than in the tree.
+    For each sampled class, checks nesting, separation and covering at every level against all
+    classes, and checks that its parent is within base^-level and is the nearest class of the net
+    above. Distances are computed with a different formula than in the tree.
     """
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     by_level = np.argsort(tree.level, kind="stable")
@@ -105,14 +105,14 @@ def measured(vectors: np.ndarray, kind: str, at_most: str, *, base: float = 1.3)
 
 
 def rows() -> Iterator[Row]:
-    """Build trees of 100,000 classes, self-similar and not."""
+    """Build trees of 100,000 classes over vectors with and without self-similarity."""
     yield measured(clustered(100_000, 300, seed=0), SELF_SIMILAR, "<= 60 s")
     clusters = gaussian_clusters(100_000, 300, seed=0)
     yield measured(clusters, "2,000 Gaussian clusters without structure", "<= 60 s")
 
 
 def main() -> None:
-    """Build the tree of a million classes."""
+    """Build the tree of one million classes."""
     CONSOLE.print(machine())
     print_rows([measured(clustered(1_000_000, 64, seed=0), SELF_SIMILAR, "<= 15 min")])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

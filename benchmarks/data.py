@@ -1,4 +1,4 @@
-"""All benchmarks of data loading in one table: `python -m benchmarks.data [SECTION ...]`.
+"""All data-loading benchmarks in one table: `python -m benchmarks.data [SECTION ...]`.
 
 Ratios are medians over rounds in which the contenders take turns, shown with their targets.
 Comparisons on the same files come first. Without a folder of real images, synthetic images of

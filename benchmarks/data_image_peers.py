@@ -1,8 +1,9 @@
-"""Code that users write without kway to turn tars of JPEGs into batches. It does not import kway.
+"""Code that users would write without kway to turn tars of JPEGs into batches.
 
-A webdataset pipeline, and a map-style dataset that reads the same tars with `tarfile` and `pread`.
-Each uses a decoder (Pillow, simplejpeg or OpenCV), takes a random crop, resizes it to 224 x 224,
-flips half of the images and produces uint8 batches [B, 3, 224, 224].
+This module does not import kway. It contains a webdataset pipeline, and a map-style dataset that
+reads the same tars with `tarfile` and `pread`. Each uses a decoder (Pillow, simplejpeg or OpenCV),
+takes a random crop, resizes it to 224 x 224, flips half of the images and produces uint8 batches
+[B, 3, 224, 224].
 """
 
 import io
@@ -90,7 +91,7 @@ def webdataset_batches(
 
 
 class TarImages(Dataset[tuple[np.ndarray, int]]):
-    """The samples of `tars` in any order: a list of offsets, and one `pread` per sample."""
+    """The samples of `tars` with random access: a list of offsets, and one `pread` per sample."""
 
     def __init__(self, tars: Sequence[str], sampled: Sampled) -> None:
         self._sampled = sampled

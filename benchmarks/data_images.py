@@ -1,7 +1,7 @@
-"""The loader compared with webdataset and a hand-written loop on the same image files.
+"""kway's loader compared with webdataset and a hand-written loop on the same image files.
 
 All contenders take a random crop, resize it to 224 x 224, flip half of the images and produce uint8
-batches. CPU seconds are those of all threads of the process; there are no loader processes.
+batches. CPU seconds include all threads of the process; there are no loader processes.
 """
 
 import random
@@ -40,7 +40,7 @@ TARGETS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-wri
 
 
 def rows(images: Path | None) -> Iterator[Row]:
-    """Compare decoding and cropping on the same files, with one worker, and reading alone."""
+    """Compare decoding of the same files, in one process and with one worker, and reading alone."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if images is None:
@@ -80,7 +80,7 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 def draw(folder: Path, count: int = 142) -> None:
-    """Write 500 x 375 images of smooth noise, whose files are as large as those of photographs."""
+    """Write 500 x 375 images of smooth noise whose file sizes match those of photographs."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(count):
@@ -121,7 +121,7 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
 
 
 def _packing(originals: Split, packed: Split) -> Row:
-    """Measure the additional gain from packing, which webdataset does not do, so files differ."""
+    """Measure the additional gain from packing. webdataset does not pack, so the files differ."""
     count = _in_batches(len(originals), 4)
     theirs = webdataset_batches(_tars(originals), with_pillow, BATCH)
     with _loader(packed) as loader:
@@ -139,19 +139,19 @@ def _packing(originals: Split, packed: Split) -> Row:
 
 
 def _one_worker(split: Split) -> Row:
-    """Compare kway's loader and torch's over the hand-written dataset, one process each."""
+    """Compare kway's loader with torch's over the hand-written dataset, with one process each."""
     count = _in_batches(len(split), 12)
     dataset = TarImages(_tars(split), with_opencv)
     theirs = DataLoader(
         dataset,
         batch_size=BATCH,
-        sampler=RandomSampler(dataset, num_samples=10**9),  # epochs without a pause
+        sampler=RandomSampler(dataset, num_samples=10**9),  # no pause between epochs
         num_workers=1,
     )
     with _loader(split, workers=1) as loader:
         batches = {"loader": loader, "DataLoader": iter(theirs)}
         for iterator in batches.values():
-            next(iterator)  # exclude the start of the processes
+            next(iterator)  # exclude the start-up of the processes
         contenders = {name: _taking(iterator, count) for name, iterator in batches.items()}
         times = take_turns(contenders, title="one worker", seconds=60)
     return rate_row(

@@ -60,7 +60,7 @@ class OneImage:
 
 
 def make_shards(folder: Path, samples: int) -> None:
-    """Make shards that are links to one tar, whose single image all index entries point to.
+    """Make shards that are links to one tar. All index entries point to its single image.
 
     The tar is extended as a sparse file to the smallest possible size for the number of samples.
     Its SHA-256 then differs from the manifest, which only `kway shard verify` checks.
@@ -105,7 +105,7 @@ class Memory(NamedTuple):
 
 
 def _summed(path: Path, ending: str, fields: Sequence[str]) -> list[int]:
-    """Return the sums of `fields` in bytes over the mappings of files with this name ending."""
+    """Return the sums of `fields` in bytes over the mappings of files that end in `ending`."""
     sums, counts = dict.fromkeys(fields, 0), False
     for line in path.read_text().splitlines():
         name, *values = line.split()

@@ -43,7 +43,7 @@ class Step:
 
 
 class LinearCrossEntropy(nn.Module):
-    """The code that users write without kway."""
+    """The code that users would write without kway."""
 
     def __init__(self, head: ClassHead) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def frozen() -> Iterator[Row]:
 
 
 def losses() -> Iterator[Row]:
-    """Compare every loss with `ce`, with dense weights; simloss has 300-d label vectors."""
+    """Compare every loss with `ce` on dense weights. simloss uses 300-dimensional label vectors."""
     case = classes, batch = 10_000, 256
     targets = {"smooth_topk": 1.5, "simloss": 2.2}
     for kind in LOSSES:
@@ -132,7 +132,7 @@ def losses() -> Iterator[Row]:
 
 
 def sampled() -> Iterator[Row]:
-    """Compare `ce` that samples a tenth of the classes absent from the batch with exact `ce`."""
+    """Compare `ce` that samples 10% of the classes absent from the batch with exact `ce`."""
     classes, batch = 100_000, 256
     heads = {
         "sampled": ClassHead(DIM, classes, CrossEntropy(sample_rate=0.1)),
@@ -144,7 +144,7 @@ def sampled() -> Iterator[Row]:
 
 
 def loss_head(kind: str, classes: int, dim: int) -> ClassHead:
-    """Return a dense head with any loss; simloss gets random label vectors.
+    """Return a dense head with any loss. simloss gets random label vectors.
 
     Hierarchical softmax gets a tree instead of dense weights.
     """

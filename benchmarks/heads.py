@@ -1,7 +1,7 @@
-"""All benchmarks of the heads in one table: `python -m benchmarks.heads [SECTION ...]`.
+"""All head benchmarks in one table: `python -m benchmarks.heads [SECTION ...]`.
 
-Ratios are medians over rounds in which the contenders take turns, shown with their targets. The
-cover tree of a million classes is `python -m benchmarks.cover_tree`.
+Ratios are medians over rounds in which the contenders take turns, shown with their targets. To
+build a cover tree of a million classes, run `python -m benchmarks.cover_tree`.
 """
 
 from benchmarks import cover_tree, factored, head_step, peak_memory, slc, smooth_topk

@@ -24,7 +24,7 @@ _MOST_MB = 300
 
 
 def peaks() -> Iterator[Row]:
-    """Measure every loss. The logits of a naive step and their gradient would be 4,096 MB."""
+    """Measure every loss. The logits of a naive step and their gradient would take 4,096 MB."""
     found = {}
     for kind in track(LOSSES, "peak memory", console=Console(stderr=True), transient=True):
         command = [sys.executable, "-m", "benchmarks.peak_memory", kind]

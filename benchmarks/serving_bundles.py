@@ -75,7 +75,7 @@ def stretch(path: Path, num_classes: int, class_ids: np.ndarray) -> None:
     content["model"]["num_classes"] = num_classes
     for name, entry in content["files"].items():
         entry["bytes"] = (path / name).stat().st_size
-        if name != WEIGHTS:  # not verified here, and up to 137 GB
+        if name != WEIGHTS:  # up to 137 GB, and not verified here
             entry["sha256"] = sha256_of(path / name)
     (path / SPEC).write_text(json.dumps(content))
 

@@ -2,8 +2,8 @@
 
 Each server runs the model in one process with one torch thread, on the same bundle, and they take
 turns. More threads would spin while they wait for each other, which adds CPU time. The CPU time of
-a server is that of all its processes, including those of Ray and HAProxy, even while they are idle.
-The client runs on the same cores.
+a server covers all of its processes, including idle ones and those of Ray and HAProxy. The client
+runs on the same cores.
 """
 
 import base64

@@ -33,7 +33,7 @@ _BATCH_SECONDS = 0.002
 
 
 class QueryBody(BaseModel):
-    """A query whether each image is of these classes."""
+    """A query that asks, for each image, whether it belongs to each of these classes."""
 
     classes: Annotated[list[str | int], Field(min_length=1, max_length=100)]
     images: Annotated[list[str], Field(min_length=1, max_length=64)]
@@ -85,7 +85,8 @@ class Batches:
     async def answer(self, images: list[bytes], query: Query) -> Answer:
         """Answer a query.
 
-        Raises HTTPException 400 for data that is not an image, 429 if too many queries are waiting.
+        Raises HTTPException 400 for data that is not an image, and 429 if too many queries are
+        waiting.
         """
         waiting = Waiting(images, query, asyncio.get_running_loop().create_future())
         try:

@@ -20,7 +20,7 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import WEIGHTS
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
-# Many short turns, so that other load on the machine affects all contenders.
+# Many short turns, so that other load on the machine affects all contenders equally.
 _QUERIES, _ROUNDS, _NUM_ROWS = 100, 101, 1000
 _MANY = 370_728  # 2^18.5, as in paper 002, table 3
 _START_CLASSES, _START_NETWORK = 1_000_000, {"hidden_sizes": [64, 768], "depths": [1, 1]}

@@ -17,7 +17,7 @@ _START_SECONDS, _STOP_SECONDS = 60, 30
 
 @dataclass(frozen=True)
 class Server:
-    """The port of a server and the id of its main process."""
+    """The port of a server and the process ID of its main process."""
 
     port: int
     pid: int

@@ -3,7 +3,7 @@ agreement with scikit-learn.
 
 As in an evaluation, the scores of all samples are computed for one block of classes at a time;
 there is never a samples x classes tensor. Class frequencies are long-tailed. Some classes with
-samples are also measured with scikit-learn, which is not timed.
+samples are also measured with scikit-learn; this is not timed.
 """
 
 import time

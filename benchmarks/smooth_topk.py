@@ -1,7 +1,7 @@
 """Cost of smooth top-k relative to cross entropy, and the accuracy of its float32 gradient.
 
 The loss alone means its statistics, value and gradient for given logits, compared with torch's
-cross_entropy. Complete head steps are in head_step.py.
+cross_entropy. head_step.py measures complete head steps.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _STDS = (1.0, 3.0, 30.0)
 
 
 def costs() -> Iterator[Row]:
-    """Time the loss alone on given logits, with the paper's k and larger ones."""
+    """Time the loss alone on given logits, with the paper's k and with larger values."""
     cases = [(K, classes) for classes in (1000, 10_000, 100_000)]
     cases += [(k, classes) for k in (10, 20, 50) for classes in (1000, 10_000)]
     for k, classes in cases:
@@ -74,7 +74,7 @@ def _gradient(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _worst_error(loss: Loss, std: float) -> float:
-    """Return the largest relative error of a row; norms are at least 1e-6.
+    """Return the largest relative error of a row; norms are clamped to at least 1e-6.
 
     Half of the labels are among the 2k largest scores.
     """

@@ -1,4 +1,4 @@
-"""A certificate of 127.0.0.1, for tests of TLS."""
+"""A self-signed certificate for 127.0.0.1, for TLS tests."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """One of 127.0.0.1, signed by itself, and its key."""
+    """Return a self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kway test")])
     now = datetime.now(UTC)

@@ -1,5 +1,4 @@
-"""Fixtures for all tests: small shards, created once per session; `kway` in this process; one
-thread per test; and `--seconds-per-file`.
+"""Fixtures for all tests, and pytest options and hooks.
 
 Modules are imported where they are used, so that pytest-xdist's main process, which runs no tests,
 starts its workers without importing torch.
@@ -68,7 +67,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Tests run in parallel and some start ranks, so more threads would compete for the cores."""
+    """Use one thread, because tests run in parallel and some of them start ranks."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -83,14 +82,14 @@ _RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_m
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because tests wait for ranks and servers in other processes.
-    These need cores too, so there are at most four workers."""
+    """Return one more worker than cores, because tests wait for ranks and servers in other
+    processes. These also need cores, so there are at most four workers."""
     return min(len(os.sched_getaffinity(0)) + 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile`, but by folder if the files share servers that are slow to start."""
+    """Like `--dist loadfile`, but keep files that share servers that are slow to start together."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -152,7 +151,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Run `kway ARGUMENTS…` in this process, which saves the imports; returns its exit code."""
+    """Run `kway ARGUMENTS…` in this process, to avoid imports, and return its exit code."""
     import torch
 
     from launch.main import main

@@ -14,13 +14,13 @@ from serving.deploy.session import free_port
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="needs prometheus: apt-get install prometheus",
+    reason="requires prometheus: apt-get install prometheus",
 )
 
 
 @contextmanager
 def prometheus(folder: Path, config: str) -> Iterator[httpx.Client]:
-    """Prometheus with this configuration (YAML), its data in `folder`; a client of its API."""
+    """Run Prometheus with this configuration (YAML) and data in `folder`; yields an API client."""
     (folder / "prometheus.yml").write_text(config)
     port = free_port("127.0.0.1", 0)
     arguments = [

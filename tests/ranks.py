@@ -99,8 +99,8 @@ def _rank_main(
 
 
 def rank_world(class_ranks: int | None = None) -> Any:
-    """Return the World of a function that runs in `run_on_ranks`, or of this single process. Groups
-    of `class_ranks` consecutive ranks share the classes (None: all ranks)."""
+    """Return the World of a function that runs in `run_on_ranks`, or of this single process. The
+    classes are sharded across each group of `class_ranks` consecutive ranks (None: all ranks)."""
     import torch
     import torch.distributed as dist
 

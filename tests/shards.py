@@ -58,8 +58,10 @@ def glyph_shards(folder: Path) -> Path:
 
 
 def text_shards(folder: Path) -> Path:
-    """Write `shards` of 90 texts of 1 to 40 words, a third of which are the class name, and a
-    `tokenizer` for them to `folder`."""
+    """Write `shards` of 90 texts, and a `tokenizer` for them, to `folder`.
+
+    A text has 1 to 40 words, of which about a third are the class name.
+    """
     words = "the quick brown fox jumps over a lazy dog, while été naïve 東京 Москва sleep".split()  # noqa: SIM905
     rng = np.random.default_rng(0)
     rows = []

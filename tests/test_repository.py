@@ -1,4 +1,4 @@
-"""Rules for the repository: imports, names of modules, no pickles."""
+"""Rules for the repository: imports, module names, and no pickles."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""Bundles with a tiny random network for gray 16 x 16 images, or for texts, for tests."""
+"""Test bundles with a tiny random network for gray 16 x 16 images or for texts."""
 
 import json
 from dataclasses import replace
@@ -78,9 +78,9 @@ def classes() -> list[ClassEntry]:
 
 
 def thresholds() -> ClassThresholds:
-    """Return thresholds that are j for class j at every recall, reached by its 5 samples and by 3
-    of other classes. The last class has no positives, and 4 samples of other classes reach the
-    pooled threshold."""
+    """Return a threshold of j for class j at every recall. Its 5 samples reach it, and so do 3
+    samples of other classes. The last class has no positives, and 4 samples of other classes reach
+    the pooled threshold."""
     of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
     positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
     reached = np.array([[[5, 8]] * 2] * (len(NAMES) - 1) + [[[0, 4]] * 2], np.int32)

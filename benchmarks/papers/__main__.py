@@ -30,7 +30,7 @@ app = typer.Typer(name="python -m benchmarks.papers", add_completion=False)
 def papers(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME...", help="all, a paper (000 to 004, beyond), or experiments"),
+        typer.Argument(metavar="NAME...", help="experiments, papers (000 to 004, beyond), or all"),
     ] = None,
     data: Annotated[
         Path,
@@ -61,7 +61,7 @@ def papers(
         bool,
         typer.Option(
             "--again",
-            help="repeat measurements made with older code, another torch or another machine",
+            help="repeat measurements made with older code, another torch version or machine",
         ),
     ] = False,
     page_only: Annotated[
@@ -130,7 +130,7 @@ def papers(
 
 
 def _check_data(chosen: list[Experiment], data: Path) -> None:
-    """Raise FileNotFoundError for missing data before the measurements, which take long."""
+    """Raise FileNotFoundError for missing data before the long measurements."""
     for experiment in chosen:
         for needed in experiment.needs:
             if not (data / needed).exists():
@@ -170,7 +170,7 @@ def _default_workers() -> int:
 def _report() -> Callable[[Experiment, int, int, Budget], None]:
     """Return a callback that prints finished jobs, elapsed minutes and used budget every 10 s.
 
-    The budget is charged when a job ends, and for stored results too. While a long job runs, only
+    The budget is charged when a job ends, and for stored results. While a long job runs, only
     the elapsed time changes.
     """
     last = began = 0.0

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Budget:
-    """`minutes` for an experiment that is designed for `designed` minutes.
+    """A budget of `minutes` for an experiment that is designed for `designed` minutes.
 
-    None: the published sizes. 0: a toy run that only shows that the code works. With fewer minutes
-    than designed for, all sizes shrink by the same factor (`size`); with more there are more rounds
-    of seeds (`rounds`).
+    With None, the experiment has the published sizes. With 0, it is a toy run that only shows that
+    the code works. With fewer minutes than designed for, all sizes shrink by the same factor
+    (`size`). With more minutes, there are more rounds of seeds (`rounds`).
     """
 
     minutes: float | None

@@ -1,5 +1,7 @@
-"""Fair comparison of losses: the same rate search for each, then several seeds at the rates found
-and at shared rates."""
+"""Fair comparison of losses: each gets the same learning-rate search, then several seeds.
+
+The seeds run at the rates found by the search and at shared rates.
+"""
 
 import itertools
 import math
@@ -66,8 +68,8 @@ class Comparison:
     For each of `measures`, the best candidate has the highest value on `validation`. Claims about
     other measures use the rates chosen by the first one. With `refine`, the search by the first
     measure continues from the best candidate in half-decade steps until the learning rates on both
-    sides of the best one are worse. `also` lists additional splits to evaluate, `all_logits` the
-    arms whose log-probabilities are measured too.
+    sides of the best one are worse. `also` lists additional splits to evaluate. `all_logits` lists
+    the arms whose log-probabilities are also measured.
     """
 
     design: Design
@@ -194,7 +196,7 @@ class _Search:
         return {arm: self._best(arm, measure) for arm in self._reached}
 
     def _best(self, arm: str, measure: str) -> Best:
-        """Return the first of the best rates; a run that diverged is worse than any other."""
+        """Return the first of the best rates. A run that diverged is worse than any other."""
 
         def reached(rates: Rates) -> float:
             measures = self._reached[arm][rates]
@@ -325,7 +327,7 @@ def cell(runs: Sequence[Measures], measure: str, form: Callable[[Mean], str]) ->
 def advantage(
     ours: Sequence[Measures], theirs: Sequence[Measures], measure: str, *, diverged: float = 0.0
 ) -> Mean:
-    """Return how much higher a measure of `ours` is, paired by seed."""
+    """Return the difference `ours` minus `theirs` in a measure, paired by seed."""
     return difference(
         values(ours, measure, diverged=diverged), values(theirs, measure, diverged=diverged)
     )

@@ -1,4 +1,4 @@
-"""Check whether the best rate of a search is at an edge of its grid: the grid may be too small."""
+"""Check whether the best rate of a search is at an edge of its grid, which may be too small."""
 
 from collections.abc import Sequence
 

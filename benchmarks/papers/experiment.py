@@ -33,7 +33,7 @@ class PlotFolder:
 class Experiment:
     """One experiment of the catalog.
 
-    `minutes` is the budget that it is designed for, `full` describes the published sizes, which may
+    `minutes` is the budget that it is designed for. `full` describes the published sizes, which may
     need a GPU (`wants_gpu`). `procedure` runs it; `needs` lists the files required below `--data`.
     """
 

@@ -30,7 +30,7 @@ class Mean:
         return shown if math.isinf(self.half) else f"{shown} ± {self.half:.{digits}f}"
 
     def percent(self, digits: int = 1) -> str:
-        """Return the text of a fraction in percent."""
+        """Return a fraction as text in percent."""
         return Mean(100 * self.value, 100 * self.half, self.n).text(digits)
 
 

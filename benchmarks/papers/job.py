@@ -34,8 +34,8 @@ class Folders:
 class Job:
     """A call of `function` ("module:name" below benchmarks.papers) with (settings, folders).
 
-    It returns measures; settings and measures are JSON. `alone`: the job measures times, so it
-    runs without other jobs and uses all cores.
+    It returns measures. Settings and measures are JSON. `alone`: the job measures times, so it runs
+    without other jobs and uses all cores.
     """
 
     function: str
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The name of the stored result. Equal jobs share it, so they are measured once."""
+        """The name of the stored result. Identical jobs share it, so they are measured once."""
         identity = json.dumps([_FORMAT, self.function, self.settings], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:20]
 

@@ -31,9 +31,9 @@ class JobRunner:
 
     `data` is the user's folder. `out` contains results, shards and unfinished work, and is locked
     by the runner. Each of `workers` processes runs one job at a time; 0: this process runs them.
-    They start with the first job and end with the runner. After an error they are terminated; the
-    next run resumes their jobs. `again`: repeat stored measurements made with older code, another
-    torch version or another machine.
+    Worker processes start with the first job and end with the runner. After an error, they are
+    terminated; the next run resumes their jobs. `again`: repeat stored measurements made with older
+    code, another torch version or another machine.
     """
 
     def __init__(self, data: Path, out: Path, *, workers: int, again: bool = False) -> None:
@@ -74,9 +74,9 @@ class JobRunner:
                 process.terminate()
 
     def measure(self, jobs: Sequence[Job], report: Report = lambda found, total: None) -> Results:
-        """Return the results of all jobs, stored ones included.
+        """Return the results of all jobs, including stored ones.
 
-        Raises the exceptions of jobs; the results of jobs that finished earlier are stored.
+        Re-raises the exceptions of jobs. The results of jobs that finished earlier are stored.
         """
         requested = dict.fromkeys(jobs)
         found = {job: result for job in requested if (result := self._stored(job)) is not None}
@@ -103,7 +103,7 @@ class JobRunner:
         for job in jobs:
             if job.alone:
                 for measured in self._in_parallel([job], threads_of_a_job(1)):
-                    # The other workers were idle, so their time is charged to the job too.
+                    # The other workers were idle, so their time is also charged to the job.
                     yield {
                         one: Result(result.measures, result.seconds * self.workers)
                         for one, result in measured.items()

@@ -25,8 +25,11 @@ _PACKAGES = ("benchmarks", "data", "heads", "launch", "serving", "tests", "train
 
 @dataclass(frozen=True)
 class Provenance:
-    """`source` is the file of the job's function, relative to the repository; `machine` is empty
-    unless the job times something."""
+    """The provenance of one result.
+
+    `source` is the file of the job's function, relative to the repository. `machine` is empty
+    unless the job measures times.
+    """
 
     source: str
     code: str
@@ -47,7 +50,7 @@ class Provenance:
         return Provenance(source, code, str(torch.__version__), hardware() if timed else "")
 
     def outdated(self) -> tuple[str, ...]:
-        """Return how the provenance differs from that of a measurement made now."""
+        """Return the differences from the provenance of a measurement made now."""
         now = Provenance._now(self.source, timed=bool(self.machine))
         differs = []
         if self.code != now.code:
@@ -107,7 +110,7 @@ def _has_docstring(node: ast.AST) -> bool:
 
 
 def _imported_names(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted names of all imports, those in functions included.
+    """Yield the dotted names of all imports, including those inside functions.
 
     `from a.b import c` yields `a.b` and `a.b.c`.
     """
@@ -121,13 +124,13 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """Yield `a`, `a.b` and `a.b.c`: importing `a.b.c` runs the `__init__.py` of its parents too."""
+    """Yield `a`, `a.b` and `a.b.c`: importing `a.b.c` runs the `__init__.py` of each parent."""
     parts = name.split(".")
     yield from (".".join(parts[: number + 1]) for number in range(len(parts)))
 
 
 def _file_of(name: str) -> Path | None:
-    """Return None for modules of other distributions and for names that are not modules."""
+    """Return the file of a module; None for other distributions and names that are not modules."""
     if name.split(".")[0] not in _PACKAGES:
         return None
     path = _ROOT.joinpath(*name.split("."))

@@ -30,9 +30,9 @@ def run_experiments(
 ) -> list[Section]:
     """Run the experiments within `minutes` in total and return their sections.
 
-    None: the published sizes. Each experiment gets a share of the minutes, which determines its
-    sizes. Minutes that earlier experiments did not use are spent on more rounds. Sections and plots
-    are stored below `runner.out`.
+    With None, the experiments have the published sizes. Otherwise, each experiment gets a share of
+    the minutes, which determines its sizes. Minutes that earlier experiments did not use are spent
+    on more rounds. Sections and plots are stored below `runner.out`.
     """
     sections = []
     charged: set[Job] = set()

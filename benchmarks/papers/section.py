@@ -79,7 +79,7 @@ class Section:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> "Section | None":
-        """Return None for a section written by an earlier version."""
+        """Return the section, or None if it was written by an earlier version."""
         if tree.pop("format", None) != _FORMAT:
             return None
         return Section(
@@ -109,8 +109,8 @@ def paired(
 def verdict(advantage: Mean | None) -> Verdict:
     """Return the verdict on the claim that `advantage` is positive.
 
-    It holds if the whole interval is positive, and fails if no part of it is. None: both sides
-    were the same model.
+    The claim holds if the whole interval is positive, and fails if no part of it is. If `advantage`
+    is None, both sides were the same model.
     """
     if advantage is None:
         return "degenerate"

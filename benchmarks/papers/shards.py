@@ -36,14 +36,14 @@ class Dataset:
     """A published dataset with modifications.
 
     - `side`: shrink images to `side` x `side` pixels.
-    - `classes`: names of the classes to use; None: all.
+    - `classes`: names of the classes to use; None means all classes.
     - `noise`: fraction of training labels replaced by a random label of the same coarse class,
       possibly the same label (paper 003, section 5.1).
     - `validation`: number of training samples, at most a quarter, moved to the split `validation`.
     - `limits`: maximum number of samples per split.
     - `vectors`: file of label vectors below the user's data, or COARSE.
     - `options`: options of the source.
-    - `seed`: the only input of the random choice of samples and labels.
+    - `seed`: seed of the random choice of samples and labels.
     """
 
     source: str

@@ -77,7 +77,7 @@ def timed(
 ) -> Seconds:
     """Return the seconds of each contender by round, measured by `take_turns`.
 
-    Its progress is written to the job's log. The GPU is synchronized before `clock` is read.
+    Progress is written to the job's log. The GPU is synchronized before `clock` is read.
     """
     with (folders.work / "log.txt").open("a") as log, redirect_stderr(log):
         found = take_turns(

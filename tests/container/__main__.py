@@ -36,7 +36,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         type=_pair("="),
         action="append",
         default=[],
-        help="NAME=VALUE, only for RUN, for example a mirror",
+        help="variable for RUN only, as NAME=VALUE, for example a mirror",
     )
     parser.add_argument(
         "--mount", type=_pair(":"), action="append", default=[], help="FROM:TO, only for RUN"

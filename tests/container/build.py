@@ -26,7 +26,7 @@ _CLEAN = 'APT::Keep-Downloaded-Packages "false";\nDir::Cache::pkgcache "";\n'
 
 @dataclass(frozen=True)
 class BuildEnvironment:
-    """Variables and mounts of RUN that do not become part of the image: mirrors, certificates."""
+    """Variables and mounts of RUN that are not part of the image, such as certificates."""
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...]
@@ -48,7 +48,7 @@ class Builder:
         return self.image(target)
 
     def image(self, name: str) -> Image:
-        """Return an image that was built before. Raises FileNotFoundError if it was not."""
+        """Return a previously built image. Raises FileNotFoundError if there is none."""
         stored: dict[str, Any] = json.loads(self._image_file(name).read_text(encoding="utf-8"))
         for key in ("entrypoint", "command", "health"):
             stored[key] = tuple(stored[key])

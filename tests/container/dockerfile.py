@@ -50,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """The stages of a Dockerfile, and the arguments before the first FROM with build arguments."""
+    """The stages of a Dockerfile, and its global arguments with the build arguments applied."""
 
     arguments: Mapping[str, str]
     stages: Mapping[str, Stage]

@@ -38,8 +38,8 @@ class Mount:
 class Sandbox:
     """A root in which commands run. They write to `upper`, which is created if it is missing.
 
-    sealed: like a container, with a read-only root, separate /tmp and shared memory, no
-    capabilities, and only a loopback network.
+    sealed: restrict commands like a container: a read-only root, separate /tmp and shared memory,
+    no capabilities, and only a loopback network.
     """
 
     layers: tuple[Path, ...]

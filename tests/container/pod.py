@@ -48,7 +48,7 @@ def of_manifest(
 ) -> Container:
     """Return container `name` of a manifest, with its claims as folders in `folders`.
 
-    settings: replace variables of its `env`. more: further arguments.
+    settings: values that replace variables of its `env`. more: additional arguments.
     """
     spec = _find(yaml.safe_load(path.read_text(encoding="utf-8")), name)
     variables = {
@@ -87,7 +87,7 @@ def _expanded(word: str, variables: Mapping[str, str]) -> str:
 
 
 class Running:
-    """A running container, with health checks and probes, that SIGTERM stops."""
+    """A running container that supports health checks and probes, and is stopped with SIGTERM."""
 
     def __init__(self, container: Container, work: Path) -> None:
         self.container = container
@@ -99,7 +99,7 @@ class Running:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def first_process(self) -> int:
-        """Return the outer process id of the container's PID 1, once it has entered its root."""
+        """Return the outer process ID of the container's PID 1, once it has entered its root."""
         own = self._process.pid
         while self._process.poll() is None:
             children = Path(f"/proc/{own}/task/{own}/children").read_text().split()

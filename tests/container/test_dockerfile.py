@@ -85,9 +85,9 @@ def test_the_base_image_has_a_fixed_tag(variant):
     assert outside == {"debian:bookworm-slim"}
 
 
-def test_the_base_image_has_the_python_of_the_constraints():
+def test_the_base_image_has_the_python_version_of_the_constraints():
     assert "on Python 3.11" in (ROOT / "constraints.txt").read_text().splitlines()[0]
-    assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, whose python3 is 3.11
+    assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, where python3 is 3.11
 
 
 def test_every_package_is_installed_with_the_constraints():
@@ -136,7 +136,7 @@ def test_the_context_excludes_files_that_the_image_does_not_need(path):
 
 
 @pytest.mark.parametrize("target", ["kway", "serve"])
-def test_the_user_id_is_that_of_the_manifests(target):
+def test_the_user_id_matches_the_manifests(target):
     contexts = [pod["securityContext"] for pod in all_pods()]
     wanted = {f"{each['runAsUser']}:{each['runAsGroup']}" for each in contexts}
     assert [step.text for step in steps(read(), target, "USER")] == ["1000:1000"] == list(wanted)

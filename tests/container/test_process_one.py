@@ -16,7 +16,7 @@ _SECONDS = 60
 
 needs_namespaces = pytest.mark.skipif(
     subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode != 0,
-    reason="needs unshare and permission to create a process namespace",
+    reason="requires unshare and permission to create a process namespace",
 )
 
 

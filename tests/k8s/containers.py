@@ -1,4 +1,4 @@
-"""Emulates containers with shell commands: separate root, user and process namespace.
+"""Emulates containers with shell commands that create a separate root, user and process namespace.
 
 The image is this machine's /usr, its Python and this checkout, read-only. Not emulated: CPU and
 memory limits, seccomp profiles, masked paths in /proc, settings of an image, and `lifecycle` hooks.

@@ -31,7 +31,7 @@ _LONGEST_DELAY_SECONDS = 360
 
 @dataclass
 class Job:
-    """A Job. `step` does what is due. `condition` is Complete or Failed at the end.
+    """A Job. `step` advances it. At the end, `condition` is Complete or Failed.
 
     first_delay_seconds: backoff after the first failure; it doubles with each further failure.
     """
@@ -106,7 +106,7 @@ class Job:
             time.sleep(0.05)
 
     def run_to_end(self, *, seconds: float = 600) -> None:
-        """Run the Job until it has a condition and none of its pods runs."""
+        """Run the Job until it has a condition and none of its pods are running."""
         deadline = time.monotonic() + seconds
         while not self._over:
             late = time.monotonic() > deadline

@@ -21,10 +21,10 @@ from trainer.world import World
 
 OVERLAY = ROOT / "k8s/overlays/monitoring"
 needs_kubectl = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="needs kubectl, for its kustomize"
+    shutil.which("kubectl") is None, reason="requires kubectl, which includes kustomize"
 )
 needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus"
+    shutil.which("promtool") is None, reason="requires promtool: apt-get install prometheus"
 )
 
 

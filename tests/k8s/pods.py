@@ -1,4 +1,4 @@
-"""Emulates pods of rendered manifests on this machine with namespaces of the kernel.
+"""Emulates pods of rendered manifests on this machine with kernel namespaces.
 
 A pod has a network with an address, a host name and volumes; its containers run one after another.
 Not emulated: NetworkPolicies, service accounts, several containers in parallel, the effects of
@@ -170,7 +170,7 @@ class Pod:
             )
 
     def first_process(self) -> int:
-        """Return the id of the process that is PID 1 of the running container, or 0."""
+        """Return the ID of the process that is PID 1 of the running container, or 0."""
         below = [self._process.pid] if self._process else []
         # unshare, the pod's shell, the container's shell, the container
         for _ in range(3):
@@ -224,7 +224,7 @@ class Pod:
         return f"pod {self.name} ({self.host.address}) {state}"
 
     def execute(self, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command in the container, like `kubectl exec` and probes. given: its input."""
+        """Run a command in the container, like `kubectl exec` and probes. given: standard input."""
         names = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         enter = ["nsenter", "--target", str(self.first_process()), *names]
         return subprocess.run(

@@ -1,7 +1,7 @@
 """Emulates KubeRay: starts the pods of a RayService and sends its Serve configuration to the head.
 
-Adds to pods what KubeRay's pod.go adds. Not emulated: Redis, the autoscaler, restarts of pods, and
-a new cluster that replaces the old one.
+Adds the same fields to pods as KubeRay's pod.go. Not emulated: Redis, the autoscaler, restarts of
+pods, and a new cluster that replaces the old one.
 """
 
 import copy

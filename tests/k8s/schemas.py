@@ -9,7 +9,8 @@ All fields, types and required fields are as published, except RayService (crds/
 These models do not contain the enumerations, defaults and rules of the CRDs. They are added below
 by hand and in our own words, based on JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df,
 and Trainer's manifests/base/crds: trainjobs at 0f13bb7a0197 and trainingruntimes at 029b90c3d546.
-Some limits are stricter than the published ones on purpose, because our manifests do not need more.
+Some limits are deliberately stricter than the published ones, because our manifests do not need
+more.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Executes the manifests from shards to a query: their pods run on this machine.
+"""Executes the manifests, from shards to a query, with their pods on this machine.
 
 Commands, variables, mounts and names are those that kustomize renders. The fields of a Job
 determine how it handles a lost pod. The docstrings of pods, containers, volumes, job_controller and

@@ -47,7 +47,7 @@ def test_the_shipped_recipe_is_the_glyphs_recipe():
     assert RECIPE.read_text() == (ROOT / "launch/recipes/glyphs.yaml").read_text()
 
 
-def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_ones():
+def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_jobs():
     (block,) = re.findall(
         r"```yaml\n(apiVersion: batch/v1\n.*?)```",
         (ROOT / "docs/cluster.md").read_text(),
@@ -59,7 +59,7 @@ def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_ones():
 
 
 @pytest.mark.parametrize("overlay", TRAINING)
-def test_the_recipe_is_mounted_under_the_name_of_its_content(overlay):
+def test_the_config_map_of_the_recipe_is_named_by_its_content(overlay):
     manifests = built(f"overlays/{overlay}")
     name = one(manifests, "ConfigMap")["metadata"]["name"]
     assert re.fullmatch(r"recipe-[a-z0-9]{10}", name)
@@ -177,7 +177,7 @@ def test_ray_pods_set_the_serving_environment():
         assert SERVING.items() <= environment(container).items(), pod.where
 
 
-def test_the_ray_version_is_the_tested_one():
+def test_the_manifests_use_the_tested_ray_version():
     cluster = one(built("overlays/serving"), "RayService")["spec"]["rayClusterConfig"]
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
 

@@ -31,7 +31,7 @@ def data_panels(name: str) -> list[dict[str, Any]]:
     return [panel for panel in panels(name) if panel["type"] != "row"]
 
 
-def test_each_dashboard_is_a_config_map_with_the_label_of_grafana() -> None:
+def test_each_dashboard_is_a_config_map_with_the_grafana_label() -> None:
     maps = of_kind("ConfigMap")
     assert sorted(name for manifest in maps for name in manifest["data"]) == NAMES
     for manifest in maps:

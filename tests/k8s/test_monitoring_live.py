@@ -1,4 +1,4 @@
-"""The dashboards and alerts with a Prometheus that scrapes a real run and a real server."""
+"""The dashboards and alerts, with a Prometheus that scrapes a real run and a real server."""
 
 import itertools
 import re
@@ -49,7 +49,7 @@ def free_pair() -> int:
 
 @contextmanager
 def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
-    """Train the shipped recipe on two ranks, with few characters and no end."""
+    """Train the shipped recipe on two ranks, with few characters and without a step limit."""
     settings = {
         "data.shards": shards,
         "data.workers": 1,
@@ -108,7 +108,7 @@ def snake_case(key: str) -> str:
 
 
 def agent_of(server: Server) -> str:
-    """Return the address of Ray's agent with metrics; in a cluster, the port `metrics` of a pod."""
+    """Return the metrics address of Ray's agent: in a cluster, the port `metrics` of a pod."""
     ports = of_each(
         server,
         lambda process: [
@@ -143,7 +143,7 @@ def empty_panels(api: httpx.Client) -> set[str]:
 def watched(
     glyphs: Path, bundle: Path, images: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[httpx.Client, str]]:
-    """Prometheus with the alerts, once every panel has data, and the server's metrics page."""
+    """A Prometheus that has the alerts and data for every panel, and the server's metrics page."""
     folder = tmp_path_factory.mktemp("watched")
     credentials, rules, port = folder / "tokens", folder / "rules.yaml", free_pair()
     credentials.write_text(TOKEN)
@@ -218,7 +218,7 @@ def test_pods_report_the_series_of_the_servers_metrics_page(
         assert metric["node"] == "127.0.0.1"
 
 
-def test_no_alert_fires_over_a_healthy_run_and_server(api: httpx.Client) -> None:
+def test_no_alert_fires_for_a_healthy_run_and_server(api: httpx.Client) -> None:
     found = api.get("rules").json()["data"]["groups"]
     health = {rule["name"]: rule["health"] for group in found for rule in group["rules"]}
     assert health == {alert["alert"]: "ok" for alert in alerts()}

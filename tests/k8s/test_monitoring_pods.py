@@ -1,4 +1,4 @@
-"""The PodMonitors of k8s/overlays/monitoring, against the pods of the other manifests."""
+"""The PodMonitors of k8s/overlays/monitoring, checked against the pods of the other manifests."""
 
 import subprocess
 from typing import Any

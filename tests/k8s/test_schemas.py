@@ -96,7 +96,7 @@ def test_published_fields_that_we_do_not_use_are_accepted(folder, kind, path, va
             {"startupPolicyOrder": "Any"},
             "not one of",
         ),
-        # Found by KubeRay; the API server would accept these.
+        # KubeRay rejects these, but the API server would accept them.
         ("overlays/serving", "RayService", "metadata/name", "1st", "RFC 1035"),
         ("overlays/serving", "RayService", "metadata/name", "k" * 48, "longer than 47"),
         ("overlays/serving", "RayService", f"{RAY}/rayVersion", "2.51.1", "2.52 or later"),

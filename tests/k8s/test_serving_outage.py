@@ -1,6 +1,7 @@
 """Executes the serving overlay while the head of its Ray cluster is down.
 
-Slow: starting Ray in two pods and deploying the application takes over 20 s, the outage 30 s.
+Slow: starting Ray in two pods and deploying the application takes over 20 s, and the outage takes
+30 s.
 """
 
 import re

@@ -81,7 +81,7 @@ class Storage:
 
 
 def set_group(folder: Path, group: int | None) -> None:
-    """Change the group of all files as the kubelet does for fsGroup, unless the root has it."""
+    """Set the group of all files like the kubelet for fsGroup, unless `folder` already has it."""
     if group is None or (folder.stat().st_gid == group and folder.stat().st_mode & stat.S_ISGID):
         return
     for path in (folder, *folder.rglob("*")):

@@ -341,7 +341,7 @@ def processes_with(mark: str) -> list[psutil.Process]:
         try:
             if process.environ().get("KWAY_TEST_MARK") == mark:
                 found.append(process)
-        except psutil.Error:  # exited meanwhile, or belongs to another user
+        except psutil.Error:  # it has exited, or belongs to another user
             continue
     return found
 
@@ -426,7 +426,7 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
         assert "Single-class queries for three held-out images" in done.stdout
         runs = sorted(path.name for path in (out / "runs").iterdir())
         assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
-        # A finished run prints no lines of steps.
+        # A finished run prints no step lines.
         assert ("  loss " in done.stdout) is (time == "first")
         assert (out / "comparison.png").stat().st_size > 10_000
         assert (out / "comparison.md").read_text().count("\n") == 5

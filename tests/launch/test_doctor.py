@@ -99,7 +99,7 @@ def test_doctor_finds_a_low_process_limit(workload):
     assert finding["found"].startswith("900")
 
 
-def test_doctor_finds_shared_memory_too_small_for_the_loaders(workload, tmp_path):
+def test_doctor_finds_too_little_shared_memory_for_the_loaders(workload, tmp_path):
     huge, tight = (replace(workload, shared_bytes=size) for size in (1 << 60, 1))
     (finding,) = shared_memory(huge)
     assert finding.level == "error"
@@ -121,7 +121,7 @@ def test_doctor_finds_an_invalid_number_of_threads(workload, monkeypatch, value,
 
 def test_doctor_finds_a_cpu_limit(workload):
     if (os.cpu_count() or 1) < 2:
-        pytest.skip("one CPU cannot be fewer")
+        pytest.skip("this machine has only one CPU")
     finding = found_elsewhere("CPUs", workload, before="taskset -p -c 0 $$ > /dev/null;")
     assert finding["level"] == "warning"
     assert finding["found"].startswith("1 of the machine's")
@@ -180,7 +180,7 @@ def test_the_folder_check_leaves_no_files_and_creates_no_folder(workload, tmp_pa
 
 def test_doctor_finds_a_run_folder_in_memory():
     if not any(mount.mountpoint == "/dev/shm" for mount in psutil.disk_partitions(all=True)):
-        pytest.skip("no tmpfs here")
+        pytest.skip("this machine has no tmpfs")
     (finding,) = found("run folder", Workload(Path("/dev/shm/runs")))
     assert (finding.level, "tmpfs" in finding.found) == ("warning", True)
 
@@ -235,7 +235,7 @@ def test_doctor_finds_missing_interfaces(workload, monkeypatch):
     ("value", "level"),
     [("lo", "ok"), ("l", "ok"), ("=l", "error"), ("=lo", "ok"), ("nope", "error"), ("^nope", "ok")],
 )
-def test_interfaces_are_matched_by_the_rules_of_nccl(workload, monkeypatch, value, level):
+def test_interfaces_are_matched_by_nccl_rules(workload, monkeypatch, value, level):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
     (finding,) = found("NCCL's interface", workload)
     assert finding.level == level

@@ -1,4 +1,4 @@
-"""Custom components: the files and commands of docs/extending.md, and what is imported when."""
+"""Custom components, and when they are imported: the files and commands of docs/extending.md."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, k
 
 
 @pytest.mark.slow
-def test_a_server_imports_the_backbone_of_a_bundle_only_if_that_is_allowed(run, kway, here):
+def test_a_server_imports_the_backbone_of_a_bundle_only_if_allowed(run, kway, here):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
     launch = [sys.executable, "-P", "-m", "launch"]
     rejected = subprocess.run([*launch, "serve", "bundle"], capture_output=True, text=True)

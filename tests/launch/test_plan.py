@@ -185,7 +185,7 @@ def _tensor_bytes(value: Any) -> int:
     return _tensor_bytes(vars(value)) if hasattr(value, "__dict__") else 0
 
 
-def test_a_missing_label_tree_is_planned_as_the_largest(tmp_path: Path):
+def test_a_missing_label_tree_is_planned_with_its_largest_size(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"weights": {"kind": "vtree"}})
     classes = classes_of(recipe, None, 1000, class_ranks=4)
     assert (classes.nodes, classes.exact) == (1999, False)
@@ -195,7 +195,7 @@ def test_a_missing_label_tree_is_planned_as_the_largest(tmp_path: Path):
     )
 
 
-def test_trailing_ranks_may_have_no_class():
+def test_trailing_ranks_may_have_no_classes():
     assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).min_nodes(4) == 0
     assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).max_nodes(4) == 2
 

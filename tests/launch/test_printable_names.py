@@ -1,4 +1,4 @@
-"""Commands print names from files without control characters and markup."""
+"""Commands print names from files without control characters or markup."""
 
 import sys
 from pathlib import Path

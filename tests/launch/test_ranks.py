@@ -183,7 +183,7 @@ def test_a_process_that_ignores_the_signal_is_killed_after_the_timeout():
     assert process.returncode == -signal.SIGTERM
 
 
-def test_a_later_ctrl_c_makes_a_stop_request_urgent():
+def test_ctrl_c_after_another_signal_makes_a_stop_request_urgent():
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         with pytest.raises(SignalException):

@@ -1,4 +1,4 @@
-"""The shipped recipes: their comments are true, and the small recipes train."""
+"""The shipped recipes: their comments are accurate, and the small recipes train."""
 
 import re
 import shlex

@@ -314,7 +314,7 @@ def test_invalid_run_folders_raise_errors(make_run, tmp_path):
 # ------------------------------------------------------------------ components
 
 
-def test_letters_of_curves_with_the_same_end_do_not_overlap():
+def test_labels_of_curves_that_end_at_similar_values_do_not_overlap():
     ends = np.array([[1.0, 0.98], [1.0, 0.97], [1.0, 0.1], [1.01, 0.97], [0.5, 0.98]])
     heights = _spread(ends)
     assert (np.diff(np.sort(heights[:4])) >= 0.0649).all()

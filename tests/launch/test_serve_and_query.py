@@ -36,7 +36,7 @@ def test_an_unusable_token_file_is_reported_with_option_path_and_fix(
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch(0o600)
-    (tmp_path / "closed").touch(0)  # root can read it nevertheless
+    (tmp_path / "closed").touch(0)  # root can read it anyway
     path = tmp_path / file
     line = error_of("serve", tmp_path, "--token-file", path)
     assert line.startswith("error: --token-file")
@@ -71,7 +71,7 @@ def test_a_server_address_without_http_is_reported(error_of: ErrorOf, source: st
 
 
 @pytest.mark.parametrize("source", ["bundles/glyphs", "glyphs", "a:b", "localhosts"])
-def test_any_other_missing_folder_is_reported_as_a_bundle(error_of: ErrorOf, source: str) -> None:
+def test_any_other_missing_folder_is_not_a_bundle(error_of: ErrorOf, source: str) -> None:
     assert f"{source} is no" in error_of("query", source, "--class", "x", "--text", "a")
 
 

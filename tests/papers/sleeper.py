@@ -25,7 +25,7 @@ def _sleep(_settings: Mapping[str, Any], folders: Folders) -> Measures:
 
 
 def sleep_in_runner(folder: Path) -> None:
-    """Run the job. To be called in a separate process, which prints nothing."""
+    """Run the job without printing anything. Call this in a separate process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # A shell that runs the tests in the background may ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)

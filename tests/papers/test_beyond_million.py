@@ -1,4 +1,4 @@
-"""Single logits of very many classes, at toy size."""
+"""Single logits with very many classes, at toy size."""
 
 from collections.abc import Callable
 

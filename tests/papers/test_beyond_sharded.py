@@ -11,7 +11,7 @@ from benchmarks.papers.section import Section
 
 
 @pytest.mark.slow
-def test_heads_on_two_ranks_equal_heads_on_one_rank(
+def test_heads_on_two_ranks_match_heads_on_one_rank(
     conducted: Callable[[Experiment], Section],
 ) -> None:
     section = conducted(beyond_sharded.EXPERIMENT)

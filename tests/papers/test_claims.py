@@ -519,13 +519,13 @@ def norms(
 
 
 @pytest.mark.parametrize("ours", ["V*", "U*"])
-def test_a_norm_grows_slower_if_its_exponent_is_smaller(ours: str) -> None:
+def test_a_norm_grows_more_slowly_if_its_exponent_is_smaller(ours: str) -> None:
     for power, expected in ((0.5, _HOLDS), (0.2, _NOT)):
         found = norms({"W*": power, "V*": 0.3, "U*": 0.4}, dict.fromkeys("WV", powers(0.5, 7)))
         assert tree_norms._slower_at_optimum(found, ours, "").verdict == expected
 
 
-def test_a_trained_norm_grows_slower_if_its_exponent_is_smaller() -> None:
+def test_a_trained_norm_grows_more_slowly_if_its_exponent_is_smaller() -> None:
     fast, slow = powers(0.5, 7), 10 * powers(0.3, 8)
     assert tree_norms._slower_trained(norms({}, {"W": fast, "V": slow})).verdict == _HOLDS
     assert tree_norms._slower_trained(norms({}, {"W": slow, "V": fast})).verdict == _NOT
@@ -539,7 +539,7 @@ def test_norms_are_compared_at_the_largest_number_of_classes() -> None:
 
 
 def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> None:
-    # V is longer at every common rate, but W is even longer at its own best rate.
+    # V has the larger norm at every common rate, but W has an even larger one at its own best rate.
     level = powers(0.4, 7)
     found = norms(
         {},

@@ -44,7 +44,7 @@ def _procedure(name: str, paper: str) -> Callable[[Budget, PlotFolder], Procedur
 
 def _fails(_budget: Budget, _album: PlotFolder) -> Procedure:
     yield from ()
-    raise ValueError("numbers ran out: bring more")
+    raise ValueError("no numbers are left: add more")
 
 
 # Both use the same job.
@@ -182,7 +182,7 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     page.unlink()
     assert papers("all", *given) == 2
     *_, last = capsys.readouterr().err.splitlines()
-    assert last == "error: numbers ran out: bring more"
+    assert last == "error: no numbers are left: add more"
     assert "### Experiment 002-two" in page.read_text()
 
     # Write only the page, while another runner is running.

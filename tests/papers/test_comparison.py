@@ -53,7 +53,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 def near(best: float) -> Callable[[str, float], Mapping[str, Any]]:
-    """Return results whose accuracy is highest at the rate `best`."""
+    """Return results whose accuracy is highest at the learning rate `best`."""
     return lambda _arm, lr: {"top1": 1 / (1 + max(lr / best, best / lr))}
 
 
@@ -88,7 +88,7 @@ def test_a_bracketed_search_continues_until_both_neighbors_are_worse(
     assert list(found.readings()) == ["grid", "bracketed"]
 
 
-def test_a_search_that_never_brackets_reports_it() -> None:
+def test_a_search_that_finds_no_bracket_is_reported() -> None:
     found = compared(comparison(refine=True), lambda _arm, lr: {"top1": lr / (1 + lr)})
     assert found.refined is not None
     assert found.refined.chosen["ce"].at_edge

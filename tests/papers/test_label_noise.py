@@ -17,7 +17,7 @@ from benchmarks.papers.training import training
 
 
 @pytest.mark.slow
-def test_both_losses_are_tested_at_each_share_of_noise(
+def test_both_losses_are_tested_at_each_noise_level(
     conducted: Callable[[Experiment], Section],
 ) -> None:
     section = conducted(EXPERIMENT)
@@ -26,7 +26,7 @@ def test_both_losses_are_tested_at_each_share_of_noise(
     clean, noisy = best.rows
     assert clean[1].endswith("(94.34)")
     assert noisy[3].endswith("(72.93)")
-    assert "(" not in noisy[2]  # the paper does not report the last checkpoint of cross-entropy
+    assert "(" not in noisy[2]  # the paper does not report the last checkpoint of cross entropy
     assert [claim.statement for claim in section.claims] == [
         "without noise, ce beats smooth_topk (top-1)",
         "at label noise 1, smooth_topk beats ce (top-5)",

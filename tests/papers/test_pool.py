@@ -25,7 +25,7 @@ class Observing(Job):
 
 def _observed(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Wait until the jobs in `awaits` have begun; return times, process and number of threads."""
-    begun = time.monotonic()  # comparable between processes of a machine
+    begun = time.monotonic()  # comparable across the processes of a machine
     number = settings["number"]
     (folders.data / f"begun-{number}").touch()
     until(lambda: all((folders.data / f"begun-{n}").exists() for n in settings["awaits"]))

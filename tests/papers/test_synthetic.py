@@ -36,7 +36,7 @@ def test_regimes_compare_the_tree_with_every_loss(conducted: Conducted) -> None:
     assert len(section.claims) == 5
 
 
-def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> None:
+def test_norms_are_compared_at_the_optimum_and_after_training(conducted: Conducted) -> None:
     section = conducted(tree_norms.EXPERIMENT)
     exact, trained, line = section.tables
     assert [row[0] for row in exact.rows] == ["4", "8", "16", "exponent of k"]

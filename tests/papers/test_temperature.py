@@ -1,4 +1,4 @@
-"""Paper 003 by temperature, at toy size, and the share of nonzero derivatives."""
+"""Paper 003 by temperature, at toy size, and the fraction of nonzero derivatives."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def test_temperatures_are_compared_and_their_derivatives_counted(
 
 
 @pytest.mark.parametrize(("tau", "share"), [("0", 2 / _CLASSES), ("1", 1.0), ("100", 1.0)])
-def test_the_hinge_has_two_nonzero_derivatives_and_a_warm_loss_has_all(
+def test_only_two_derivatives_are_nonzero_at_temperature_0_and_all_at_1(
     tau: str, share: float
 ) -> None:
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def test_the_hinge_has_two_nonzero_derivatives_and_a_warm_loss_has_all(
     assert nonzero_share(logits, torch.arange(20), tau) == pytest.approx(share)
 
 
-def test_a_cold_loss_has_few_nonzero_derivatives_if_scores_differ() -> None:
+def test_few_derivatives_are_nonzero_at_a_low_temperature_if_scores_differ() -> None:
     torch.manual_seed(0)
     logits = 10 * torch.randn(20, _CLASSES)
     assert nonzero_share(logits, torch.arange(20), "1e-3") < 0.2

@@ -47,7 +47,7 @@ def test_algorithm_2_returns_the_gradient_of_autograd() -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.1])
-def test_our_loss_and_gradient_equal_those_of_the_paper(tau: float) -> None:
+def test_our_loss_and_gradient_match_those_of_the_paper(tau: float) -> None:
     scores, labels = trained_scores(6, 50, gain=5.0, seed=1)
     logits = scores.requires_grad_()
     theirs = reference.smooth_topk(logits, labels, reference.divide_and_conquer, k=5, tau=tau)

@@ -1,4 +1,4 @@
-"""Paper 003 by the size of the training set, at toy size."""
+"""Paper 003 by training set size, at toy size."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from benchmarks.papers.section import Section
 
 
 @pytest.mark.slow
-def test_losses_are_compared_at_shares_of_the_training_set(
+def test_losses_are_compared_at_fractions_of_the_training_set(
     conducted: Callable[[Experiment], Section],
 ) -> None:
     section = conducted(EXPERIMENT)

@@ -25,7 +25,7 @@ def damaged(folder: Path, count: int, seed: int) -> Iterator[Trial]:
 
 
 def killed(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """`count` saves that are killed at a random time, on one rank and on two ranks each."""
+    """`count` saves on one rank, and as many on two ranks, that are killed at a random time."""
     for ranks in (1, 2):
         root = folder / f"{ranks}-ranks"
         root.mkdir(parents=True)

@@ -50,8 +50,8 @@ class Plan:
 
 
 def draw(number: signal.Signals, trials: int, seed: int) -> Iterator[Plan]:
-    """Draw trials. Half of the signals are sent during imports and resuming, half during training,
-    including evaluations and checkpoints."""
+    """Draw trials. Half of the signals are sent during imports and resuming, and half during
+    training, which includes evaluations and checkpoints."""
     rng = random.Random(seed)
     for _ in range(trials):
         at_start = rng.random() < 0.5

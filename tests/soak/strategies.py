@@ -1,5 +1,5 @@
-"""The full grid of strategies, losses, weights, ranks and meshes, and of checkpoints between
-them."""
+"""The full grid of strategies, losses, weights, ranks and meshes, and checkpoints resumed across
+strategies."""
 
 from collections.abc import Iterator
 from itertools import product

@@ -22,8 +22,7 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The command prefix that runs a command on this host, with the process id of the
-        command."""
+        """The prefix that runs a command on this host without changing its process ID."""
         return ("ip", "netns", "exec", self.name, "env", "GLOO_SOCKET_IFNAME=eth0")
 
     def disconnect(self) -> None:
@@ -51,13 +50,13 @@ def why_unavailable() -> str | None:
 
 @contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """Create hosts that reach each other by their addresses; skips the test if unsupported.
+    """Create hosts that can reach each other by address. Skips the test if this is not supported.
 
-    The caller must stop the processes that still run on them.
+    The caller must stop the processes that are still running on them.
     """
     if reason := why_unavailable():
         pytest.skip(reason)
-    # Names and the subnet are random, because other sessions may create hosts too.
+    # Names and the subnet are random, because other sessions may also create hosts.
     mark = uuid.uuid4().hex[:6]
     bridge, third = f"kwb{mark}", int(mark[:2], 16)
     created = [

@@ -1,4 +1,4 @@
-"""Runs kway's commands as a user does, in separate processes that are stopped by process id."""
+"""Runs kway's commands as a user does, in separate processes that are stopped by process ID."""
 
 import os
 import subprocess

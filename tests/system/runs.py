@@ -1,4 +1,4 @@
-"""Starts, disturbs and compares training runs. Processes are stopped by their ids."""
+"""Starts, disturbs and compares training runs. Processes are stopped by their IDs."""
 
 import json
 import os
@@ -160,7 +160,7 @@ def is_running(pid: int) -> bool:
 
 
 def left_after(pids: list[int], seconds: float) -> list[int]:
-    """Wait up to `seconds` for processes to exit; returns those that still run."""
+    """Wait up to `seconds` for processes to exit; returns those that are still running."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)

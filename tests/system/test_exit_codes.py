@@ -71,7 +71,7 @@ def test_a_transient_read_error_is_retried(workers, train, injected, tmp_path):
 @pytest.mark.parametrize(
     ("name", "workers"), [*((name, 0) for name in TRANSIENT), ("EIO", 1), ("ECONNRESET", 1)]
 )
-def test_a_persistent_transient_read_error_exits_with_1_and_the_file(
+def test_a_transient_read_error_that_persists_exits_with_1_and_names_the_file(
     name, workers, train, injected, capfd
 ):
     injected("pread", TAR, in_workers(error(name), workers))

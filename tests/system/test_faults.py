@@ -1,4 +1,4 @@
-"""Ranks and launchers that die: which processes exit, what is printed, and what is restarted."""
+"""Lost ranks and launchers: the processes that exit, the messages, and the restarts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs on several hosts, each a network namespace: training, disconnecting, losing, restarting."""
+"""Runs on several hosts, each a network namespace, that are disconnected, lost or restarted."""
 
 import signal
 import time
@@ -61,7 +61,7 @@ def test_two_hosts_have_the_same_losses_as_one(glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_continues_after_a_host_was_disconnected_for_seconds(glyphs, tmp_path):
+def test_training_continues_after_a_host_is_disconnected_for_seconds(glyphs, tmp_path):
     recipe, run = recipe_of(glyphs, tmp_path, steps=100_000), tmp_path / "run"
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [start(stack, recipe, run, h, options_of(h, first)) for h in (first, second)]
@@ -103,7 +103,7 @@ def test_a_restarted_host_joins_again(nodes, glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_losing_the_rendezvous_host_is_a_one_line_error_on_the_other(glyphs, tmp_path):
+def test_losing_the_rendezvous_host_is_a_one_line_error_on_the_other_host(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=100_000)
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [

@@ -1,4 +1,4 @@
-"""Installations of kway: without extras, as a wheel, and next to folders of the same names."""
+"""Installations of kway: without extras, as a wheel, and with files that shadow its packages."""
 
 import os
 import subprocess
@@ -134,8 +134,8 @@ def test_a_file_that_shadows_a_package_is_reported(
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """A folder without `__init__.py` comes after installed packages, but before editable
-    installs."""
+    """Installed packages take precedence over a folder without `__init__.py`, but editable installs
+    do not."""
     path = tmp_path / shadow
     path.touch() if path.suffix else path.mkdir()
     packages = ROOT / "none" if installed == "editable" else request.getfixturevalue("wheel")

@@ -1,4 +1,4 @@
-"""Rendezvous endpoints and ports that other programs use: a one-line error, and signals work."""
+"""Rendezvous endpoints and ports that other programs use: errors are one line, and signals work."""
 
 import os
 import signal
@@ -130,7 +130,7 @@ def test_ranks_of_torchrun_hide_native_warnings_before_they_import_torch():
     assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
-def test_an_error_of_rank_0_only_is_one_line_without_stack_frames_of_other_ranks(recipe):
+def test_an_error_on_only_rank_0_is_one_line_without_stack_frames_of_other_ranks(recipe):
     with unresponsive_port() as port:
         command = [*KWAY, "train", str(recipe), f"telemetry.port={port}", "--nproc", "2"]
         finished = run(command)

@@ -27,7 +27,7 @@ from trainer.process.signals import Preempted, StopSignals
 @pytest.mark.parametrize(
     ("number", "target", "code"),
     [
-        # By default, test_a_run_survives_the_reader_of_its_output sends this signal.
+        # By default, test_a_run_continues_after_the_reader_of_its_output_exits sends this signal.
         pytest.param(signal.SIGTERM, "launcher", 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
         (signal.SIGUSR1, "a rank", 75),
@@ -93,8 +93,8 @@ def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
 @pytest.mark.parametrize(
     "closed", ["| head -n 1 >/dev/null", pytest.param(">&-", marks=pytest.mark.slow)]
 )
-def test_a_run_survives_the_reader_of_its_output(closed, endless, tmp_path):
-    """Such as a `| tee` that exits with the terminal, or a service without standard output."""
+def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, tmp_path):
+    """For example, a `| tee` exits with the terminal, and a service may have no standard output."""
     folder = tmp_path / "run"
     command = " ".join([*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"])
     shell = ["bash", "-c", f"set -o pipefail; {command} {closed}"]

@@ -28,7 +28,7 @@ _RECALLS = (0.9, 0.99)
 _DIM, _SIGMA = 32, 0.15
 _POINTS = 5  # number of evaluations during training
 # These losses scale to a million classes: ce and nce compute the classes of the batch and a random
-# sample of the others, quadratic computes all classes exactly with the factored head.
+# sample of the others; quadratic computes all classes exactly with the factored head.
 _LOSSES = ("ce", "nce", "quadratic")
 # Learning rates divided by the batch size: the step per sample, because the loss is a mean.
 _RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -42,8 +42,8 @@ _MEASURES = {
 def train_head(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Train one loss on samples of `seen` classes and measure single-logit classification (a job).
 
-    `points` are the measures of some of these classes during training, `ideal` those of the true
-    centers. A run that diverges only has the measure `diverged`.
+    `points` are the measures of some of these classes during training, and `ideal` are those of the
+    true centers. A run that diverges has only the measure `diverged`.
     """
     torch.manual_seed(settings["seed"])
     num_classes, batch = settings["classes"], settings["batch"]
@@ -178,7 +178,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         "measured": 50 if budget.is_toy else min(500, seen),
         "batch": 64 if budget.is_toy else 2_048,
         "sampled": 64 if budget.is_toy else 2_048,
-        # Random initial rows would hide the effect of a few steps at a low rate.
+        # Random initial rows would hide the effect of a few steps at a low learning rate.
         "init_std": 0.0,
     }
     steps = budget.size(60, full=5_000, least=10)

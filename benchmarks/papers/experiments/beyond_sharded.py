@@ -24,7 +24,7 @@ from trainer.world import World
 _JOB = "experiments.beyond_sharded:compare_meshes"
 _REPOSITORY = Path(__file__).parents[3]
 _RANKS = "benchmarks.papers.experiments.sharded_ranks"
-# Number of ranks, and how many of them share the classes: a mesh is data x class.
+# Number of ranks, and number of ranks that the classes are sharded across: a mesh is data x class.
 _MESHES = {"2 ranks share the classes": (2, 2), "2 ranks share the rows": (2, 1)}
 _ALONE, _TOGETHER = "1 rank", "1 rank with 2 threads"
 _LOSSES = (
@@ -116,7 +116,7 @@ def joined(
     found = {}
     for case in cases:
         ids = np.concatenate([rank[f"{case} ids"] for rank in ranks])
-        # Ranks that do not share the classes have all of them; use those of the first rank.
+        # Several ranks may have the rows of the same class; use those of the first such rank.
         _, first = np.unique(ids, return_index=True)
         found[case] = np.concatenate([rank[f"{case} rows"] for rank in ranks])[first]
     return found
@@ -138,10 +138,10 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             "meshes": list(_MESHES)[:1] if toy else list(_MESHES),
             "classes": 103,
             "dim": 16,
-            "batch": 33,  # neither divides by the ranks
+            "batch": 33,  # neither is divisible by the number of ranks
             "steps": 3 if toy else 10,
-            # At a rate of 0.5, ten steps of spherical softmax on trees amplify a change of 1e-7 to
-            # 1e-2 even on one rank: that would measure the loss, not the sharding.
+            # At a learning rate of 0.5, ten steps of spherical softmax on trees amplify a change of
+            # 1e-7 to 1e-2 even on one rank: that would measure the loss, not the sharding.
             "rate": 0.01,
             "timed": {
                 "classes": large,

@@ -20,11 +20,11 @@ DENSENET_DROPS = (0.5, 0.75)
 
 @dataclass(frozen=True)
 class Cifar:
-    """A network and CIFAR-100 at a given resolution.
+    """A network, and CIFAR-100 at a given resolution.
 
     `network` is a backbone config, and images have `side` x `side` pixels. `of` returns the
-    dataset: at the published sizes all training images except 5,000 for validation, otherwise fewer
-    (`limits`).
+    dataset. At the published sizes, it contains all training images except 5,000 for validation,
+    otherwise fewer (`limits`).
     """
 
     network: Mapping[str, Any]
@@ -120,6 +120,6 @@ def densenet(budget: Budget, growth_rate: int, *, train: int, test: int = 5_000)
 
 
 def drops(steps: int, shares: Sequence[float], factor: float) -> dict[str, Any]:
-    """Return a schedule that multiplies the rate by `factor` after these fractions of the steps."""
+    """Return a schedule that multiplies the learning rate by `factor` at fractions of the steps."""
     milestones = [{"steps": round(share * steps)} for share in shares]
     return {"kind": "step", "milestones": milestones, "factor": factor}

@@ -34,7 +34,7 @@ from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LOSSES = ("ce", "smooth_topk")
-_EVALUATIONS = 10  # number of checkpoints that cross entropy's best one is chosen from
+_EVALUATIONS = 10  # number of checkpoints from which cross entropy's best one is selected
 # By column of the table: the loss and the checkpoint tested.
 _COLUMNS = {
     "ce, best checkpoint": ("ce", "best/test"),

@@ -44,7 +44,7 @@ _SCENES = {
     "all": f"all {_ALL} classes",
 }
 _IMAGES_PER_CLASS = 100
-# The rate is divided by 4 at the end of epochs 50, 80, 110, 150 and 170 of 200.
+# The learning rate is divided by 4 at the end of epochs 50, 80, 110, 150 and 170 of 200.
 _EPOCHS, _DROPS = 200, (50, 80, 110, 150, 170)
 _FULL_STEPS = _EPOCHS * 45_000 // 128
 _STYLES = {
@@ -64,7 +64,7 @@ def class_names(_settings: Mapping[str, Any], folders: Folders) -> Measures:
 
 
 def scenes(names: Sequence[str], coarse: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
-    """Return the classes of each scene; None: all.
+    """Return the classes of each scene; None means all classes.
 
     The random classes are a single draw without replacement.
     """
@@ -240,7 +240,8 @@ def _nearer(compared: Compared) -> Mean:
 def _lost_more(compared: Compared) -> Mean:
     """Return how much larger quadratic's relative loss of accuracy is than ce's.
 
-    Relative to the accuracy on 25 classes, or to guessing if that is higher.
+    The loss of accuracy is relative to the accuracy on 25 classes, or to chance level if that is
+    higher.
     """
     ce, quadratic = (
         1 - _tests(compared, "all", loss) / np.maximum(_tests(compared, "random", loss), 1 / _FEW)
@@ -314,7 +315,7 @@ def _curves(compared: Compared) -> Figure:
 
 
 def loss_of_zero(loss: str, num_classes: int) -> float:
-    """Return the loss of a network whose logits are all 0 (eq II.1 with w = sqrt(K - 1) - 1)."""
+    """Return the loss of a network whose logits are all 0 (Eq. II.1 with w = sqrt(K - 1) - 1)."""
     match loss:
         case "ce":
             return log(num_classes)

@@ -83,7 +83,7 @@ def ccql_bound(centers: np.ndarray, sigma: float) -> float:
 
 
 def simulated(loss: "Loss", theta: np.ndarray, features: np.ndarray, labels: np.ndarray) -> float:
-    """Return one of kway's losses at the logits Theta x."""
+    """Return the value of one of kway's losses at the logits Theta x."""
     import torch
 
     from heads import ClassHead
@@ -204,11 +204,11 @@ class _Found:
     entropy: list[list[Measures]]
 
     def of(self, index: int, take: Callable[[Measures], float]) -> list[float]:
-        """Return a number of one mixture for each draw."""
+        """Return a measure of one mixture for each draw."""
         return [take(of_draw[index]) for of_draw in self.quadratic]
 
     def over(self, take: Callable[[Measures], float]) -> Mean:
-        """Return the mean of a number over mixtures, with its interval over draws."""
+        """Return the mean of a measure over mixtures, with its confidence interval over draws."""
         return mean([mean([take(one) for one in of_draw]).value for of_draw in self.quadratic])
 
 

@@ -20,7 +20,7 @@ COSINE = {"kind": "cosine", "final": 0.0}
 
 
 class _Design:
-    """The paper's network of two layers of 500 units."""
+    """The paper's network, which has two layers of 500 units."""
 
     def dataset(self, _arm: str) -> Dataset:
         return _DATASET
@@ -87,12 +87,12 @@ _INITIALIZATION_REMARK = (
     "rate. The last table shows the effect on batch_ce."
 )
 _SAME_RATE = 0.01
-# As multiples of the backbone's rate.
+# As multiples of the backbone's learning rate.
 _INITIALIZATIONS = {"He et al.": 1, "nn.Linear": 6}
 
 
 def _initialization_table(budget: Budget) -> Generator[Sequence[Job], Results, Table]:
-    """Measure the effect of initialization and schedule at one rate of the head."""
+    """Measure the effect of initialization and schedule at one learning rate of the head."""
     steps = budget.size(1_000, full=1_000, least=4)
     seeds = range(1, 3 if budget.is_toy else 4)
     jobs = {

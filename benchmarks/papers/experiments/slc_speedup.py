@@ -24,7 +24,7 @@ _POWERS = (10, 14, 16, 18, 18.5)
 _BATCHES = (32, 1)  # the paper's batch size, and single queries
 # Seconds per minute of the experiment, by batch size.
 _SECONDS = {32: 50, 1: 9}
-_REPEATED = 1 << 14  # number of noise rows that are repeated to fill the weight
+_REPEATED = 1 << 14  # number of distinct noise rows, which are repeated to fill the weight
 
 
 def time_network(settings: Mapping[str, Any], folders: Folders) -> Measures:

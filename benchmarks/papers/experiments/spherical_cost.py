@@ -31,14 +31,14 @@ _DIMS = (32, 64, 128, 256, 512)
 _DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times this memory
 # Slopes are fitted from these sizes on, where the fixed cost of calls is negligible.
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
-# A slope below this counts as flat: ten times as many classes cost at most 10% more.
+# A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
 _FLAT = math.log10(1.1)
 
 
 def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Time a training step (forward, backward, update) of the heads `cases` (a job).
 
-    Each case is [kind, classes, dim] and is measured as `kind classes dim`. The time includes
+    Each case is [kind, classes, dim]; its measure is named `kind classes dim`. The time includes
     consolidations of the factored heads when they occur.
     """
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def _step(head: ClassHead) -> Callable[[], None]:
 
 
 def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
-    """Return a step of SGD with weight decay; it is the same for both kinds of head."""
+    """Return a step of SGD with weight decay, which is the same for both kinds of head."""
     if isinstance(head, FactoredHead):
 
         def factored(features: Tensor, labels: Tensor) -> None:
@@ -102,7 +102,7 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
 
 
 def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
-    """Check that both heads perform the same step: return the largest distance of their rows.
+    """Return the largest distance between the rows of both heads after the same steps.
 
     It is relative to the movement of the row that moved furthest.
     """
@@ -131,7 +131,7 @@ def slope(seconds: Mapping[int, Sequence[float]]) -> Mean:
 
 
 def _by_round(seconds: Mapping[int, Sequence[float]]) -> np.ndarray:
-    """[rounds, sizes]"""
+    """Return the seconds as an array [rounds, sizes]."""
     return np.array(list(seconds.values())).T
 
 

@@ -29,7 +29,8 @@ LOSSES = ("vtree", "utree", "ce", "simloss", "hierarchical_softmax")
 class Regime:
     """n training samples and `tests` test samples of k classes in d dimensions, x ~ N(w_y, sigma).
 
-    The label vectors are (1 - epsilon) W + epsilon W', where W' is another draw (paper 000, eq 21).
+    The label vectors are (1 - epsilon) W + epsilon W', where W' is another draw (Eq. 21 of paper
+    000).
     """
 
     n: int = 100

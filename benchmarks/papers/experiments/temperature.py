@@ -41,7 +41,7 @@ _SMALL, _GOOD, _LARGE = "1e-3", ("1e-2", "1e-1", "1"), "100"
 
 
 def loss_of(tau: str) -> dict[str, Any]:
-    """Return the recipe's loss section; at temperature 0 it is the limit of the loss (eq 8)."""
+    """Return the recipe's loss section; at temperature 0, it is the limit of the loss (Eq. 8)."""
     if float(tau) == 0:
         return {"kind": "topk_hinge", "k": 5}
     return {"kind": "smooth_topk", "k": 5, "tau": float(tau)}
@@ -70,7 +70,7 @@ def nonzero_shares(settings: Mapping[str, Any], folders: Folders) -> Measures:
 
 
 def nonzero_share(logits: "Tensor", labels: "Tensor", tau: str) -> float:
-    """Return the fraction of nonzero elements of the derivative by `logits` [N, K].
+    """Return the fraction of nonzero elements of the derivative with respect to `logits` [N, K].
 
     It is computed in the precision of `logits`.
     """

@@ -69,7 +69,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
 
 
 def _batch(budget: Budget, num_classes: int) -> int:
-    """Return the paper's batch size, or less where two rounds would exceed the budget."""
+    """Return the paper's batch size, or a smaller one if two rounds would exceed the budget."""
     if budget.is_toy:
         return 8
     return 64 if num_classes == max(_CLASSES) and not budget.is_full else 256
@@ -253,7 +253,7 @@ def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
 
 
 def _reach(finite: Stable, name: str) -> str:
-    """Return down to which temperature the algorithm is stable, for each precision."""
+    """Return the lowest temperature at which the algorithm is stable, for each precision."""
     limits = []
     for precision in PRECISIONS:
         reached = None

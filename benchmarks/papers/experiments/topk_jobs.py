@@ -113,8 +113,8 @@ def trained_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return scores [batch, num_classes] similar to those of an ImageNet classifier, and labels.
 
-    Normal with standard deviation 2.5; the true class is `gain` higher and four similar classes
-    half of that.
+    Scores are normally distributed with standard deviation 2.5. The score of the true class is then
+    increased by `gain`, and those of four similar classes by half of it.
     """
     draw = torch.Generator().manual_seed(seed)
     scores = 2.5 * torch.randn(batch, num_classes, generator=draw, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Paper 003's algorithms for the smooth top-k loss as printed, for comparison with kway's.
 
-Plain torch, differentiated by autograd unless stated otherwise.
+The code is plain torch and is differentiated by autograd unless stated otherwise.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Polynomials = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 def smooth_topk(
     logits_BK: Tensor, labels: Tensor, polynomials: Polynomials, *, k: int, tau: float
 ) -> Tensor:
-    """Return the mean of equation 10 over the rows."""
+    """Return the mean of Eq. 10 over the rows."""
     num_classes = logits_BK.shape[1]
     others = torch.arange(num_classes - 1, device=logits_BK.device).expand(len(labels), -1)
     others = others + (others >= labels[:, None])
@@ -30,7 +30,7 @@ def smooth_topk(
 
 
 def summation(scores_Bn: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 3: loop over the scores. No gradient.
+    """Algorithm 3: a loop over the scores, without a gradient.
 
     The inner loop over degrees is one operation in a preallocated buffer.
     """
@@ -48,7 +48,7 @@ def divide_and_conquer(scores_Bn: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Algorithm 1 in log space (appendix B.2.1).
 
     Neighboring polynomials, initially 1 + e_i X, are multiplied up to degree k until one is left.
-    This is equation 13 without the intermediate step of 1 / e.
+    This is Eq. 13 without the intermediate step of 1 / e.
     """
     log_sigma = log_polynomials(scores_Bn, k)
     return log_sigma[k - 1], log_sigma[k]

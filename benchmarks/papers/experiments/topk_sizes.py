@@ -23,13 +23,13 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _LOSSES = ("ce", "smooth_topk")
-# Thousands of ImageNet images in the paper, by fraction of the training set.
+# Number of ImageNet images in the paper, in thousands, by fraction of the training set.
 _PRINTED = {1.0: 1230, 0.5: 640, 0.25: 320, 0.1: 128, 0.05: 64}
 _TAU = 0.1
 _TRAIN, _HELD_OUT = 20_000, 5_000
 _CIFAR_TRAIN = 50_000
-# The paper's rates for cross entropy and for the smooth loss; the other candidates lie between and
-# below them.
+# The paper's learning rates for cross entropy and for the smooth loss. The other candidates lie
+# between and below them.
 _PAPERS = {"ce": Rates(0.1, 1e-4), "smooth_topk": Rates(1.0, 2.5e-5)}
 _CANDIDATES = (*_PAPERS.values(), Rates(0.3, 5e-5), Rates(0.03, 1e-4))
 
@@ -53,8 +53,8 @@ class _Design:
         kind = run.arm.split()[0]
         loss = {"kind": kind} if kind == "ce" else {"kind": kind, "tau": _TAU}
         recipe = self.cifar.recipe(run, loss=loss, nesterov=True)
-        # The published sizes use the same number of epochs; the stand-in would be left with a few
-        # steps.
+        # The published sizes train for the same number of epochs. That would leave the stand-in
+        # with only a few steps, so its number of steps is fixed.
         share = float(run.arm.split()[1]) if self.cifar.is_published else 1.0
         steps = max(1, round(run.steps * share))
         recipe["train"]["duration"] = {"steps": steps}

@@ -1,8 +1,9 @@
 """Train arms on paper 000's synthetic data, draw by draw, and compare them.
 
 The paper states neither learning rates nor the number of passes. Each arm is trained at the best
-rate of its own search and at the `SHARED` rates, and a claim is settled only if all of these agree.
-Draws that compare cross entropy with itself, because the tree of a tree loss is flat, are omitted.
+learning rate of its own search and at the `SHARED` rates, and a claim is settled only if all of
+these agree. Draws that compare cross entropy with itself, because the tree of a tree loss is flat,
+are omitted.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -86,11 +87,11 @@ class Trained:
         return mean([found["bayes"] for found in self.draws])
 
     def at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
-        """Return a measure for each draw at one rate."""
+        """Return a measure for each draw at one learning rate."""
         return self._of(self.draws, arm, rate, measure)
 
     def searched_at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
-        """Return a measure for each draw of the search at one rate."""
+        """Return a measure for each draw of the search at one learning rate."""
         return self._of(self.searched, arm, rate, measure)
 
     def _of(self, draws: Sequence[Measures], arm: Arm, rate: float, measure: str) -> list[float]:
@@ -98,15 +99,15 @@ class Trained:
         return [float(found["arms"][index]["runs"][f"{rate:g}"][measure]) for found in draws]
 
     def at_own(self, arm: Arm, measure: str = "averaged") -> list[float]:
-        """Return the accuracy for each draw at the arm's own best rate."""
+        """Return the accuracy for each draw at the arm's own best learning rate."""
         return self.at(arm, self.own_rate(arm, measure), measure)
 
     def own_rate(self, arm: Arm, measure: str = "averaged") -> float:
-        """Return the best rate over the draws of the search."""
+        """Return the best learning rate over the draws of the search."""
         return max(self.rates, key=lambda rate: sum(self.searched_at(arm, rate, measure)))
 
     def has_edge(self, arm: Arm, measure: str = "averaged") -> bool:
-        """Return whether the arm's best rate is at an edge of the grid."""
+        """Return whether the arm's best learning rate is at an edge of the grid."""
         return is_at_edge(self.own_rate(arm, measure), self.rates)
 
     def is_cross_entropy(self, arm: Arm) -> list[bool]:
@@ -134,12 +135,12 @@ Reading = Callable[[Trained, Arm], list[float]]
 
 
 def own(measure: str = "averaged") -> Reading:
-    """Return the reading of each arm at its own best rate."""
+    """Return the reading in which each arm has its own best learning rate."""
     return lambda trained, arm: trained.at_own(arm, measure)
 
 
 def shared(rate: float, measure: str = "averaged") -> Reading:
-    """Return the reading of all arms at one rate."""
+    """Return the reading in which all arms have the same learning rate."""
     return lambda trained, arm: trained.at(arm, rate, measure)
 
 

@@ -1,6 +1,6 @@
 """Paper 000, synthetic experiment II (6.1.3, Figure 3): norms of the parameters by k.
 
-Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from eq 2.
+Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from Eq. 2.
 The V-tree's are not unique: their least norm among those that represent W* is used.
 """
 
@@ -93,7 +93,7 @@ def least_norm(tree: LabelTree, rows: np.ndarray) -> float:
 
 
 def norms_on_a_line(settings: Mapping[str, Any], _folders: Folders) -> Measures:
-    """Compute ||U*|| and the bound of Lemma 3 (eq 13) for k equidistant points on a line (a job).
+    """Compute ||U*|| and the bound of Lemma 3 (Eq. 13) for k equidistant points on a line (a job).
 
     The line from -1 to 1 has c = 1 and lambda = B = 1; the base is 2.
     """
@@ -108,7 +108,7 @@ def norms_on_a_line(settings: Mapping[str, Any], _folders: Folders) -> Measures:
 
 
 class _Norms:
-    """Norms by number of classes, draw by draw, and how fast they grow."""
+    """Norms by number of classes, draw by draw, and their growth rates."""
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class _Norms:
         }
 
     def rate(self, name: str) -> float:
-        """Return the rate with the best accuracy over all k in the search.
+        """Return the learning rate with the best accuracy over all k in the search.
 
-        The norm depends on the rate, so all k use the same one.
+        The norm depends on the learning rate, so all k use the same one.
         """
         arm = _TRAINED[name]
 
@@ -255,7 +255,7 @@ def _smaller_trained(norms: _Norms) -> Claim:
 def _trained_claim(
     norms: _Norms, statement: str, what: str, gap: Callable[[Mapping[str, float]], Mean]
 ) -> Claim:
-    """Claim that `gap` is positive, both at the own best rates and at every common rate."""
+    """Claim that `gap` is positive at each arm's best learning rate and at every common one."""
     found = {words: gap(rates) for words, rates in norms.readings().items()}
     numbers = ", ".join(f"{words} {one.text()}" for words, one in found.items())
     draws = len(norms.by_classes[0].draws)

@@ -1,11 +1,12 @@
-"""Schema of RayService (ray.io/v1), written by hand because no package has it.
+"""Schema of RayService (ray.io/v1), written by hand because no package contains it.
 
 It contains only the fields that we use, in our own words. It is based on
 docs.ray.io/en/master/kuberay/references/api.html and was compared with KubeRay:
-helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml at 02a80a6f2abf, raycluster_types.go of
-about that time, and the operator's own checks in ray-operator/controllers/ray/utils/validation.go
-at 0074504f84f2. It is stricter than the CRD on purpose: a cluster has workers, Redis stores the GCS
-with a password from a Secret, group names are unique, and replicas are between their bounds.
+helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml at 02a80a6f2abf, raycluster_types.go from
+about the same time, and the operator's own checks in
+ray-operator/controllers/ray/utils/validation.go at 0074504f84f2. It is deliberately stricter than
+the CRD: a cluster has workers, Redis stores the GCS with a password from a Secret, group names are
+unique, and replicas are between their bounds.
 """
 
 from tests.k8s.cel_rules import rules
