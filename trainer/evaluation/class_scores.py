@@ -98,9 +98,7 @@ def score_classes(
         stop_checks.check()
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
-        if (
-            highest.isnan().any()
-        ):  # raised after the loop, because other ranks wait for this one
+        if highest.isnan().any():  # raised after the loop, because other ranks wait for this one
             nan_class = class_ids[scores.isnan().any(0)].max()
             scores = scores.nan_to_num()
         ranking.add(scores, class_ids, highest)
