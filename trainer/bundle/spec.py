@@ -72,8 +72,8 @@ class RecallSpec(Spec):
         ge=0,
         le=1,
         description="fraction of the samples at or above the pooled threshold that belong to the "
-        "class, averaged over the classes with samples; it is 0 for a class whose threshold no "
-        "sample reaches",
+        "class, averaged over the classes with samples; a class for which no sample reaches the "
+        "threshold counts as 0",
     )
     min_positives: int = Field(
         gt=0,
@@ -143,7 +143,7 @@ class BundleSpec(Spec):
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name:
-        raise ValueError(f"file name {name!r} points outside the bundle")
+        raise ValueError(f"file name {name!r} refers to a location outside the bundle")
     return name
 
 
