@@ -47,7 +47,8 @@ class RecordedCollectives:
 
 
 class FlightRecorder:
-    """Reads the recorder. It reads the entries only if a collective may be pending.
+    """Reads the recorder, in full only while a collective may be pending and at regular
+    intervals.
 
     A full read takes milliseconds and holds the GIL. In a large world, at least one rank would be
     reading in every step and would slow down all ranks. While collectives complete, nothing hangs,
