@@ -225,7 +225,10 @@ class Tweets(FirstPassSource):
         if self.text is None and not set(_TEXT_NAMES) & set(one.columns):
             missing = ["text"]
         if missing:
-            raise ValueError(f"{one.path}: column {missing[0]!r} does not exist: X")
+            raise ValueError(
+                f"{one.path}: column {missing[0]!r} does not exist: pass the column that contains "
+                f"the text with --text, one of {', '.join(one.columns)[:200]}"
+            )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes, most frequent first. Ties are sorted by code points."""

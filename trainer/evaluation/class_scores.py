@@ -19,7 +19,8 @@ from trainer.evaluation.features import SplitRows, all_rows
 from trainer.evaluation.stopping import ShouldStop, StopChecks
 from trainer.world import World
 
-# X
+# Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
+# total; k best classes; R thresholds.
 
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorts after every class with the same score
 _COPIES = 3  # copies of a block's scores in memory at the same time

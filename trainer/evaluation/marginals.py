@@ -27,9 +27,7 @@ from trainer.evaluation.features import SplitRows
 
 # Shape legend: n images, V views of each, r images in one batch, B = r x V, C classes.
 
-_VIEWS_AT_ONCE = (
-    2048  # larger: fewer reads of class rows, but smaller blocks
-)
+_VIEWS_AT_ONCE = 2048  # larger: fewer reads of class rows, but smaller blocks
 _COPIES = 8  # copies of a block's scores in memory at the same time during backward
 
 

@@ -42,9 +42,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         for number in STOP_SIGNALS:
-            if (
-                signal.getsignal(number) != signal.SIG_IGN
-            ):  # ignored under nohup or shell &
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup or shell &
                 self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 

@@ -135,7 +135,10 @@ class ActiveRun:
         self.state = replace(self.state, evaluated=step)
         if best is not None:
             if best.measure not in result.metrics:
-                raise ValueError(f"checkpoint.keep_best.measure is {best.measure}, X")
+                raise ValueError(
+                    f"checkpoint.keep_best.measure is {best.measure}, but this run computes only "
+                    f"{', '.join(result.metrics)}: choose one of these"
+                )
             self.best = result.metrics[best.measure]
 
     def _stop_signal(self) -> str | None:

@@ -84,8 +84,6 @@ def _versions() -> dict[str, str]:
     for name in _LIBRARIES:
         try:
             found[name] = version(name)
-        except (
-            PackageNotFoundError
-        ):  # a source tree, or another package provides it
+        except PackageNotFoundError:  # a source tree, or another package provides it
             continue
     return found
