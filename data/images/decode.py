@@ -87,9 +87,7 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
                 header.mode in ("1", "L", "P", "RGB") and "transparency" in header.info
             )
     except _DAMAGE as error:
-        raise ValueError(
-            f"not an image: its {extension} header is damaged ({error})"
-        ) from error
+        raise ValueError(f"not an image: its {extension} header is damaged ({error})") from error
     _check_size(height, width, max_pixels)
     return extension, transparent
 

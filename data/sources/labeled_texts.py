@@ -163,7 +163,7 @@ class LabeledTexts(FirstPassSource):
 
     @property
     def _emoji(self) -> list[str] | None:
-        """The folded emoji of the classes, or None unless the mapping gives an emoji for each class."""
+        """The folded emoji of the classes, or None if a class does not have an emoji."""
         found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 
