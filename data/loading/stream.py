@@ -149,8 +149,8 @@ class StreamLoader(EndlessLoader):
         if num_tars < self._num_ranks * workers:
             raise ValueError(
                 f"data.stream.shards lists {num_tars} tar(s), but {self._num_ranks} rank(s) x "
-                f"{workers} worker(s) require at least one each: lower data.workers, use fewer ranks "
-                "or more tars, or run kway shard index"
+                f"{workers} worker(s) require at least one each: lower data.workers, use fewer "
+                "ranks or more tars, or run kway shard index"
             )
 
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
