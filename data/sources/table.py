@@ -79,7 +79,7 @@ class Table(PackedImages, FirstPassSource):
     def _options_are_consistent(cls, given: ArgsKwargs) -> ArgsKwargs:
         named = (given.kwargs or {}).keys()
         if "image" not in named:
-            _reject(named & _IMAGE_OPTIONS, "applies only to a table of images (--image)")
+            _reject(named & _IMAGE_OPTIONS, "supported only for tables of images (--image)")
         if "split" in named:
             _reject(
                 named & {"test_fraction"},

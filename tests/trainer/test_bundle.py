@@ -238,7 +238,7 @@ def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(
         *(3, 5, 6),
     ]
     with pytest.raises(
-        ValueError, match=r"'#3' is the name of class 5 and the number of '.*': .*'#5'"
+        ValueError, match=r"'#3' is both the name of class 5 and the ID of class '.*': .*'#5'"
     ):
         bundle.class_id("#3")
     for outside in (7, -1, "#7", "#" + "9" * 5000):

@@ -73,7 +73,7 @@ class ClassNames:
                 raise ValueError(self._unknown(wanted))
             wanted = number
         if not 0 <= wanted < len(self):
-            raise ValueError(f"class id {wanted} is out of range 0 … {len(self) - 1}")
+            raise ValueError(f"class ID {wanted} is out of range 0 … {len(self) - 1}")
         return wanted
 
     def id_of_name(self, name: str) -> int:
