@@ -30,7 +30,7 @@ class SizeStage(FrozenConfig):
     """The size of training images up to a point in the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
-    until: Interval = Field(description="end of the stage, counted from the start of the run")
+    until: Interval = Field(description="end of the stage, measured from the start of the run")
 
 
 class _Sizes(FrozenConfig):

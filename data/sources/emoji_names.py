@@ -47,8 +47,8 @@ class EmojiNames(CommandSource):
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
         default=None,
         ge=2,
-        description="number of classes to use, the first ones in order of code "
-        "points; default: all",
+        description="maximum number of classes, which are the first in order of code points; "
+        "default: all",
     )
     languages: tuple[str, ...] = Field(
         default=(),

@@ -87,7 +87,7 @@ class Glyphs(CommandSource):
         default=None,
         ge=2,
         le=1_000_000,
-        description="number of classes to use, those with the most faces; default: all",
+        description="maximum number of classes, which are those with the most faces; default: all",
     )
     samples: int = Field(
         default=3, ge=1, le=10_000, description="number of training images per class and font face"

@@ -52,7 +52,8 @@ class Table(PackedImages, FirstPassSource):
     image: str | None = Field(default=None, description="column that contains the image path")
     split: str | None = Field(
         default=None,
-        description="column of the split; by default, --test-fraction of the rows are held out",
+        description="column that contains the split; by default, --test-fraction of the rows is "
+        "held out",
     )
     root: Path | None = Field(
         default=None,

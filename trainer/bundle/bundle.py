@@ -132,7 +132,7 @@ class Bundle:
                 )
 
     def class_id(self, name_or_id: str | int) -> int:
-        """Return the id of a class, given its exact name, its id, or "#" followed by its id.
+        """Return the ID of a class, given its exact name, its ID, or "#" followed by its ID.
 
         Raises ValueError for an unknown class, with the nearest names.
         """

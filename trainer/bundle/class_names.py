@@ -77,8 +77,9 @@ class ClassNames:
         return wanted
 
     def id_of_name(self, name: str) -> int:
-        """Return the id of the class with exactly this name. Raises ValueError for an unknown
-        name."""
+        """Return the ID of the class with exactly this name. Raises ValueError for an unknown
+        name.
+        """
         found = self._exactly(name)
         if found is None:
             raise ValueError(self._unknown(name))
@@ -101,7 +102,7 @@ class ClassNames:
         return [close for score, _, close in sorted(scored)[:count] if score < -0.4]
 
     def search(self, text: str, *, limit: int, offset: int = 0) -> tuple[list[int], int]:
-        """Return the ids of names that contain `text`, ignoring case, and the total number of
+        """Return the IDs of names that contain `text`, ignoring case, and the total number of
         matches.
 
         Names that start with `text` come first. Within both groups, names are in class-list order.

@@ -49,7 +49,9 @@ class LossSpec(Spec):
 
     kind: str
     aligned: bool
-    score: ScoreKind = Field("logit", description="score to which thresholds are compared")
+    score: ScoreKind = Field(
+        "logit", description="kind of score that is compared with the thresholds"
+    )
     eps: float = Field(0.0, description="epsilon of the `spherical` score")
 
 

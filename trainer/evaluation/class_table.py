@@ -14,7 +14,7 @@ Order = Literal["index", "positives", "accuracy", "average_precision"]
 
 
 class ClassTable:
-    """The per-class results of an evaluation: columns [K] and sorted class ids."""
+    """The per-class results of an evaluation: columns [K] and sorted class IDs."""
 
     def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
         """`names` [K] must be in class-list order. Raises ValueError if their number is wrong."""

@@ -1,4 +1,4 @@
-"""Exit codes of a rank and of `kway`; docs/cluster.md has the table of errors.
+"""Exit codes of a rank and of `kway`; docs/cluster.md contains the table of errors.
 
 The exit code of a rank that was killed by a signal is 128 + the signal number, as in a shell.
 """

@@ -1,8 +1,8 @@
 """Model FLOPS utilization (MFU): the rate of the model's operations as a fraction of the device's
 peak rate (PaLM, appendix B).
 
-Operations are counted once per input shape, on fake tensors. The count is therefore the same under
-every strategy and does not slow down training steps. Recomputation (activation checkpointing,
+Operations are counted once per input shape, using fake tensors. The count is therefore the same
+under every strategy and does not slow down training steps. Recomputation (activation checkpointing,
 gradient caching) is not counted.
 """
 
