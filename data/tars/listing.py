@@ -158,8 +158,8 @@ class ExpectedSamples:
             )
         if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
             raise ValueError(
-                f"{folder} does not contain {absent[0]!r}, but {self.of_tar[absent[0]]:,} samples are "
-                "expected in it: copy it to the folder, or remove its count"
+                f"{folder} does not contain {absent[0]!r}, but {self.of_tar[absent[0]]:,} samples "
+                "are expected in it: copy it to the folder, or remove its count"
             )
         return sum(self.of_tar[name] for name in names)
 
