@@ -19,43 +19,52 @@ _MAX_STREAM_SHARDS = 1_000_000
 
 
 class TextConfig(FrozenConfig):
-    """How texts are tokenized. The bundle contains the tokenizer."""
+    """The tokenization of texts. The bundle contains the tokenizer."""
 
     tokenizer: str = Field(
         min_length=1,
         description="tokenizer folder, as written by kway tokenizer, or hub:NAME for the hub",
     )
     max_length: int = Field(
-        128, ge=1, le=32_768, description="maximum tokens per text, including special tokens"
+        128,
+        ge=1,
+        le=32_768,
+        description="maximum number of tokens per text, including special tokens",
     )
     batches_by_length: int = Field(
         50,
         ge=1,
         le=1000,
-        description="number of batches in which texts are sorted by length together, at most an "
-        "epoch, or a group with shuffle_shards; 1: no sorting",
+        description="number of batches whose texts are sorted by length together, limited to an "
+        "epoch or, with shuffle_shards, to a group; 1 disables sorting",
     )
 
 
 class StreamConfig(FrozenConfig):
     """Training on webdataset tars without an index or a manifest, read sequentially.
 
-    docs/data.md lists what this mode does not guarantee. `kway shard index` indexes the tars
-    instead.
+    docs/data.md lists the guarantees that this mode does not give. As an alternative, `kway shard
+    index` indexes the tars.
     """
 
     shards: str | tuple[str, ...] = Field(
-        description="paths or URLs of tars; {000..255} and {a,b} are expanded"
+        description="paths or URLs of tars, in which {000..255} and {a,b} are expanded"
     )
-    samples: int = Field(gt=0, description="samples per epoch, for durations in epochs")
+    samples: int = Field(
+        gt=0, description="number of samples per epoch, used for durations in epochs"
+    )
     label_field: str = Field(
-        "label", description="field of `<key>.json` with the label, if there is no `<key>.cls`"
+        "label",
+        description="field of `<key>.json` that contains the label, if there is no `<key>.cls`",
     )
     sample: str | None = Field(
         None, description="extension of the sample, if a key has several candidates"
     )
     buffer: int = Field(
-        5000, ge=1, le=10_000_000, description="size of the shuffle buffer per loader process"
+        5000,
+        ge=1,
+        le=10_000_000,
+        description="size of the shuffle buffer of each loader process, in samples",
     )
 
     @field_validator("shards")
@@ -64,7 +73,7 @@ class StreamConfig(FrozenConfig):
         seen: set[str] = set()
         for shard in _expanded(shards):
             if shard.startswith("pipe:"):
-                raise ValueError(f"{shard} would run a command: use a path or a URL")
+                raise ValueError(f"{shard} would run a command: set a path or a URL")
             if is_url(shard):
                 check_url(shard)
             if shard in seen:
@@ -78,7 +87,7 @@ class StreamConfig(FrozenConfig):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All tars, in the order in which they are listed."""
+        """All tars, in the listed order."""
         return tuple(_expanded(self.shards))
 
 
@@ -107,30 +116,33 @@ class DataConfig(FrozenConfig):
     shuffle_shards: int | None = Field(
         None,
         ge=1,
-        description="number of shards that are shuffled together; null: all (global shuffle)",
+        description="number of shards that are shuffled together; null selects all shards (global "
+        "shuffle)",
     )
     stream: StreamConfig | None = Field(
-        None, description="train on tars without an index instead of on `train_split`"
+        None, description="tars without an index to train on instead of `train_split`"
     )
     train_split: str = "train"
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
     augment: AugmentConfig = AugmentConfig()
-    text: TextConfig | None = Field(None, description="tokenization, for shards of texts")
+    text: TextConfig | None = Field(None, description="tokenization settings for shards of texts")
     workers: int = Field(
-        0, ge=0, description="loader processes per rank; 0 loads in the training process"
+        0,
+        ge=0,
+        description="number of loader processes per rank; 0 loads samples in the training process",
     )
     max_bad_samples: int = Field(
         10,
         ge=0,
         le=10_000,
-        description="number of different damaged samples that training may replace; one more stops "
-        "it with an error (0: the first one)",
+        description="maximum number of different damaged samples that training replaces; one more "
+        "stops training with an error (0: the first one)",
     )
 
     @property
     def largest_side(self) -> int:
-        """Size in pixels of the largest training images, which take the most memory."""
+        """The size in pixels of the largest training images, which require the most memory."""
         stages = [stage.size for stage in self.augment.progressive]
         return max([self.augment.size or self.image.size, *stages])
 
@@ -138,6 +150,7 @@ class DataConfig(FrozenConfig):
     def _stream_is_without_shuffle_shards(self) -> "DataConfig":
         if self.stream is not None and self.shuffle_shards is not None:
             raise ValueError(
-                "shuffle_shards requires shards with an index: with data.stream, set stream.buffer"
+                "shuffle_shards requires shards with an index: remove it and set "
+                "data.stream.buffer instead"
             )
         return self

@@ -1,4 +1,4 @@
-"""The optional packages of kway, and which extra installs a missing module."""
+"""The optional packages of kway, and the extras that install missing modules."""
 
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 EXTRAS = ("data", "train", "serve")
-# Modules whose name differs from the name of their distribution.
+# Modules whose names differ from those of their distributions.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
@@ -21,7 +21,8 @@ _DISTRIBUTIONS = {
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the requirements of the installed kway, or the additional ones of an extra.
+    """Return the requirements of the installed kway, or the additional requirements of an
+    extra.
 
     Returns [] if kway is not installed.
     """
@@ -36,13 +37,13 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return a one-line error message if an extra installs the missing module, else None."""
+    """Return a one-line error message if an extra installs the missing module, otherwise None."""
     module = (error.name or "").partition(".")[0]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
     if not commands:
         return None
-    return f"the module {module} is required but not installed: {' or '.join(commands)}"
+    return f"the module {module} is required but not installed: run {' or '.join(commands)}"
 
 
 def _all(extra: str) -> set[str]:

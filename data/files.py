@@ -1,4 +1,4 @@
-"""Atomic writes, errors that name the path, and directory walks that report errors."""
+"""Atomic writes, errors that contain the path, and directory walks that report errors."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from data.retry import retried
 
 TEMPORARY = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# At the root of a file system; only root can read it.
+# This folder is at the root of a file system, and only root can read it.
 _LOST_AND_FOUND = "lost+found"
 
 
@@ -23,8 +23,8 @@ def temporary_path(path: Path) -> Iterator[Path]:
     The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
     full.
     """
-    # Includes the process ID, because two processes may write the same file, such as evaluations of
-    # one step.
+    # The name includes the process ID, because two processes may write the same file, such as
+    # evaluations of one step.
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with explained(path):
@@ -36,7 +36,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Add `path` to errors of `write` and `fsync`, and a fix if the disk is full.
+    """Add `path` to errors of `write` and `fsync`, and add a fix if the disk is full.
 
     Other errors keep their errno.
     """
@@ -54,9 +54,10 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def commit(path: Path, content: bytes) -> None:
-    """Write a file atomically: it exists complete or not at all, even after a power failure.
+    """Write a file atomically: even after a power failure, the file either is complete or does not
+    exist.
 
-    Retries after a transient error; raises RetriesExhaustedError if all attempts fail.
+    Retries after a transient error, and raises RetriesExhaustedError if all attempts fail.
     """
     retried(str(path), lambda: _commit(path, content))
 
@@ -71,7 +72,7 @@ def _commit(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
+    """Wait until a file or a folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,16 +93,18 @@ def flush(file: IO[bytes]) -> None:
 
 
 def is_hidden(folder: str) -> bool:
-    """Whether a folder of this name is ignored: hidden folders and lost+found."""
+    """Return whether a folder with this name is ignored, which applies to hidden folders and
+    lost+found.
+    """
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 
 def walk_directory(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Like `os.walk`, but raises OSError for a folder that cannot be read.
 
-    Yields (folder, names of subfolders, names of other entries) for `folder` and everything below,
-    except lost+found. Links are not followed, nor are subfolders that the caller removes from the
-    list.
+    Yields (folder, names of subfolders, names of other entries) for `folder` and all folders below
+    it, except lost+found. Links are not followed. Subfolders that the caller removes from the list
+    are skipped.
     """
     for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if name != _LOST_AND_FOUND]

@@ -1,14 +1,14 @@
-"""Formatting of messages: counts, names from files, and progress."""
+"""The formatting of counts, names from files, and progress in messages."""
 
 import unicodedata
 from collections.abc import Callable
 
 Report = Callable[[int, int], None]
-"""Callback for the progress of a long operation: (done, total)."""
+"""A callback for the progress of a long operation: (done, total)."""
 
 # Control characters, unpaired surrogates and line separators.
 _CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-# Characters that change the direction of the text after them.
+# Characters that change the direction of the text that follows them.
 _DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
@@ -17,7 +17,9 @@ def silent(done: int, total: int) -> None:
 
 
 def one_line(error: object, limit: int = 300) -> str:
-    """Return the text of an error, or else its type, on one line of up to `limit` characters."""
+    """Return the text of an error, or its type if it has no text, on one line of up to `limit`
+    characters.
+    """
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 

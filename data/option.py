@@ -14,11 +14,11 @@ NOT_A_FLAG: Final = object()
 class Option:
     """An option whose name or value differs from the field's.
 
-    name: for example "--timeout" for the field `request_timeout_seconds`, or "--nested/--topmost".
-    metavar: placeholder for the value in the help. unit: the field's value for 1 on the command
-    line, such as 2**20 for MiB in a field of bytes. flag: the option takes no value and sets the
-    field to this one. type: type of the value on the command line, if the command itself converts
-    it.
+    name: the name, such as "--timeout" for the field `request_timeout_seconds`, or
+    "--nested/--topmost". metavar: the placeholder for the value in the help. unit: the value of the
+    field for 1 on the command line, such as 2**20 for MiB in a field of bytes. flag: the value of
+    the field if the option, which does not take a value, is passed. type: the type of the value on
+    the command line, if the command itself converts it.
     """
 
     name: str = ""
@@ -31,9 +31,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument(Option):
-    """A positional argument, named by its `metavar` or the field."""
+    """A positional argument, which is named by its `metavar` or the field."""
 
 
 @dataclass(frozen=True)
 class Supplied:
-    """Not an option: the command supplies the value."""
+    """A field that is not an option, because the command supplies its value."""

@@ -18,17 +18,17 @@ from data.retry import TransientError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_BYTES_PER_WORKER = 1 << 28  # fewer are not worth starting a process
+_BYTES_PER_WORKER = 1 << 28  # for fewer bytes, starting a process is not worthwhile
 _PR_SET_PDEATHSIG = 1
 
 
 def over_jobs(
     work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
 ) -> Iterator[Result]:
-    """Yield `work(job)` of each job, in order, computed by `workers` processes.
+    """Yield `work(job)` for each job, in order. `workers` processes compute the results.
 
-    workers: 0 or 1 for this process, None for one per core if there is enough to read. `work` must
-    be picklable, such as a function of a module.
+    workers: the number of processes. 0 and 1 select this process, and None selects one per core if
+    there is enough to read. `work` must be picklable, such as a function of a module.
     """
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
@@ -46,14 +46,14 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
 
     Queued jobs are canceled when the block ends. Raises TransientError if a process was killed.
     """
-    # Spawned, not forked, because image libraries and callers have threads and locks.
+    # Processes are spawned, not forked, because image libraries and callers use threads and locks.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
     try:
         yield pool
     except BrokenProcessPool as error:
         raise TransientError(
             "a worker process was killed, possibly because it ran out of memory: run the same "
-            "command again, or pass fewer --workers"
+            "command again, or lower --workers"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -62,7 +62,7 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
 def in_order(
     pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
 ) -> Iterator[Result]:
-    """Yield `work(job)` of each job, in order. Up to `ahead` jobs are submitted in advance."""
+    """Yield `work(job)` for each job, in order. Up to `ahead` jobs are submitted in advance."""
     running: deque[Future[Result]] = deque()
     for job in jobs:
         running.append(pool.submit(work, job))
@@ -75,7 +75,8 @@ def in_order(
 def end_with_parent() -> None:
     """Exit when the parent process ends.
 
-    A killed parent leaves the pool's pipes open, so its workers would otherwise wait forever.
+    If the parent is killed, the pool's pipes stay open, so its workers would otherwise wait
+    forever.
     """
     parent = parent_process()
     assert parent is not None
@@ -90,8 +91,8 @@ def end_with_parent() -> None:
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel kill this process when the thread that started it ends (Linux).
 
-    parent: expected parent process ID. If the parent differs, it died before `prctl` took effect,
-    and this process kills itself.
+    parent: the expected parent process ID. If the actual parent differs, the expected one exited
+    before `prctl` took effect, and this process kills itself.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

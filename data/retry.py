@@ -1,6 +1,7 @@
 """Decides which I/O errors are transient, and retries operations that raise one.
 
-Does not import torch: the launcher and the exit codes use this module before torch is imported.
+This module does not import torch, because the launcher and the exit codes use it before torch is
+imported.
 """
 
 import errno
@@ -16,8 +17,8 @@ Answer = TypeVar("Answer")
 
 _log = logging.getLogger("kway.data")
 
-# Errors from which a disk, a network file system or a server can recover. Others (a full disk, a
-# missing file, no permission) recur until a person fixes the cause.
+# Errors from which a disk, a network file system or a server can recover. Other errors (a full
+# disk, a missing file, missing permissions) recur until their cause is fixed.
 TRANSIENT_ERRNOS = frozenset(
     {
         errno.EIO,
@@ -38,8 +39,8 @@ TRANSIENT_ERRNOS = frozenset(
     }
 )
 
-# With the waits below, at most about 25 s. This is well under `train.timeout_seconds`, after which
-# collectives on the other ranks fail.
+# With the waits below, all attempts together take at most about 25 s. This is well below
+# `train.timeout_seconds`, after which collectives on the other ranks fail.
 ATTEMPTS = 8
 _FIRST_SECONDS = 0.2
 _LONGEST_SECONDS = 20.0
@@ -51,11 +52,11 @@ class TransientError(OSError):
 
 
 class RetriesExhaustedError(TransientError):
-    """All attempts failed; raised from the last error."""
+    """All attempts failed. The exception is raised from the last error."""
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether `error`, or an error that it was raised from, is transient."""
+    """Return whether `error`, or an error from which it was raised, is transient."""
     while error is not None:
         if isinstance(error, TransientError | TimeoutError | ConnectionError):
             return True
@@ -66,10 +67,11 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def retried(what: str, operation: Callable[[], Answer]) -> Answer:
-    """Call `operation` until it succeeds and return its result. It must be safe to call again.
+    """Call `operation` until it succeeds and return its result. The operation must be safe to
+    repeat.
 
-    what: names the file in log lines and in the error. Raises RetriesExhaustedError after the last
-    attempt. An error that is not transient is raised immediately.
+    what: the name of the file in log lines and in the error. Raises RetriesExhaustedError after the
+    last attempt. An error that is not transient is raised immediately.
     """
     attempt = 1
     while True:
@@ -89,17 +91,19 @@ def wait_before_retry(
     deadline: float = math.inf,
     remedy: str = _REMEDY,
 ) -> None:
-    """Log the error of `attempt` (counted from 1) and wait: exponential backoff with jitter.
+    """Log the error of `attempt` (counted from 1) and wait, with exponential backoff and
+    jitter.
 
     Raises `error` itself if it is not transient or was already retried. Raises
-    RetriesExhaustedError after the last of `attempts`, or if the wait would pass `deadline`
-    (`time.monotonic`).
+    RetriesExhaustedError after the last of `attempts`, or if the wait would extend beyond
+    `deadline` (`time.monotonic`).
     """
     if isinstance(error, RetriesExhaustedError) or not is_transient(error):
         raise error
     longest = min(_FIRST_SECONDS * 2 ** (attempt - 1), _LONGEST_SECONDS)
     wait = longest * random.SystemRandom().uniform(0.5, 1)
-    # A process that is exiting closes the connections of its background threads: do not retry then.
+    # Do not retry in a process that is exiting, because it closes the connections of its background
+    # threads.
     is_last = attempt >= attempts or time.monotonic() + wait > deadline
     if is_last or not main_thread().is_alive():
         raise RetriesExhaustedError(f"{what}: {error} ({attempt} attempts): {remedy}") from error

@@ -1,4 +1,4 @@
-"""Files and samples that were not written to the shards, each with its name and the reason.
+"""Files and samples that were not written to the shards, each with its name and a reason.
 
 `skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. The commands print
 only a few.
@@ -17,7 +17,7 @@ _NAMED = 5
 
 
 class Skipped(NamedTuple):
-    """A skipped item: a path, or a shard and a key in it."""
+    """A skipped item, which is a path or a shard with a key in it."""
 
     name: str
     reason: str
@@ -27,16 +27,16 @@ class Skipped(NamedTuple):
 
 
 def to_lines(skipped: Iterable[Skipped], **fields: str) -> bytes:
-    """Return a JSON line for each, with `fields` added.
+    """Return a JSON line for each item, with `fields` added.
 
-    ASCII, because names may not be valid UTF-8.
+    The lines are ASCII, because names may not be valid UTF-8.
     """
     lines = [json.dumps({**fields, **one._asdict()}) + "\n" for one in skipped]
     return "".join(lines).encode("ascii")
 
 
 def by_reason(skipped: Iterable[Skipped]) -> list[str]:
-    """Return one line for each reason, with the first names."""
+    """Return one line for each reason, with the names of the first items."""
     names: dict[str, list[str]] = {}
     for one in skipped:
         names.setdefault(one.reason, []).append(one.name)
@@ -51,8 +51,8 @@ def _some(names: list[str]) -> str:
 class SkippedFile:
     """The file `skipped.jsonl` in `folder`. It is created only if something is skipped.
 
-    ignored: files that the source does not read. finished: shards of earlier runs, whose lines are
-    preserved. `last` is the last sample skipped in this run.
+    ignored: the files that the source does not read. finished: the shards of earlier runs, whose
+    lines are preserved. `last` is the last sample skipped in this run.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SkippedFile:
         self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
 
     def add(self, shard: str, skipped: Sequence[Skipped]) -> None:
-        """Record samples that are not in `shard`. Call it before the shard is finished."""
+        """Record samples that are not in `shard`. Call this before the shard is finished."""
         if not skipped:
             return
         self.last = skipped[-1]
@@ -87,7 +87,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """Return the shard of a line, or None if there is no shard or the line was truncated."""
+    """Return the shard in a line, or None if there is no shard or the line is truncated."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

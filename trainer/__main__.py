@@ -12,7 +12,8 @@ from data.processes import die_with_parent
 from trainer.process.standard_output import hide_native_warnings, tolerate_closed_output
 
 if __name__ == "__main__":
-    # Before slow imports: if the launcher is killed during these, this rank must end too.
+    # Do this before slow imports, so that this rank also exits if the launcher is killed during
+    # these imports.
     die_with_parent()
     hide_native_warnings()
 
@@ -37,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_world_size(options.world_size)
         recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
-        # A slow import, after loading the recipe so that an invalid recipe is reported immediately.
+        # This import is slow. It follows loading the recipe, so that an invalid recipe is reported
+        # immediately.
         from trainer.train import train
 
         with open_world(
@@ -71,19 +73,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--world-size",
         metavar="N|MIN:MAX",
-        help="required number of ranks; the run fails if it differs",
+        help="required number of ranks; the run fails if the actual number differs",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="stop before the first step without writing anything"
+        "--dry-run",
+        action="store_true",
+        help="stop before the first step without writing any files",
     )
     parser.add_argument(
         "--allow-import",
         action="append",
         default=[],
         metavar="MODULE:CLASS",
-        help="import path to allow in a RECIPE that a run stored; may be repeated",
+        help="import path to allow in a RECIPE stored by a run; can be repeated",
     )
-    # Set by `kway train`: the process id of the launcher.
+    # `kway train` sets this option to the process ID of the launcher.
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -91,13 +95,14 @@ def _parser() -> argparse.ArgumentParser:
 def _check_world_size(required: str | None) -> None:
     """Raise ValueError if the number of ranks is not the requested one.
 
-    If a machine is lost or clocks differ, a rendezvous may silently start with fewer ranks.
+    If a machine is lost or clocks differ, a rendezvous may complete with fewer ranks without an
+    error.
     """
     if required is None:
         return
     minimum, _, maximum = required.partition(":")
     if not (minimum.isdecimal() and (maximum or minimum).isdecimal()):
-        raise ValueError(f"--world-size is {required}, but must be a number of ranks or MIN:MAX")
+        raise ValueError(f"--world-size is {required}, but it must be a number of ranks or MIN:MAX")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if not int(minimum) <= size <= int(maximum or minimum):
         raise ValueError(

@@ -21,14 +21,16 @@ class BackboneOptions(FrozenConfig, ABC):
     """Options of all backbones."""
 
     pooling: Literal["auto", "cls", "mean"] = Field(
-        "auto", description="auto: first token of a sequence, or mean of a feature map"
+        "auto",
+        description="pooling of the encoder's output; auto uses the first token of a "
+        "sequence or the mean of a feature map",
     )
     batch_norm: Literal["sync", "local", "frozen"] = "sync"
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """The name in tables and model cards."""
+        """The name shown in tables and model cards."""
 
     @abstractmethod
     def without_weights(self) -> Self:
@@ -52,7 +54,7 @@ class ImportedBackbone(BackboneOptions):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the class or function."""
+        """The keyword arguments for the class or function."""
         return dict(self.model_extra or {})
 
     def without_weights(self) -> Self:
@@ -60,10 +62,12 @@ class ImportedBackbone(BackboneOptions):
 
 
 class BackboneConfig(BackboneOptions):
-    """A transformers encoder: `name` (hub id or local folder) or `config` (its fields).
+    """A transformers encoder, given by `name` (a hub ID or local folder) or `config` (the fields of
+    its configuration).
 
     `config` accepts `model_type` and any field of that type's transformers configuration:
-    `{model_type: resnet}` is ResNet-50, `{model_type: bert, vocab_size: 119547}` multilingual BERT.
+    `{model_type: resnet}` is ResNet-50, and `{model_type: bert, vocab_size: 119547}` is
+    multilingual BERT.
     """
 
     kind: Literal["transformers"] = "transformers"
@@ -94,38 +98,49 @@ class EmaConfig(FrozenConfig):
 
     decay: float = Field(0.9999, gt=0, lt=1)
     warmup: bool = Field(
-        True, description="use the smaller decay (1 + step) / (10 + step) in the first steps"
+        True,
+        description="whether to use the smaller decay (1 + step) / (10 + step) in the first steps",
     )
 
 
 class TrainConfig(FrozenConfig):
     duration: Duration = Duration(epochs=1)
-    global_batch: int = Field(256, gt=0, description="samples per optimizer step, over all ranks")
+    global_batch: int = Field(
+        256, gt=0, description="number of samples per optimizer step, over all ranks"
+    )
     micro_batches: int = Field(
-        1, gt=0, description="parts that each rank's share of the batch is split into"
+        1, gt=0, description="number of parts into which each rank's share of the batch is split"
     )
     strategy: StrategyConfig = DDP()
     class_group: Literal["world", "node"] | Annotated[int, Field(gt=0)] = Field(
-        "world", description="ranks that the classes are sharded over; groups split the batch"
+        "world",
+        description="number of ranks over which the classes are sharded; the batch is "
+        "split across the resulting groups",
     )
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool = Field(False, description="torch.compile the backbone")
+    compile: bool = Field(False, description="whether to compile the backbone with torch.compile")
     channels_last: bool = Field(
-        False, description="channels-last memory format of images; faster on CUDA"
+        False,
+        description="whether to store images in channels-last memory format, which is "
+        "faster on CUDA",
     )
     activation_checkpointing: bool = Field(
-        False, description="recompute the activations of each block in the backward pass"
+        False, description="whether to recompute the activations of each block in the backward pass"
     )
     ema: EmaConfig | None = None
     clip_norm: float | None = Field(None, gt=0, description="maximum global gradient norm")
     max_skipped_steps: int = Field(
-        0, ge=0, description="steps to skip for a non-finite loss or gradient before the run stops"
+        0,
+        ge=0,
+        description="maximum number of steps skipped because of a non-finite loss or "
+        "gradient; the run stops at the next such step",
     )
     timeout_seconds: float = Field(
         600,
         gt=0,
         le=7 * 86400,
-        description="time that a rank waits for the others before the run fails",
+        description="maximum time in seconds that a rank waits for the other ranks before the run "
+        "fails",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -133,21 +148,26 @@ class TrainConfig(FrozenConfig):
 class EvalConfig(FrozenConfig):
     every: Interval | None = Field(
         None,
-        description="interval of evaluations during training; the final model is always evaluated",
+        description="evaluation interval during training; the final model is always evaluated",
     )
-    batch: int = Field(512, gt=0, description="samples per rank and forward pass")
+    batch: int = Field(512, gt=0, description="number of samples per rank and forward pass")
     topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
     recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
     marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
-        (), description="k of marginalized top-k; differs from top-k if image.crops is above 1"
+        (),
+        description="values of k for marginalized top-k accuracy, which differs from top-k "
+        "accuracy only if image.crops is above 1",
     )
     marginal_temperature: float = Field(
-        1.0, gt=0, description="divides the scores of marginalized top-k; smooth_topk: k * tau"
+        1.0,
+        gt=0,
+        description="temperature that divides the scores of marginalized top-k; set k * "
+        "tau for models trained with smooth_topk",
     )
 
     @property
     def measures(self) -> list[str]:
-        """The names of the measures. `sa` is computed only if the shards have label vectors."""
+        """The names of the metrics. `sa` is computed only if the shards contain label vectors."""
         return [
             *(f"top{k}" for k in self.topk),
             *(f"marginal_top{k}" for k in self.marginal_topk),
@@ -160,7 +180,7 @@ class EvalConfig(FrozenConfig):
 class BestConfig(FrozenConfig):
     """Also keep the checkpoint with the best evaluation result.
 
-    A checkpoint is then saved after each evaluation; set `evaluation.every`.
+    A checkpoint is then saved after each evaluation. Requires `evaluation.every`.
     """
 
     measure: str = "top1"
@@ -171,24 +191,35 @@ class CheckpointConfig(FrozenConfig):
     every: Interval = Duration(epochs=1)
     keep_last: int = Field(2, gt=0, description="number of newest checkpoints to keep")
     keep_every: Interval | None = Field(
-        None, description="interval of checkpoints that are never deleted"
+        None, description="interval at which checkpoints are kept permanently"
     )
     keep_best: BestConfig | None = None
-    in_background: bool = Field(True, description="write checkpoints while training continues")
+    in_background: bool = Field(
+        True, description="whether to write checkpoints while training continues"
+    )
 
 
 class TelemetryConfig(FrozenConfig):
-    log_every: int = Field(10, gt=0, description="steps between log lines")
+    log_every: int = Field(10, gt=0, description="number of steps between log lines")
     port: int | None = Field(
-        None, ge=0, le=65535, description="Prometheus port plus the local rank; 0: any free port"
+        None,
+        ge=0,
+        le=65535,
+        description="base port of the Prometheus endpoints, to which the "
+        "local rank is added; 0 selects any free port",
     )
     host: str = "127.0.0.1"
-    tensorboard: bool = Field(False, description="also write TensorBoard events to the run folder")
+    tensorboard: bool = Field(
+        False, description="whether to also write TensorBoard events to the run folder"
+    )
     peak_tflops: float | None = Field(
-        None, gt=0, description="peak of one device for MFU; None: looked up by GPU name"
+        None,
+        gt=0,
+        description="peak TFLOPS of one device, used to compute MFU; by default looked "
+        "up by GPU name",
     )
     sample_ids: bool = Field(
-        False, description="write the sample ids of every step to samples-rank*.jsonl"
+        False, description="whether to write the sample IDs of every step to samples-rank*.jsonl"
     )
 
 
@@ -212,7 +243,7 @@ class Recipe(FrozenConfig):
     def _check_factored_head_optimizer(self) -> "Recipe":
         if self.head.weights.kind == "factored" and not self.optimizer.trains_factored_head:
             raise ValueError(
-                "head.weights factored is trained with plain SGD: set optimizer.kind=sgd (its "
+                "head.weights.kind=factored requires plain SGD: set optimizer.kind=sgd (its "
                 "momentum applies only to the backbone)"
             )
         return self
@@ -223,7 +254,8 @@ class Recipe(FrozenConfig):
         if self.optimizer.needs_whole_tensors and strategy.flattens_tensors:
             raise ValueError(
                 f"optimizer {self.optimizer.kind} needs the norm of each tensor, but "
-                f"train.strategy {strategy.label} passes flattened pieces: set stage=0 or kind=fsdp"
+                f"train.strategy {strategy.label} passes flattened pieces: set "
+                "train.strategy.stage=0 or train.strategy.kind=fsdp"
             )
         return self
 
@@ -231,8 +263,8 @@ class Recipe(FrozenConfig):
     def _check_factored_head_average(self) -> "Recipe":
         if self.head.weights.kind == "factored" and self.train.ema is not None:
             raise ValueError(
-                "train.ema averages the rows of all classes in every step, which head.weights "
-                "factored does not support: remove one of the two"
+                "train.ema averages the rows of all classes in every step, but "
+                "head.weights.kind=factored does not support that: remove one of the two"
             )
         return self
 
@@ -259,7 +291,7 @@ class Recipe(FrozenConfig):
         if loss.couples_rows and self.train.global_batch < 2:
             raise ValueError(
                 f"train.global_batch is {self.train.global_batch}, but head.loss {loss.kind} "
-                "compares the rows of a batch: set it to 2 or more"
+                "compares the rows of a batch: set train.global_batch to 2 or more"
             )
         return self
 
@@ -268,8 +300,8 @@ class Recipe(FrozenConfig):
         loss = self.head.loss
         if self.data.augment.mix is not None and not loss.accepts_mixed_labels:
             raise ValueError(
-                f"data.augment.mix assigns two labels to a row, which head.loss {loss.kind} does "
-                "not support: choose another loss or remove data.augment.mix"
+                f"data.augment.mix assigns two labels to a row, but head.loss {loss.kind} supports "
+                "only one: choose another loss or remove data.augment.mix"
             )
         return self
 

@@ -1,9 +1,9 @@
 """Peak rates and memory of GPUs, for the MFU of a run and for `kway plan`.
 
-Rates are for dense matrices, from NVIDIA's data sheets of V100, T4, A10, A100, L4, L40S, H100, H200
-(nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are with
-structured sparsity. Memory is what the driver reports, which is less than the nominal size.
-This module does not import torch.
+Rates are for dense matrices, from NVIDIA's data sheets for V100, T4, A10, A100, L4, L40S, H100,
+H200 (nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are for
+structured sparsity. Memory is the size that the driver reports, which is less than the nominal
+size. This module does not import torch.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU model. `names` are those that torch reports.
+    """A GPU model. `names` are the names that torch reports.
 
-    Memory is in bytes, bandwidths are in bytes per second, peaks in operations per second. The
-    link is the one to another GPU of the same machine, in one direction: NVLink, or PCIe if there
-    is no NVLink.
+    Memory is in bytes, bandwidths are in bytes per second, and peak rates are in operations per
+    second. The link bandwidth is that between two GPUs of the same machine in one direction, over
+    NVLink or, without NVLink, over PCIe.
     """
 
     names: tuple[str, ...]
@@ -34,10 +34,11 @@ class Device:
     peaks: dict[Arithmetic, float]
 
     def peak_flops(self, precision: Precision) -> float | None:
-        """Return the multiplications and additions per second; None if the device does not support
-        `precision`.
+        """Return the peak rate in multiplications and additions per second, or None if the device
+        does not support `precision`.
 
-        For fp32 this is the TF32 rate if the device has TF32, which cuDNN uses for convolutions.
+        For fp32, this is the TF32 rate if the device supports TF32, which cuDNN uses for
+        convolutions.
         """
         if precision == "fp32":
             return self.peaks.get("tf32", self.peaks["fp32"])
@@ -53,14 +54,16 @@ def _device(
     single: float,
     tf32: float | None = None,
 ) -> Device:
-    """Bandwidths are in GB/s and rates in TFLOPS. GPUs with TF32 also have bf16."""
+    """Return a device, given bandwidths in GB/s and rates in TFLOPS. GPUs that support TF32 also
+    support bf16.
+    """
     peaks: dict[Arithmetic, float] = {"fp32": single * _TERA, "fp16": half * _TERA}
     if tf32 is not None:
         peaks |= {"tf32": tf32 * _TERA, "bf16": half * _TERA}
     return Device(tuple(names), memory_mib * _MIB, memory * _GIGA, link * _GIGA, peaks)
 
 
-# By the name that a user gives. MIG instances have other names and are not in the table.
+# Devices by the name that a user passes. MIG instances have other names and are not in the table.
 DEVICES: dict[str, Device] = {
     # torch's names, MiB, GB/s of the memory and of the link, TFLOPS of fp16, fp32 and TF32
     "v100": _device(["Tesla V100-SXM2-16GB"], 16_144, 900, 150, 125, 15.7),
@@ -84,5 +87,7 @@ DEVICES: dict[str, Device] = {
 
 
 def device_named(name: str) -> Device | None:
-    """Return the device with torch's `name` ("NVIDIA H100 80GB HBM3"); None if not in the table."""
+    """Return the device that torch calls `name` ("NVIDIA H100 80GB HBM3"), or None if it is not in
+    the table.
+    """
     return next((device for device in DEVICES.values() if name in device.names), None)

@@ -1,6 +1,6 @@
-"""Components of the user, given in a recipe by import path: `kind: my_package.losses:MyLoss`.
+"""User-defined components, given in a recipe by import path: `kind: my_package.losses:MyLoss`.
 
-Importing a module executes its code. A path is therefore imported only if the user specified it: on
+Importing a module executes its code. A path is therefore imported only if the user specified it on
 the command line, in the recipe file given there, or with `--allow-import`.
 """
 
@@ -26,7 +26,7 @@ from trainer.config import ImportedBackbone, Recipe
 from trainer.optimizers import OptimizerKind
 from trainer.schedules import ScheduleKind
 
-# The keys at which a recipe accepts import paths, and the base class of the component. None: a
+# The keys at which a recipe accepts import paths, and the base class of the component. None means a
 # class or function that returns an nn.Module. `*` matches the indices of a list.
 COMPONENTS: dict[str, type | None] = {
     "backbone": None,
@@ -37,7 +37,8 @@ COMPONENTS: dict[str, type | None] = {
 }
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-# Types of defaults that a recipe can store. Other defaults are covered by the digest of the source.
+# Types of the defaults that a recipe can store. Other defaults are covered by the digest of the
+# source.
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -47,15 +48,17 @@ def is_import_path(kind: object) -> TypeGuard[str]:
 
 
 def import_paths(tree: Recipe | Mapping[str, Any]) -> dict[str, str]:
-    """Return the import paths in a recipe, or in its mappings, by the key of their component.
-    Nothing is imported."""
+    """Return the import paths in a recipe, or in its mappings, by component key. Nothing is
+    imported.
+    """
     kinds = {key: at_key(tree, f"{key}.kind") for key in _component_keys(tree)}
     return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
 
 
 def at_key(tree: Any, key: str) -> Any:
-    """Return the value in a recipe, or in its mappings, at a dotted key; None if the key is
-    missing."""
+    """Return the value at a dotted key in a recipe or its mappings, or None if the key is
+    missing.
+    """
     for part in key.split("."):
         match tree:
             case dict():
@@ -76,8 +79,9 @@ def with_component(tree: Any, key: str, component: Any) -> Any:
 
 
 def setting_of(key: str) -> str:
-    """Return the setting that contains a component: the component itself or the whole list it is
-    in."""
+    """Return the setting that contains a component: the component itself or the entire list that
+    contains it.
+    """
     return re.sub(r"\.\d+$", "", key)
 
 
@@ -87,14 +91,14 @@ def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: st
     if missing:
         keys = ", ".join(f"{key}.kind" for key in missing)
         options = " ".join(f"--allow-import {path}" for path in dict.fromkeys(missing.values()))
-        raise ValueError(f"{origin}: {keys} imports code: add {options} if you trust it")
+        raise ValueError(f"{origin}: {keys} imports code: add {options} if you trust this code")
 
 
 def import_component(path: str, *, key: str) -> Any:
     """Return the class or function at an import path `module:Class`.
 
-    Raises ValueError, which starts with `key` and the path, if the object does not exist or does
-    not implement the base class that `key` requires.
+    Raises ValueError if the object does not exist or does not implement the base class that `key`
+    requires. The message starts with `key` and the path.
     """
     if not _PATH.fullmatch(path):
         raise ValueError(
@@ -118,7 +122,7 @@ def import_component(path: str, *, key: str) -> Any:
     if issubclass(component, Loss) and component.score is not Loss.score:
         raise ValueError(
             f"{key}.kind is {path}, which overrides score: set score_kind instead, because bundles "
-            "store it"
+            "store score_kind"
         )
     return component
 
@@ -126,8 +130,8 @@ def import_component(path: str, *, key: str) -> Any:
 def options_of(component: Any, *, key: str) -> type:
     """Return the pydantic model or dataclass that validates a component's options.
 
-    For a backbone it is derived from the signature of the class or function: annotations are the
-    types, `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accept any option.
+    For a backbone, the model is derived from the signature of the class or function: annotations
+    are the types, `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accepts any option.
     """
     if _base(key) is not None:
         assert isinstance(component, type)
@@ -138,8 +142,8 @@ def options_of(component: Any, *, key: str) -> type:
     for parameter in named:
         if parameter.name in own:
             raise ValueError(
-                f"{key}.kind: the class or function has a parameter {parameter.name}, which is an "
-                "option of every backbone: rename the parameter"
+                f"{key}.kind: the class or function has a parameter named {parameter.name}, but "
+                "every backbone has an option with this name: rename the parameter"
             )
     fields = [
         (name, info.annotation, field(default=info.get_default())) for name, info in own.items()
@@ -157,8 +161,9 @@ def options_of(component: Any, *, key: str) -> type:
 
 
 def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbone:
-    """Return the backbone config from validated options: the `explicit` options and defaults that a
-    recipe can store."""
+    """Return the backbone config from validated options: the `explicit` options and those defaults
+    that a recipe can store.
+    """
     return ImportedBackbone(
         **{
             name: value
@@ -170,7 +175,8 @@ def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbo
 
 def source_version(path: str) -> str:
     """Return the digest of the file that defines an imported component, preceded by the version of
-    its package if that is installed. Other files that the component uses are not covered."""
+    its package if the package is installed. Other files that the component uses are not covered.
+    """
     module = importlib.import_module(path.partition(":")[0])
     defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__
     assert defined_in is not None, "only built-in modules have no file"

@@ -1,8 +1,8 @@
 """Loads a recipe: merges YAML over its `base`, applies overrides `a.b.c=value`, then validates it
 with the models of `config.py`.
 
-Mappings are merged, but a mapping whose `kind` changes is replaced. Environment variables are not
-read.
+Mappings are merged recursively, but a mapping whose `kind` changes is replaced. Environment
+variables are not read.
 """
 
 import difflib
@@ -61,9 +61,9 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe from a YAML file and apply `key=value` overrides in order.
 
-    The file is merged over the file at its key `base`, a path relative to it. Import paths
-    in the file and in the overrides are imported. In a recipe that a run stored, only those in
-    `allow_imports` and in the overrides are.
+    The file is merged over the file that its key `base` names, a path relative to it. Import paths
+    in the file and in the overrides are imported. For a recipe stored by a run, only import paths
+    in `allow_imports` and in the overrides are imported.
 
     Raises FileNotFoundError if the file is missing, and ValueError, with the path of the key and
     the closest known name, if the recipe is not valid.
@@ -76,8 +76,9 @@ def load_recipe(
 def load_stored_recipe(
     path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
 ) -> Recipe:
-    """Like `load_recipe`, for a file that the user did not specify: import only the paths in
-    `allow_imports` and in the overrides."""
+    """Like `load_recipe`, but for a file that the user did not specify: only the paths in
+    `allow_imports` and in the overrides are imported.
+    """
     return _build(read_recipe(path), path, overrides, allow_imports)
 
 
@@ -93,8 +94,9 @@ def _build(
 
 
 def _is_stored_by_run(path: Path) -> bool:
-    """Return whether a file is a recipe that a run stored. It may come from an untrusted
-    machine."""
+    """Return whether a file is a recipe stored by a run. Such a file may come from an untrusted
+    machine.
+    """
     return path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
 
 
@@ -102,7 +104,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the mappings of a YAML file merged over those of its base, without validation or
     imports.
 
-    `above` lists the files that are merged over this one.
+    `above` lists the files to be merged over this one.
     """
     base_of = f" (base of {above[-1]})" if above else ""
     if not path.is_file():
@@ -119,7 +121,9 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     base = tree.pop("base")
     if not isinstance(base, str):
-        raise ValueError(f"recipe {path}: base is {base!r}, but must be the file of another recipe")
+        raise ValueError(
+            f"recipe {path}: base is {base!r}, but it must be the path of another recipe"
+        )
     below = path.parent / base
     if any(below.resolve() == file.resolve() for file in (*above, path)):
         raise ValueError(
@@ -148,10 +152,10 @@ def build_recipe(
 
 
 def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
-    """Import the component at the path `options["kind"]` and validate the other options.
+    """Import the component at the path `options["kind"]` and validate its other options.
 
-    The caller must have checked that the path may be imported. `key` is the component's key in the
-    recipe.
+    The caller must have checked that importing the path is allowed. `key` is the component's key in
+    the recipe.
     """
     try:
         component = import_component(options["kind"], key=key)
@@ -174,7 +178,7 @@ def _one_line_error(error: ValidationError, origin: str, root: type, key: str = 
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Return the resolved recipe as YAML. `load_recipe` loads an equal recipe from it."""
+    """Return the resolved recipe as YAML, from which `load_recipe` loads an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
@@ -194,16 +198,14 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ValueError(
-            f"override {override!r} does not have the form key=value, for example seed=1"
-        )
+        raise ValueError(f"override {override!r} is not of the form key=value, for example seed=1")
     value = _parse(text, f"override {override!r}")
     for key in keys[:-1]:
         if not isinstance(tree.get(key), dict):
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
-    # A mapping without a kind has the default kind. An import path is never the default kind.
+    # A mapping without a kind uses the default kind, which is never an import path.
     default = None if is_import_path(value) else value
     another_kind = last in ("kind", "model_type") and tree.get(last, default) != value
     another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
@@ -225,7 +227,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _with_default_kinds(tree: Any, model: type[BaseModel]) -> Any:
-    """Add the field's default `kind` to mappings without one: `optimizer: {lr: 1}` is sgd."""
+    """Add the field's default `kind` to mappings without one: `optimizer: {lr: 1}` means sgd."""
     if not isinstance(tree, dict):
         return tree
     filled = dict(tree)
@@ -262,7 +264,7 @@ def _describe(error: Any, root: type, key: str) -> str:
             return f"{path}.kind is missing"
     message = error["msg"].removeprefix("Value error, ")
     value = error["input"]
-    where = f"{path}: " if path else ""  # an error about several keys contains their names
+    where = f"{path}: " if path else ""  # an error about several keys already names them
     return f"{where}{message}" + (
         f", got {value!r}" if isinstance(value, str | int | float) else ""
     )
@@ -274,7 +276,7 @@ def _known_names(location: Sequence[str | int], root: type) -> list[str]:
 
 
 def _without_tags(location: Sequence[str | int], root: type) -> list[str | int]:
-    """Return the path as a user writes it, without the `kind` that pydantic inserts for a union."""
+    """Return the path as a user writes it, without the `kind` that pydantic inserts for unions."""
     return [part for i, part in enumerate(location) if not _is_tag(location[:i], part, root)]
 
 
@@ -284,8 +286,9 @@ def _is_tag(before: Sequence[str | int], part: str | int, root: type) -> bool:
 
 
 def _models_at(location: Sequence[str | int], root: type) -> list[type]:
-    """Return the pydantic models and dataclasses that a pydantic location may refer to, from
-    `root`."""
+    """Return the pydantic models and dataclasses to which a pydantic location, relative to `root`,
+    may refer.
+    """
     models = [root]
     for part in location:
         chosen = [model for model in models if len(models) > 1 and _kind(model) == part]

@@ -1,4 +1,4 @@
-"""Learning-rate schedules. The rate is a pure function of the step.
+"""Learning-rate schedules. The learning rate is a pure function of the step.
 
 To add a schedule, write a subclass of `ScheduleKind` here and add it to `Schedule`.
 """
@@ -15,7 +15,7 @@ from data.base_config import Duration, FrozenConfig, or_instance
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run: optimizer steps, samples per epoch, samples per step."""
+    """The length of a run in optimizer steps, with the number of samples per epoch and per step."""
 
     num_steps: int
     num_samples: int
@@ -32,7 +32,9 @@ class ScheduleKind(FrozenConfig, ABC):
     warmup: Duration = Duration(steps=0)
 
     def rate_factor(self, step: int, length: RunLength) -> float:
-        """Return the factor of the peak rates at a step from 0 to num_steps - 1."""
+        """Return the factor that multiplies the peak learning rates at `step`, from 0 to num_steps
+        - 1.
+        """
         warmup = length.in_steps(self.warmup)
         if step < warmup:
             return (step + 1) / warmup
@@ -46,7 +48,9 @@ class ScheduleKind(FrozenConfig, ABC):
 
 
 class Cosine(ScheduleKind):
-    """Half a cosine from the peak rate to `final` times the peak (Loshchilov and Hutter 2017)."""
+    """Half a cosine from the peak learning rate to `final` times the peak (Loshchilov and Hutter
+    2017).
+    """
 
     kind: Literal["cosine"] = "cosine"
     final: float = Field(0.0, ge=0, le=1)
@@ -56,7 +60,7 @@ class Cosine(ScheduleKind):
 
 
 class Linear(ScheduleKind):
-    """Linear decay from the peak rate to `final` times the peak."""
+    """Linear decay from the peak learning rate to `final` times the peak."""
 
     kind: Literal["linear"] = "linear"
     final: float = Field(0.0, ge=0, le=1)
@@ -66,7 +70,7 @@ class Linear(ScheduleKind):
 
 
 class Step(ScheduleKind):
-    """The rate is multiplied by `factor` at each milestone."""
+    """Step decay: the learning rate is multiplied by `factor` at each milestone."""
 
     kind: Literal["step"] = "step"
     milestones: tuple[Duration, ...]

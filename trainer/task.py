@@ -36,8 +36,8 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """Computes features in the backbone, the loss in the head, and in both the gradients of the
-    mean loss over the global batch.
+    """A backbone that computes features and a head that computes the loss, with the gradients of
+    the mean loss over the global batch.
 
     A new task can only evaluate. Call `start_training` to create the strategy and the optimizers.
     """
@@ -58,8 +58,8 @@ class Task(nn.Module):
         self.phases = phases or Phases(world.device)
         train = recipe.train
         self.global_batch = train.global_batch
-        # At most as many parts as the largest share has samples: a part that is empty on every
-        # rank would have no loss.
+        # Use at most as many parts as the largest share has samples, because a part that is empty
+        # on every rank would have no loss.
         self.micro_batches = min(train.micro_batches, -(-self.global_batch // world.size))
         mode = recipe.backbone.batch_norm
         apply_batch_norm_mode(backbone, mode, world.group, world.device)
@@ -77,8 +77,8 @@ class Task(nn.Module):
         recipe, encoder = self.recipe, self.backbone.encoder
         train = recipe.train
         if train.channels_last and train.strategy.keeps_memory_format:
-            # Not for sharded weights: they are gathered in contiguous layout and converted where
-            # they are used.
+            # Skip this for sharded weights: they are gathered in contiguous layout and converted
+            # where they are used.
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if train.compile:
             compile_blocks(encoder)
@@ -93,8 +93,9 @@ class Task(nn.Module):
 
     def features(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return features [b, dim] in float32 on the device, for evaluation. Collective if the
-        strategy shards weights: every rank must call it the same number of times, if necessary with
-        zero rows."""
+        strategy shards weights: every rank must then call it the same number of times, with zero
+        rows if necessary.
+        """
         inputs = {name: tensor.to(self.world.device) for name, tensor in inputs.items()}
         with torch.no_grad():
             return self.strategy.forward(inputs).float()
@@ -118,15 +119,17 @@ class Task(nn.Module):
         return loss
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
-        """For a loss that is a mean over rows: weight each part by its share of the row weights."""
+        """Compute the gradients for a loss that is a mean over rows: weight each part by its share
+        of the row weights.
+        """
         shares = self._shares(parts)
         self.head.accumulates = len(parts) > 1
         total, nan_error = torch.zeros((), device=self.world.device), None
         for index, part in enumerate(parts):
             features = self._forward(part, last=index == len(parts) - 1)
             gradient = torch.zeros_like(features)
-            # The backward pass is collective. A part without weight, or after a NaN loss, runs it
-            # with zero gradients so that every rank issues the same collectives.
+            # The backward pass is collective. A part with zero weight, or one that follows a NaN
+            # loss, runs it with zero gradients so that every rank issues the same collectives.
             if nan_error is None and shares[index]:
                 try:
                     loss, gradient = self._loss(features, [part], shares[index])
@@ -154,13 +157,14 @@ class Task(nn.Module):
         return shares
 
     def _backward_with_cached_gradients(self, parts: list[Batch]) -> Tensor:
-        """For a loss that couples rows: the head must process the whole global batch at once.
+        """Compute the gradients for a loss that couples rows, so that the head must process the
+        whole global batch at once.
 
         Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
-        the head once, then run forward and backward of the backbone part by part with the
-        gradients of the features. By the chain rule, the gradients of the weights are the sums of
-        those of the parts, so the result is that of one large batch. Memory is that of one part
-        plus the features; the cost is a second forward pass.
+        the head once, then run the backbone's forward and backward passes part by part with the
+        gradients of the features. By the chain rule, the gradient of each weight is the sum of its
+        gradients over the parts, so the result matches that of one large batch. The memory required
+        is that of one part plus the features; the cost is a second forward pass.
         """
         device = self.world.device
         states, outputs = [], []
@@ -204,8 +208,8 @@ class Task(nn.Module):
         return loss.detach(), leaf.grad
 
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
-        # Activation checkpointing runs the blocks' forward again, which would update the batch
-        # norm buffers twice: restore them to their state after the first forward.
+        # Activation checkpointing runs the forward pass of the blocks again, which would update the
+        # batch norm buffers twice: restore their state after the first forward pass.
         buffers = (
             copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
         )
@@ -225,7 +229,7 @@ class Task(nn.Module):
         """Divide all gradients by the loss scale and clip their global norm to `max_norm`; returns
         the norm before clipping (collective).
 
-        The norm is over the whole model: each weight of the backbone and of the head counts once.
+        The norm covers the whole model: each weight of the backbone and the head counts once.
         """
         with self.phases("optimizer"):
             squared = self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()
@@ -282,8 +286,9 @@ class Task(nn.Module):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace the weights with their moving averages inside the context, if the run has
-        averages."""
+        """Replace the weights with their moving averages inside the context, if the run has moving
+        averages.
+        """
         if self.average is None:
             yield
             return

@@ -1,7 +1,7 @@
 """The training run, from top to bottom. Start here to read the trainer.
 
-`train` sets up a run and `take_steps` is the training loop. The imports above them show which
-module implements each part.
+`train` sets up a run, and `take_steps` is the training loop. The imports show which module
+implements each part.
 """
 
 import math
@@ -203,8 +203,9 @@ def _check_first_batch(
 
 
 def take_steps(run: ActiveRun, num_steps: int) -> None:
-    """Train until step `num_steps`, with the evaluations and checkpoints that are due, and
-    evaluate the model at the end (collective)."""
+    """Train until step `num_steps`, evaluate and save checkpoints when due, and evaluate the final
+    model (collective).
+    """
     recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
     if run.is_evaluation_due(num_steps):
         run.evaluate()  # the previous process was stopped during this evaluation
@@ -266,19 +267,19 @@ def _update(
     """Run one step at `factor` times the peak learning rates; returns the loss and the gradient
     norm (collective).
 
-    If either is not finite, no weight changes. An fp16 overflow lowers the loss scale. Any other
-    non-finite step is skipped, and the batch norm statistics are restored.
+    If either is not finite, the weights do not change. An fp16 overflow lowers the loss scale. Any
+    other non-finite step is skipped, and the batch norm statistics are restored.
     """
     buffers = copy_buffers(task.backbone) if nonfinite.cap else []
     loss = norm = math.nan
     try:
         loss = float(task.backward(batch, step=step))
         norm = task.clip_gradients(task.recipe.train.clip_norm)
-        reason = f"the loss is {loss} and the gradient norm {norm}"
+        reason = f"the loss is {loss} and the gradient norm is {norm}"
     except FloatingPointError as error:
         reason = str(error).rpartition(": ")[
             0
-        ]  # replace the head's suggestion: ours contains recipe keys
+        ]  # replace the head's suggestion with one that contains recipe keys
     if math.isfinite(loss) and math.isfinite(norm):
         task.step(factor, step=step)
         task.loss_scale.succeeded()

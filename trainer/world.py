@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from heads.collectives import hooked
 
-# Size of torch's flight recorder, from which the watchdog gets the name of a hung collective.
+# The size of torch's flight recorder, from which the watchdog reads the name of a hung collective.
 _RECORDED_COLLECTIVES = 256
-# The process groups time out a little after the watchdog: their errors do not name a rank, so the
+# The process groups time out shortly after the watchdog. Their errors do not name a rank, so the
 # watchdog must report first.
 _GROUP_GRACE_SECONDS = 5
 
@@ -44,7 +44,7 @@ _LOST_RANK_MESSAGES = (
 class World:
     """This process's rank, the world size, the device and the mesh.
 
-    `mesh` has the axes `data` x `class`. It is None in a world of one process.
+    `mesh` has the axes `data` and `class`. It is None if the world size is 1.
     """
 
     rank: int
@@ -76,12 +76,12 @@ def open_world(
     class_group: ClassGroup = "world",
     timeout_seconds: float = 600,
 ) -> Iterator[World]:
-    """Open the world that torchrun or `kway train` describes in the environment variables.
+    """Open the world that torchrun or `kway train` describes in environment variables.
 
-    `class_group` consecutive ranks share the classes. The process groups are destroyed when the
-    context ends without an error. After an error with more than one rank, end the process with
-    `leave`. Raises ValueError if CUDA is requested and this rank does not have a device, or if the
-    class group does not divide the number of ranks.
+    The classes are sharded across each group of `class_group` consecutive ranks. The process groups
+    are destroyed when the context ends without an error. After an error with more than one rank,
+    end the process with `leave`. Raises ValueError if CUDA is requested but this rank does not have
+    a device, or if the class group size does not divide the number of ranks.
     """
     rank, size, local_rank, local_size = (
         int(os.environ.get(name, default))
@@ -94,20 +94,20 @@ def open_world(
     )
     shape = mesh_shape(class_group, size=size, local_size=local_size)
     chosen = _device(device, local_rank)
-    # The number of threads affects how sums are rounded. Resuming with a different number gives
-    # results that are not bitwise identical.
+    # The number of threads affects the rounding of sums. Results are not bitwise identical after
+    # resuming with a different number.
     threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)) // local_size))
     torch.set_num_threads(max(1, threads))
     if size == 1:
         yield World(rank, size, local_rank, local_size, chosen, None)
         return
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_COLLECTIVES))
-    # gloo is needed with CUDA too: the per-step agreement between ranks uses CPU tensors.
+    # gloo is required with CUDA too, because the per-step agreement between ranks uses CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
     dist.init_process_group(backend, timeout=timeout)
     mesh = init_device_mesh(chosen.type, shape, mesh_dim_names=("data", "class"))
-    for axis in ("data", "class"):  # otherwise they keep torch's default
+    for axis in ("data", "class"):  # otherwise the groups keep torch's default timeout
         dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
     yield World(rank, size, local_rank, local_size, chosen, mesh)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
@@ -118,7 +118,8 @@ def open_world(
 
 def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:
     """Return the number of ranks along `data` and along `class`. Raises ValueError if the class
-    group does not divide the number of ranks."""
+    group size does not divide the number of ranks.
+    """
     match class_group:
         case "world":
             ranks = size
@@ -128,8 +129,8 @@ def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[
             ranks = class_group
     if size % ranks:
         raise ValueError(
-            f"train.class_group is {class_group} ({ranks} ranks), which does not divide the "
-            f"{size} ranks of the run: choose a divisor of {size}, or world"
+            f"train.class_group is {class_group} ({ranks} ranks), but the number of ranks of the "
+            f"run, {size}, is not divisible by it: choose a divisor of {size}, or world"
         )
     return size // ranks, ranks
 
@@ -145,8 +146,8 @@ def _device(requested: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if requested == "cuda" and local_rank >= count:
         raise ValueError(
-            f"train.device is cuda, but this machine has {count} CUDA devices and local rank "
-            f"{local_rank} needs its own: start fewer processes or set train.device=cpu"
+            f"train.device is cuda, but this machine has {count} CUDA devices, and local rank "
+            f"{local_rank} requires its own: start fewer processes or set train.device=cpu"
         )
     if requested == "cpu" or count == 0:
         return torch.device("cpu")
@@ -171,7 +172,7 @@ def is_lost_rank(error: BaseException) -> bool:
 def _is_connection_error(error: BaseException) -> bool:
     if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
         return True
-    # Connection errors of a data source are OSErrors and are not about another rank.
+    # Connection errors of a data source are OSErrors and do not concern another rank.
     return isinstance(error, RuntimeError) and any(
         word in str(error) for word in _LOST_RANK_MESSAGES
     )

@@ -1,7 +1,7 @@
 """The base class of all augmentations, and their random numbers.
 
-Random numbers are keyed by what they are used for: a sample of an epoch, or a pair of positions in
-the stream. Pixels therefore do not depend on the number of ranks or workers, or on where a run was
+Random numbers are keyed by their use: a sample of an epoch, or a pair of positions in the stream.
+Pixels therefore do not depend on the number of ranks or workers, or on the step at which a run was
 resumed.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 Fill = tuple[float, ...]
-"""The value of each channel for pixels that an augmentation leaves empty."""
+"""The value of each channel in pixels that an augmentation leaves empty."""
 
 # Separate these draws from other uses of the same seed.
 _SAMPLES = 0x6B776179  # "kway"
@@ -20,14 +20,15 @@ _PAIRS = 0x70616972  # "pair"
 _BOX_ATTEMPTS = 10
 
 Box = tuple[int, int, int, int]
-"""top, left, height, width; pixels"""
+"""top, left, height and width in pixels"""
 
 
 class Augmentation(ABC):
-    """A random change of one image. `AugmentConfig` has a field for each and applies them in order.
+    """A random change of one image. `AugmentConfig` has a field for each augmentation and applies
+    them in order.
 
-    A subclass is a pydantic model of its parameters, a `FrozenConfig` for a mapping in the recipe
-    or a `RootModel` for one number. Its docstring names the paper.
+    A subclass is a pydantic model of its parameters: a `FrozenConfig` for a mapping in the recipe,
+    or a `RootModel` for a single number. Its docstring cites the paper.
     """
 
     @abstractmethod
@@ -36,12 +37,13 @@ class Augmentation(ABC):
 
         image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, the generator of
         the sample. An augmentation with a probability always draws, even if the probability is 0,
-        so that disabling it does not change the random numbers of the others.
+        so that disabling it does not change the random numbers of the other augmentations.
         """
 
 
 class SampleGenerator:
-    """A random number generator for each sample of each epoch, valid until the next call of `at`.
+    """A random number generator for each sample of each epoch. A generator is valid until the next
+    call to `at`.
 
     A single generator is reseeded, because creating one costs more than decoding a small image.
     """
@@ -66,7 +68,7 @@ def pair_rng(seed: int, position: int) -> np.random.Generator:
 def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
     """Return a Philox generator (Salmon et al. 2011).
 
-    Philox increments the first word of its counter; the other words identify the stream.
+    Philox increments the first word of its counter, and the other words identify the stream.
     """
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = np.array([seed, stream], dtype=np.uint64)
@@ -82,8 +84,8 @@ def random_box(
 ) -> Box | None:
     """Return a random box inside height x width, or None if ten draws do not fit.
 
-    area: range of the box's fraction of the image area, uniform. ratio: range of width / height,
-    log-uniform.
+    area: the range of the box's fraction of the image area, which is drawn uniformly. ratio: the
+    range of width / height, which is drawn log-uniformly.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):

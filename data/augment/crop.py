@@ -11,20 +11,23 @@ from data.images.decode import center_crop
 
 
 class Crop(FrozenConfig):
-    """A random resized crop (Szegedy et al. 2015) or shifted center crop (He et al. 2016, 4.2)."""
+    """A random resized crop (Szegedy et al. 2015) or a shifted center crop (He et al. 2016, section
+    4.2).
+    """
 
     crop_area: tuple[float, float] | None = Field(
         (0.08, 1.0),
-        description="area of a random crop, range of fractions of the image; null: center crop",
+        description="range of the area of a random crop, as fractions of the image; null selects a "
+        "center crop",
     )
     crop_ratio: tuple[float, float] = Field(
-        (3 / 4, 4 / 3), description="aspect ratio (width / height) of a random crop, range"
+        (3 / 4, 4 / 3), description="range of the aspect ratio (width / height) of a random crop"
     )
     pad: int = Field(
         0,
         ge=0,
         le=4096,
-        description="largest random shift in pixels, in each direction; requires crop_area null",
+        description="maximum random shift in pixels in each direction; requires crop_area=null",
     )
 
     @model_validator(mode="after")
@@ -55,10 +58,9 @@ class Crop(FrozenConfig):
         return resized(image[top : top + height, left : left + width], config.size)
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Return a box of random area and shape.
+        """Return a box with random area and shape.
 
-        After ten draws that do not fit, returns the largest centered box with an allowed aspect
-        ratio.
+        If none of ten draws fits, this is the largest centered box with an allowed aspect ratio.
         """
         assert self.crop_area is not None
         drawn = random_box(height, width, self.crop_area, self.crop_ratio, rng)
@@ -72,11 +74,12 @@ class Crop(FrozenConfig):
 
 
 def resized(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize [H, W, C] to [size, size, C], twice as fast as the area averaging used in evaluation.
+    """Resize [H, W, C] to [size, size, C]. This is twice as fast as the area averaging used in
+    evaluation.
 
-    If a side is at least twice `size`, whole blocks of pixels are averaged first. The rest is
-    bilinear. Compared with Lanczos, the error equals that of area averaging up to a factor of 1.5,
-    and is within 2 dB of it up to 2.
+    If a side is at least twice `size`, whole blocks of pixels are averaged first. The remaining
+    resize uses bilinear interpolation. Relative to Lanczos, the error matches that of area
+    averaging for scale factors up to 1.5, and is within 2 dB of it for factors up to 2.
     """
     height, width = image.shape[:2]
     rows, columns = max(height // size, 1), max(width // size, 1)

@@ -1,4 +1,4 @@
-"""User-defined augmentations, named by import path in the recipe's `data.augment.custom`."""
+"""User-defined augmentations, given by import path in the recipe's `data.augment.custom`."""
 
 import numpy as np
 
@@ -7,17 +7,18 @@ from data.base_config import FrozenConfig
 
 
 class CustomAugmentation(FrozenConfig, Augmentation):
-    """A user-defined augmentation. `kind` is its import path, the other fields are its options.
+    """A user-defined augmentation. `kind` is its import path, and the other fields are its
+    options.
 
-    `__call__` must be a function of its arguments and the options alone. `rng` depends on (seed,
-    epoch, sample), so a sample gets the same pixels on every rank and worker and after a resume. Do
-    not keep `rng` after the call: it is reseeded for the next sample.
+    The result of `__call__` must depend only on its arguments and the options. `rng` depends on
+    (seed, epoch, sample), so a sample gets the same pixels on every rank and worker and after a
+    resume. Do not use `rng` after the call, because it is reseeded for the next sample.
     """
 
     kind: str
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Call the augmentation.
+        """Call the augmentation and check its result.
 
         Raises ValueError if the result differs from `image` in dtype or shape.
         """

@@ -13,9 +13,10 @@ _RATIO = (0.3, 3.3)
 
 
 class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """Random erasing: fills a random box with `image.mean`, with this probability.
+    """Random erasing (Zhong et al. 2020): with this probability, fills a random box with
+    `image.mean`.
 
-    Zhong et al. 2020. Nothing is erased if none of ten random boxes fits.
+    Nothing is erased if none of ten random boxes fits.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,8 +1,9 @@
-"""Operations on the pixels of an image, as Pillow defines them: colors, tone curves, affine maps.
+"""Operations on the pixels of an image, as defined by Pillow: colors, tone curves and affine
+maps.
 
-Images are uint8 [H, W, 3], or gray [H, W]. A factor of 1 changes nothing. Results are rounded,
-where Pillow truncates. Affine maps are bilinear; pixels from outside are `fill`, one level per
-channel.
+Images are uint8 [H, W, 3], or gray [H, W]. A factor of 1 leaves the image unchanged. Results are
+rounded, whereas Pillow truncates them. Affine maps use bilinear interpolation; pixels outside the
+image are `fill`, one level per channel.
 """
 
 import math
@@ -19,7 +20,7 @@ _LEVELS = np.arange(256)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
-    """Scale the brightness. A factor of 0 gives black, 2 doubles the brightness."""
+    """Scale the brightness. A factor of 0 gives black, and 2 doubles the brightness."""
     return cv2.addWeighted(image, factor, image, 0, 0)
 
 
@@ -30,12 +31,12 @@ def contrast(image: np.ndarray, factor: float) -> np.ndarray:
 
 
 def saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    """Scale the saturation. A factor of 0 gives gray. Only for [H, W, 3]."""
+    """Scale the saturation of an image [H, W, 3]. A factor of 0 gives gray."""
     return cv2.transform(image, factor * np.eye(3) + (1 - factor) * np.tile(_LUMA, (3, 1)))
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
-    """Rotate the hue by `turn` of the color circle, -0.5 to 0.5. Only for [H, W, 3]."""
+    """Rotate the hue of an image [H, W, 3] by `turn` of the color circle, from -0.5 to 0.5."""
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
     hsv[:, :, 0] += np.uint8(
         round(turn * 256) % 256
@@ -44,7 +45,9 @@ def hue(image: np.ndarray, turn: float) -> np.ndarray:
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-    """Sharpen or smooth. A factor of 0 smooths, 2 sharpens. The outermost pixels do not change."""
+    """Sharpen or smooth. A factor of 0 smooths, and 2 sharpens. The outermost pixels do not
+    change.
+    """
     kernel = (1 - factor) * _SMOOTH
     kernel[1, 1] += factor
     result = cv2.filter2D(image, -1, kernel)
@@ -63,17 +66,17 @@ def autocontrast(image: np.ndarray) -> np.ndarray:
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
-    """Spread the levels of each channel so that all are about equally frequent."""
+    """Spread the levels of each channel so that all levels are about equally frequent."""
     return _by_channel(image, _equalizing_curve)
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
-    """Keep the `bits` highest bits of each level, 1 to 8."""
+    """Keep the `bits` (1 to 8) highest bits of each level."""
     return image & np.uint8(256 - 2 ** (8 - bits))
 
 
 def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
-    """Invert levels of at least `threshold`; 256 inverts none."""
+    """Invert all levels of at least `threshold`. A threshold of 256 leaves the image unchanged."""
     table = np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS)
     return cv2.LUT(image, table.astype(np.uint8))
 
@@ -106,13 +109,15 @@ def shear(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
 
 
 def translate(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Shift left by `x` and up by `y`, fractions of width and height, rounded to whole pixels."""
+    """Shift left by `x` and up by `y`, which are fractions of width and height. The shifts are
+    rounded to whole pixels.
+    """
     height, width = image.shape[:2]
     return _affine(image, [[1, 0, round(x * width)], [0, 1, round(y * height)]], fill)
 
 
 def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
-    """Rotate counter-clockwise around the center."""
+    """Rotate counterclockwise around the center."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = (side / 2 for side in image.shape[:2])
     return _affine(

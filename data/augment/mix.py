@@ -1,7 +1,8 @@
 """Mixup and CutMix of two images.
 
 Positions 2n and 2n + 1 of the endless stream form a pair. Both images use the same draw from
-`pair_rng`, so each keeps the same fraction of itself and gets the rest from the other.
+`pair_rng`, so each image keeps the same fraction of its own pixels and takes the remainder from the
+other.
 """
 
 import math
@@ -20,8 +21,8 @@ from data.base_config import FrozenConfig
 class MixDraw:
     """The parameters of one mix.
 
-    weight: the fraction of an image's own pixels, and the weight of its own label. box: the region
-    that CutMix takes from the partner, at the same position.
+    weight: the fraction of an image's own pixels and the weight of its own label. box: the region
+    that CutMix copies from the partner, at the same position.
     """
 
     kind: Literal["none", "mixup", "cutmix"]
@@ -31,7 +32,7 @@ class MixDraw:
     def __call__(self, image: np.ndarray, partner: np.ndarray) -> np.ndarray:
         """Return `image`, uint8 [C, H, W], mixed with `partner`. Neither input is modified."""
         if self.kind == "mixup":
-            # Reshaped to matrix rows, because OpenCV treats the last of three axes as channels.
+            # Reshape to matrix rows, because OpenCV treats the last of three axes as channels.
             own, other = (array.reshape(-1, array.shape[-1]) for array in (image, partner))
             return cv2.addWeighted(own, self.weight, other, 1 - self.weight, 0).reshape(image.shape)
         if self.kind == "cutmix":
@@ -43,7 +44,7 @@ class MixDraw:
 
 
 class Mix(FrozenConfig):
-    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) of neighbors in the stream.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) of adjacent samples in the stream.
 
     Weights are drawn from Beta(alpha, alpha). An alpha of 0 disables the method.
     """
@@ -51,20 +52,24 @@ class Mix(FrozenConfig):
     mixup_alpha: float = Field(0, ge=0, le=1000)
     cutmix_alpha: float = Field(0, ge=0, le=1000)
     cutmix_share: float = Field(
-        0.5, ge=0, le=1, description="fraction of the mixed pairs that use CutMix, if both are on"
+        0.5,
+        ge=0,
+        le=1,
+        description="fraction of mixed pairs that use CutMix if both Mixup and CutMix are enabled",
     )
-    probability: float = Field(1, ge=0, le=1, description="probability that a pair is mixed")
+    probability: float = Field(1, ge=0, le=1, description="probability with which a pair is mixed")
 
     @model_validator(mode="after")
     def _mixes_something(self) -> "Mix":
         if not (self.mixup_alpha or self.cutmix_alpha):
             raise ValueError(
-                "mix changes nothing: set mixup_alpha or cutmix_alpha, or set mix to null"
+                "mix has no effect: set mixup_alpha or cutmix_alpha, or set mix to null"
             )
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draw the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
+        """Draw the mix of a pair of `size` x `size` images. The kind is "none" if they are not
+        mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact
         fraction of pixels, because the box is clipped at the edges of the image.
@@ -84,7 +89,9 @@ class Mix(FrozenConfig):
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """Return a random square with 1 - `weight` of the area, clipped at the edges."""
+    """Return a random square that covers 1 - `weight` of the area before it is clipped at the
+    edges.
+    """
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

@@ -1,4 +1,5 @@
-"""RandAugment (Cubuk et al. 2020): a few random operations out of 14, all with one magnitude.
+"""RandAugment (Cubuk et al. 2020): a few random operations out of 14, all with the same
+magnitude.
 
 A magnitude of 10 is the end of each operation's range in AutoAugment (Cubuk et al. 2019).
 """
@@ -24,10 +25,10 @@ from data.augment.image_operations import (
 )
 from data.base_config import FrozenConfig
 
-_SHIFT = 150 / 331  # AutoAugment's pixels over the side of the images that it was tuned on
+_SHIFT = 150 / 331  # AutoAugment's shift in pixels over its image side
 
-# (image, strength from -1 to 1, fill) -> image. Operations without a direction use its absolute
-# value.
+# (image, strength from -1 to 1, fill) -> image. Operations without a direction use the absolute
+# value of the strength.
 OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "identity": lambda image, strength, fill: image,
     "autocontrast": lambda image, strength, fill: autocontrast(image),
@@ -42,7 +43,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "shear-y": lambda image, strength, fill: shear(image, 0, 0.3 * strength, fill),
     "translate-x": lambda image, strength, fill: translate(image, _SHIFT * strength, 0, fill),
     "translate-y": lambda image, strength, fill: translate(image, 0, _SHIFT * strength, fill),
-    # Last, so that it can be excluded for gray images, which it would not change.
+    # This is last, so that it can be excluded for gray images, which it would not change.
     "colour": lambda image, strength, fill: saturation(image, 1 + 0.9 * strength),
 }
 _ALL = tuple(OPERATIONS.values())
@@ -51,8 +52,8 @@ _ALL = tuple(OPERATIONS.values())
 class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
-    Operations are drawn with replacement. The scale ends at 10. torchvision's ends at 30, so its
-    magnitude 9 is 3 here.
+    Operations are drawn with replacement. The scale ends at 10, but torchvision's scale ends at 30,
+    so its magnitude 9 corresponds to 3 here.
     """
 
     operations: int = Field(2, ge=1, le=14, description="number of operations per image")

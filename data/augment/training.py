@@ -1,8 +1,9 @@
-"""Turns one decoded image into a training sample. All draws use the sample's own generator.
+"""Converts a decoded image to a training sample. All random draws use the sample's own
+generator.
 
 `AugmentConfig` is the recipe's `data.augment`. Its fields are the augmentations, in the order in
-which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing, then
-user-defined ones. Mixing with another sample comes last, over pairs of the batch.
+which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing, and then
+user-defined augmentations. Mixing with another sample is applied last, to pairs in the batch.
 """
 
 from itertools import pairwise
@@ -26,18 +27,21 @@ from data.images.decode import planes
 
 
 class SizeStage(FrozenConfig):
-    """The size of training images until a point of the run."""
+    """The size of training images up to a point in the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
-    until: Interval = Field(description="end of the stage, counted from the start of the run")
+    until: Interval = Field(description="end of the stage, measured from the start of the run")
 
 
 class _Sizes(FrozenConfig):
     size: int | None = Field(
-        None, gt=0, le=4096, description="side of training images, pixels; null: image.size"
+        None,
+        gt=0,
+        le=4096,
+        description="side of training images in pixels; null selects image.size",
     )
     progressive: tuple[SizeStage, ...] = Field(
-        (), description="earlier stages with other sizes, in order (progressive resizing)"
+        (), description="earlier stages with other image sizes, in order (progressive resizing)"
     )
 
 
@@ -45,9 +49,10 @@ _Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_
 
 
 class AugmentConfig(Crop, _Sizes):
-    """Augmentation of training images, applied in this order. `null` and 0 disable a change.
+    """Augmentations of training images, in the order in which they are applied. `null` and 0
+    disable an augmentation.
 
-    Draws are keyed by (seed, epoch, sample), never by rank or worker.
+    Random draws are keyed by (seed, epoch, sample), never by rank or worker.
     """
 
     flip: Flip = Flip(0.5)
@@ -56,20 +61,20 @@ class AugmentConfig(Crop, _Sizes):
     rand_augment: RandAugment | None = None
     erase: Erase = Erase(0)
     custom: tuple[_Imported, ...] = Field(
-        (), description="user-defined augmentations by import path, applied in this order"
+        (), description="user-defined augmentations, given by import path and applied in this order"
     )
     mix: Mix | None = None
 
     @property
     def changes(self) -> list[Augmentation]:
-        """The built-in augmentations of a single image that are on, in order."""
+        """The enabled built-in augmentations of a single image, in order."""
         return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
 
 def for_training(
     image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """Augment uint8 [H, W, C]. Returns a new array uint8 [C, size, size]."""
+    """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
     fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in config.mean)
     drawn = augment.cropped(image, config, fill, rng)
     if config.channels == 1:
@@ -82,17 +87,18 @@ def for_training(
 
 
 class ProgressiveSizes:
-    """The image size at each point of training, from `augment.progressive` and `augment.size`.
+    """The image size at each point in training, given by `augment.progressive` and
+    `augment.size`.
 
-    num_samples: samples per epoch. Raises ValueError if a stage does not end after the previous
-    one.
+    num_samples: the number of samples per epoch. Raises ValueError if a stage does not end after
+    the previous stage.
     """
 
     def __init__(
         self, image: ImageConfig, augment: AugmentConfig, *, num_samples: int, global_batch: int
     ) -> None:
         self._last = augment.size or image.size
-        # For each stage, the samples consumed when it ends, and its image size.
+        # For each stage, the number of samples consumed when it ends, and its image size.
         self._stages: list[tuple[int, int]] = []
         for stage in augment.progressive:
             steps = stage.until.in_steps(num_samples=num_samples, global_batch=global_batch)

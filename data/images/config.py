@@ -8,18 +8,21 @@ from data.base_config import FrozenConfig
 
 
 class ImageConfig(FrozenConfig):
-    """Image preprocessing. The bundle contains it, so that serving does the same as evaluation.
+    """Image preprocessing. The bundle contains its settings, so that serving and evaluation use the
+    same preprocessing.
 
-    Evaluation resizes the short side to `resize` and crops `size` x `size` at the center, or at
-    several positions; the device computes `(x / 255 - mean) / std`.
+    Evaluation resizes the short side to `resize` and crops `size` x `size` pixels at the center or
+    at several positions. The device computes `(x / 255 - mean) / std`.
     """
 
-    size: int = Field(224, gt=0, le=4096, description="side of the square input, pixels")
+    size: int = Field(224, gt=0, le=4096, description="side of the square input in pixels")
     resize: int | None = Field(
-        None, gt=0, le=4096, description="short side before the crop; default: size"
+        None, gt=0, le=4096, description="short side in pixels before the crop; default: size"
     )
     crops: Literal[1, 5, 10] = Field(
-        1, description="evaluation crops: 1: center, 5: center and corners, 10: these and mirrored"
+        1,
+        description="number of evaluation crops: 1 (center), 5 (center and corners) or 10 "
+        "(these five and their mirror images)",
     )
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -28,7 +31,7 @@ class ImageConfig(FrozenConfig):
     @model_validator(mode="after")
     def _channel_constants_fit(self) -> "ImageConfig":
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ValueError(f"mean and std need {self.channels} numbers, one per channel")
+            raise ValueError(f"mean and std require {self.channels} numbers, one per channel")
         if min(self.std) <= 0:
             raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:

@@ -1,4 +1,5 @@
-"""Decodes images to uint8 pixels within limits, and crops them for evaluation and serving.
+"""Decodes images to uint8 pixels, with limits on their size, and crops them for evaluation and
+serving.
 
 The random crops of training are in `data/augment/`. Normalization happens on the device.
 """
@@ -24,23 +25,25 @@ from PIL import (
 from data.images.config import ImageConfig
 from data.images.headers import has_more_scans, jpeg_size, png_header
 
-# Loader processes provide the parallelism. OpenCV's threads would compete with them, and can
+# Loader processes provide the parallelism. OpenCV's threads would compete with them and can
 # deadlock after fork.
 cv2.setNumThreads(0)
-# Decoding errors are raised here with the sample's name, so OpenCV must not log its own. libpng and
-# libjpeg still print a line to stderr, which cannot be turned off here.
+# Decoding errors are raised here with the sample's name, so OpenCV must not log its own messages.
+# libpng and libjpeg still print a line to stderr, which cannot be disabled here.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# Some plugins check an image against Pillow's own limit. Make that an error, which is caught below.
+# Some plugins check an image against Pillow's own limit. Turn that warning into an error, which is
+# caught below.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 MAX_PIXELS = 50_000_000
-# The short side is resized to a fixed length, so a thin strip would need gigabytes.
+# The short side is resized to a fixed length, so a thin strip would require gigabytes.
 MAX_ASPECT = 100
-# Scans of a JPEG. Each one costs a pass over all pixels, so a few kilobytes could take minutes.
+# The maximum number of scans of a JPEG. Each scan requires a pass over all pixels, so decoding a
+# few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes determine the format, not the file name. Plugins are called by class, because
+# The first bytes determine the format; the file name does not. Plugins are called by class, because
 # Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
@@ -68,8 +71,8 @@ _DAMAGE = (
 def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
     """Return the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
 
-    Raises ValueError for other formats, a damaged header, more than `max_pixels` pixels, or an
-    aspect ratio over 100.
+    Raises ValueError for any other format, a damaged header, more than `max_pixels` pixels, or an
+    aspect ratio above 100.
     """
     return _inspect(data, max_pixels)[0]
 
@@ -92,7 +95,7 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
-            f"the image has {width} x {height} pixels, over the limit of {max_pixels}: make it "
+            f"the image has {width} x {height} pixels, but the limit is {max_pixels}: make it "
             "smaller"
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
@@ -113,7 +116,7 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     """Return pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
     Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
-    truncated, for more than `max_pixels` pixels, and for an aspect ratio over 100.
+    truncated, for more than `max_pixels` pixels, and for an aspect ratio above 100.
     """
     extension, transparent = _checked(data, max_pixels)
     if transparent:
@@ -129,7 +132,7 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
 
 
 def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Like `_inspect`, but without Pillow for plain headers."""
+    """Like `_inspect`, but plain headers are parsed without Pillow."""
     if (size := jpeg_size(data)) is not None:
         _check_size(*size, max_pixels)
         return "jpg", False
@@ -155,7 +158,7 @@ def _on_white(data: bytes) -> np.ndarray:
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
+    """Resize [H, W, C] by area averaging to shrink, or by bilinear interpolation to enlarge."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height <= image.shape[0] and width <= image.shape[1]
@@ -173,7 +176,8 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map uint8 [H, W, C] to uint8 [C, size, size]: short side to `resize`, then a center crop.
+    """Map uint8 [H, W, C] to uint8 [C, size, size]: resize the short side to `resize`, then crop
+    the center.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
@@ -181,7 +185,7 @@ def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Return uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
+    """Return uint8 [C, size, size] for one crop, or [crops, C, size, size] for several crops.
 
     Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
     add the mirror images of those five (Krizhevsky et al. 2012).
@@ -196,7 +200,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map [H, W, C] to [size, size, C]: short side to `resize`, then a center crop."""
+    """Map [H, W, C] to [size, size, C]: resize the short side to `resize`, then crop the center."""
     image = resize_short_side(image, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in image.shape[:2])
     return _square(image, top, left, config.size)
@@ -207,7 +211,9 @@ def _square(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
 
 
 def planes(image: np.ndarray) -> np.ndarray:
-    """Map [H, W, C] or gray [H, W] to a new array [C, H, W]. Faster than a transposed copy."""
+    """Map [H, W, C] or gray [H, W] to a new array [C, H, W]. This is faster than a transposed
+    copy.
+    """
     if image.ndim == 2:
         return image[None].copy()
     return np.stack(cv2.split(image))

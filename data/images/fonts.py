@@ -16,9 +16,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 cv2.setNumThreads(0)
 
-# LastResort draws a box for every character. The other three map letter codes to symbols.
+# The excluded fonts: LastResort draws a box for every character, and the other three map letter
+# codes to symbols.
 _LEFT_OUT = {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"}
-# Glyphs are drawn this many times larger, then averaged down.
+# Factor by which glyphs are drawn larger before they are averaged down.
 _OVERSAMPLING = 3
 _EM = 0.72  # fraction of the image's side
 _BASELINE = 0.74  # from the top, fraction of the image's side
@@ -33,8 +34,8 @@ def face_characters() -> dict[str, frozenset[int]]:
     """Map each face name to the code points that it supports, sorted by name.
 
     TeX's Computer Modern assigns other glyphs to some ASCII and Latin-1 codes, such as an opening
-    quote to the backslash. In these faces a character counts only if the name of its glyph matches
-    the name in DejaVu Sans.
+    quote to the backslash. In these faces, a character counts as supported only if the name of its
+    glyph matches the name in DejaVu Sans.
     """
     fonts = {
         path.stem: FT2Font(str(path))
@@ -59,8 +60,8 @@ def _glyph_names(font: FT2Font) -> dict[int, str]:
 class Glyph:
     """The ink of a character, oversampled.
 
-    ink: uint8 [h, w], 255 for ink. top: row of the first line relative to the baseline, negative
-    above.
+    ink: the pixels, uint8 [h, w], 255 for ink. top: the row of the first line relative to the
+    baseline, negative if it is above the baseline.
     """
 
     ink: np.ndarray
@@ -71,7 +72,7 @@ class Glyph:
 class Distortion:
     """A mild distortion of a glyph.
 
-    Lengths are fractions of the image's side, the angle is in radians.
+    Lengths are fractions of the image's side, and the angle is in radians.
     """
 
     angle: float
@@ -103,7 +104,7 @@ PLAIN = Distortion(0, 1, 1, 0, 0, 0, 0, 1)
 class Pen:
     """Draws characters as images uint8 [size, size], dark on white.
 
-    Do not send it to other processes.
+    A pen must not be sent to other processes.
     """
 
     def __init__(self, size: int) -> None:
@@ -133,7 +134,7 @@ class Pen:
     def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
         """Draw the glyph on its baseline, centered horizontally.
 
-        Shrink or move it only if it would be clipped.
+        The glyph is shrunk or moved only if it would be clipped.
         """
         matrix = self._affine_map(glyph, distortion)
         ink = cv2.warpAffine(glyph.ink, matrix, (self._side, self._side), flags=cv2.INTER_LINEAR)
@@ -150,7 +151,7 @@ class Pen:
         xx, yx = cos * change.scale_x, sin * change.scale_x
         xy = (cos * change.shear - sin) * change.scale_y
         yy = (sin * change.shear + cos) * change.scale_y
-        # Rotate about the middle of the line, so that a glyph stays on its line.
+        # Rotate around the middle of the line, so that the glyph stays on its line.
         middle_x, middle_y = width / 2, self._side * (0.5 - _BASELINE) - glyph.top
         corners = [(x - middle_x, y - middle_y) for x in (0, width) for y in (0, height)]
         along = [xx * x + xy * y for x, y in corners]
@@ -161,7 +162,7 @@ class Pen:
         xx, xy, yx, yy = (factor * shrink for factor in (xx, xy, yx, yy))
         center_x = _inside(self._side * (0.5 + change.shift_x), along, shrink, edge, room)
         center_y = _inside(self._side * (0.5 + change.shift_y), down, shrink, edge, room)
-        # OpenCV measures from pixel centers, the boxes above from pixel corners.
+        # OpenCV measures from pixel centers, but the boxes above are measured from pixel corners.
         middle_x, middle_y = middle_x - 0.5, middle_y - 0.5
         offset_x = center_x - 0.5 - xx * middle_x - xy * middle_y
         offset_y = center_y - 0.5 - yx * middle_x - yy * middle_y

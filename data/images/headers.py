@@ -1,8 +1,9 @@
 """Reads the size of a JPEG or PNG from its first bytes in about a microsecond.
 
-Only plain headers are parsed, in the same way as libjpeg and libpng. Pillow parses all others, such
-as those with text, profiles or EXIF (`data/images/decode.py`). Parsing a header with Pillow takes
-longer than decoding the pixels of a small PNG, and a twentieth of the time of decoding a JPEG.
+Only plain headers are parsed, in the same way as in libjpeg and libpng. Pillow parses all other
+headers, such as those with text, profiles or EXIF data (`data/images/decode.py`). Parsing a header
+with Pillow takes longer than decoding the pixels of a small PNG, and about one twentieth of the
+time required to decode a JPEG.
 """
 
 import re
@@ -12,8 +13,8 @@ from typing import NamedTuple
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# A marker with a length, or the end of the image: 0xFF is not followed by zero, TEM, restart or
-# fill.
+# Matches a marker with a length, or the end of the image, where 0xFF is not followed by zero, TEM,
+# restart or fill.
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
@@ -21,10 +22,11 @@ _JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Gray, RGB, palette, gray with alpha, RGB with alpha.
 _PNG_COLOR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
-# The header chunk has 13 bytes of data, after its length and name and before its checksum.
+# The header chunk contains 13 bytes of data, after its length and name and before its checksum.
 _PNG_HEADER_END = 33
 _PALETTE_BYTES = 3 * 256
-# Small chunks. tRNS is not among them, because it adds transparency, which Pillow handles.
+# Small chunks that may be present. tRNS is excluded because it adds transparency, which Pillow
+# handles.
 _PNG_CHUNKS_SKIPPED = frozenset(
     {b"PLTE", b"bKGD", b"cHRM", b"gAMA", b"pHYs", b"sBIT", b"sRGB", b"tIME"}
 )
@@ -47,10 +49,11 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def has_more_scans(data: bytes, limit: int) -> bool:
-    """Whether a JPEG has more than `limit` scans. A decoder processes all pixels for each scan.
+    """Return whether a JPEG has more than `limit` scans. A decoder processes all pixels for each
+    scan.
 
-    A progressive JPEG from a camera has about ten. A scan without content takes only about a
-    hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is not counted.
+    A progressive JPEG from a camera has about ten scans. A scan without content requires only about
+    a hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is ignored.
     """
     # The count includes false matches in thumbnails and appended video.
     if data.count(b"\xff\xda") <= limit:
@@ -66,7 +69,7 @@ def has_more_scans(data: bytes, limit: int) -> bool:
 
 
 class PngHeader(NamedTuple):
-    """Size in pixels, and whether there is an alpha channel."""
+    """The size of a PNG in pixels, and whether it has an alpha channel."""
 
     height: int
     width: int

@@ -1,6 +1,6 @@
-"""A contact sheet: samples of a split in a grid, each with the name of its class below.
+"""A contact sheet: samples of a split in a grid, with the name of its class below each sample.
 
-The same split gives a pixel-identical image on machines with the same fonts.
+For the same split, the image is pixel-identical on machines with the same fonts.
 """
 
 import unicodedata
@@ -28,7 +28,7 @@ _FACES = ("DejaVuSans", "STIXGeneral", "DejaVuSerif")
 
 
 def contact_sheet(split: Split, number: int) -> Image.Image:
-    """Draw up to `number` examples of a split of images, at most 8 per row."""
+    """Draw up to `number` examples from a split of images, at most 8 per row."""
     chosen = examples(split, number)
     columns = min(8, len(chosen))
     rows = -(-len(chosen) // columns)
@@ -48,9 +48,10 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
 
 
 def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) -> str | None:
-    """Paste the whole sample into its tile and return its class name, or None if it is damaged.
+    """Paste the entire sample into its tile and return its class name, or None if the sample is
+    damaged.
 
-    Small images are enlarged without smoothing, so that single pixels stay visible.
+    Small images are enlarged without smoothing, so that individual pixels stay visible.
     """
     try:
         data, _, label = split.read(index)
@@ -69,14 +70,16 @@ def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) ->
 
 
 class _Pen:
-    """Writes names in any script. Each character uses the first font that has it."""
+    """Draws names in any script. Each character uses the first font that contains it."""
 
     def __init__(self, draw: ImageDraw.ImageDraw) -> None:
         self._draw = draw
         self._faces = _Faces()
 
     def lines(self, text: str, left: float, top: float, width: float, *, lines: int) -> None:
-        """Draw `text` from the top left corner, wrapped at `width`, truncated with an ellipsis."""
+        """Draw `text` starting at the top left corner, wrapped at `width` and truncated with an
+        ellipsis.
+        """
         rest = self._faces.drawable(text)
         for line in range(lines):
             rest = rest.lstrip()
@@ -97,7 +100,7 @@ class _Pen:
                 x += font.getlength(run)
 
     def _prefix(self, text: str, width: float) -> int:
-        """Return the number of characters of `text` that fit into `width`, at least one."""
+        """Return the number of characters of `text`, at least one, that fit into `width`."""
         fits = (n for n in range(len(text), 0, -1) if self._width(text[:n]) <= width)
         return next(fits, min(1, len(text)))
 
@@ -111,7 +114,9 @@ class _Pen:
 
 
 class _Faces:
-    """The fonts that matplotlib ships, then the system fonts. Each is opened when first needed."""
+    """The fonts that matplotlib ships, followed by the system fonts. Each font is opened when it is
+    first needed.
+    """
 
     def __init__(self) -> None:
         shipped = {path.stem: path for path in sorted(font_folder().glob("*.ttf"))}
@@ -121,7 +126,7 @@ class _Faces:
         self._found: dict[str, ImageFont.FreeTypeFont | None] = {}
 
     def font_of(self, char: str) -> ImageFont.FreeTypeFont | None:
-        """Return the first font that has `char`, or None."""
+        """Return the first font that contains `char`, or None."""
         if char not in self._found:
             self._found[char] = next(
                 (font for font, codes in self._all() if ord(char) in codes), None
@@ -129,9 +134,9 @@ class _Faces:
         return self._found[char]
 
     def drawable(self, text: str) -> str:
-        """Return `text` on one line, with U+… for characters that no font has.
+        """Return `text` on one line, with U+… for characters that are not in any font.
 
-        Format characters and marks that no font has are dropped.
+        Format characters and marks that are not in any font are dropped.
         """
         parts = []
         for char in " ".join(text.split()):

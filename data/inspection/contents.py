@@ -1,4 +1,4 @@
-"""Counts and examples of a folder of shards. The command `kway shard show` formats them.
+"""The counts and examples of a folder of shards, which the command `kway shard show` formats.
 
 Examples are deterministic: the first samples of classes that are evenly spaced in the class list.
 """
@@ -18,7 +18,8 @@ from data.shards.split import Split, open_split
 class SplitContents:
     """The contents of a split.
 
-    counts: samples of each class, int64 [K]. no_class: samples whose label is out of range.
+    counts: the number of samples of each class, int64 [K]. no_class: the number of samples whose
+    label is out of range.
     """
 
     name: str
@@ -33,7 +34,7 @@ class SplitContents:
 
 
 class Bin(NamedTuple):
-    """A bin of a histogram: `classes` classes have from `low` to `high` samples, inclusive."""
+    """A bin of a histogram: `classes` classes have between `low` and `high` samples, inclusive."""
 
     low: int
     high: int
@@ -41,7 +42,7 @@ class Bin(NamedTuple):
 
 
 def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
-    """Return the contents of each split. Raises as `open_split` does."""
+    """Return the contents of each split. Raises the errors of `open_split`."""
     found = []
     for name in manifest.splits:
         shards = manifest.of_split(name)
@@ -59,7 +60,7 @@ def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
 def histogram(counts: np.ndarray) -> list[Bin]:
     """Return bins of classes by number of samples: 0, 1, 2-3, 4-7 and so on.
 
-    counts: samples per class [K]. Empty bins at both ends are left out.
+    counts: the number of samples of each class [K]. Empty bins at both ends are omitted.
     """
     powers = np.array([int(count).bit_length() for count in counts], np.int64)
     return [
@@ -71,8 +72,8 @@ def histogram(counts: np.ndarray) -> list[Bin]:
 def examples(split: Split, number: int) -> list[int]:
     """Return up to `number` samples of a split, in class-list order.
 
-    If there are more than `number` classes, the result has one sample of each of `number` classes,
-    otherwise the same number of samples of each class.
+    If there are more than `number` classes, the result contains one sample of each of `number`
+    classes. Otherwise, it contains the same number of samples of each class.
     """
     present = np.flatnonzero(split.class_counts())
     chosen = present[
@@ -84,7 +85,7 @@ def examples(split: Split, number: int) -> list[int]:
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:
-    """Yield (class name, text) of examples. Invalid UTF-8 is shown as U+FFFD."""
+    """Yield (class name, text) for each example. Invalid UTF-8 is shown as U+FFFD."""
     for index in examples(split, number):
         try:
             data, _, label = split.read(index)

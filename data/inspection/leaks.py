@@ -1,7 +1,7 @@
 """Finds single characters in text shards that leak the label, with a bag-of-characters model.
 
 A naive Bayes model over the presence of code points is trained on one half of a split and evaluated
-on the other. Words are not checked: a model is expected to learn the label from them.
+on the other. Words are not checked, because a model is expected to learn the label from them.
 """
 
 import unicodedata
@@ -24,7 +24,7 @@ _MIN_DEVIATIONS = 4.0
 _MIN_PART_LIFT = 2.0
 _MIN_PRECISION, _MIN_LIFT = 0.8, 3.0
 _NUM_MEASURED = 64
-_MAX_TABLE = 50_000_000  # entries of the table of characters x classes
+_MAX_TABLE = 50_000_000  # maximum number of entries in the table of characters x classes
 _BLOCK_ENTRIES = 10_000_000
 
 
@@ -32,11 +32,11 @@ _BLOCK_ENTRIES = 10_000_000
 class CharacterLeak:
     """How much one character reveals about the label, in the evaluated half of the texts.
 
-    texts: number of texts that contain it. class_name: the most likely class of training texts that
-    contain it. precision: fraction of `texts` in that class. lift: precision divided by the
-    frequency of the class in all texts. information: mutual information with the label in bits.
-    drop: decrease of the model's accuracy without the character. suspect: why it is suspicious, or
-    None.
+    texts: the number of texts that contain the character. class_name: the most likely class of
+    training texts that contain it. precision: the fraction of `texts` in that class. lift: the
+    precision divided by the frequency of the class in all texts. information: the mutual
+    information with the label in bits. drop: the decrease of the model's accuracy without the
+    character. suspect: the reason why the character is suspicious, or None.
     """
 
     char: str
@@ -50,7 +50,7 @@ class CharacterLeak:
 
     @property
     def name(self) -> str:
-        """The code point and name, such as `U+FE0F VARIATION SELECTOR-16`."""
+        """The code point and name of the character, such as `U+FE0F VARIATION SELECTOR-16`."""
         return f"U+{ord(self.char):04X} {unicodedata.name(self.char, 'without a name')}"
 
 
@@ -58,7 +58,8 @@ class CharacterLeak:
 class LeakReport:
     """The result of a leak check.
 
-    accuracy: of the model. most_frequent: accuracy of always predicting the most frequent class.
+    accuracy: the accuracy of the model. most_frequent: the accuracy of always predicting the most
+    frequent class.
     """
 
     texts: int
@@ -72,9 +73,10 @@ class LeakReport:
 
 
 class _Drop(NamedTuple):
-    """The decrease of accuracy without a character.
+    """The decrease in accuracy without a character.
 
-    deviations: standard deviations from chance, over the texts whose result changes (McNemar 1947).
+    deviations: the number of standard deviations from chance, over the texts whose result changes
+    (McNemar 1947).
     """
 
     accuracy: float
@@ -85,7 +87,8 @@ class _Drop(NamedTuple):
 class _Half:
     """One half of the texts.
 
-    chars: for each text, positions in the list of characters. labels: int64 [N].
+    chars: the positions of each text's characters in the list of characters. labels: the labels,
+    int64 [N].
     """
 
     chars: list[np.ndarray]
@@ -104,7 +107,9 @@ class _Half:
 
 @dataclass(frozen=True)
 class _Model:
-    """Naive Bayes over presence. Log-probabilities: bias [K], present and absent [V, K]."""
+    """A naive Bayes model over the presence of characters, with the log-probabilities bias [K],
+    present [V, K] and absent [V, K].
+    """
 
     bias: np.ndarray
     present: np.ndarray
@@ -112,7 +117,7 @@ class _Model:
 
     @classmethod
     def fit(cls, table: np.ndarray, classes: np.ndarray) -> "_Model":
-        """Fit the model, smoothed towards each character's overall frequency."""
+        """Fit the model, smoothed toward each character's overall frequency."""
         overall = table.sum(axis=1, keepdims=True) / classes.sum()
         share = (table + overall + 0.01) / (classes + 1.02)
         absent = np.log1p(-share)
@@ -123,17 +128,18 @@ class _Model:
 def check_leaks(
     folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = MIN_DROP
 ) -> LeakReport:
-    """Rank the characters of `folder`'s texts by what they reveal about the label.
+    """Rank the characters of the texts in `folder` by the amount of information that they reveal
+    about the label.
 
-    limit: maximum number of texts, chosen by a fixed permutation; half of them train the model, the
-    others evaluate it.
+    limit: the maximum number of texts, which are chosen by a fixed permutation. One half of them is
+    used to train the model, and the other half to evaluate it.
 
-    A character is suspicious in three cases: the accuracy without it drops by at least `threshold`
-    and 4 standard deviations; it is part of an emoji and its lift is at least 2; or it is not a
-    letter, mark or digit, at least 80% of the texts that contain it are of one class, and its lift
-    is at least 3.
+    A character is suspicious in three cases: without it, the accuracy drops by at least `threshold`
+    and by at least 4 standard deviations; it is part of an emoji, and its lift is at least 2; or it
+    is not a letter, mark or digit, at least 80% of the texts that contain it belong to one class,
+    and its lift is at least 3.
 
-    Raises ValueError for shards that are not text, or for too few texts.
+    Raises ValueError if the shards do not contain texts, or contain too few.
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
@@ -184,7 +190,9 @@ def _read(
 
 
 def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
-    """Return characters that occur in enough texts, most frequent first, up to the table limit."""
+    """Return the characters that occur in enough texts, most frequent first, up to the limit of the
+    table.
+    """
     count = Counter(char for text in texts for char in set(text))
     found = [char for char, num in count.items() if num >= MIN_TEXTS]
     found.sort(key=lambda char: (-count[char], char))
@@ -202,7 +210,9 @@ def _half(texts: Sequence[str], labels: np.ndarray, index: dict[str, int]) -> _H
 
 
 def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) -> list[int]:
-    """Return the characters to evaluate: the most informative, parts of emoji, and the purest."""
+    """Return the characters to evaluate: the most informative characters, parts of emoji, and those
+    with the highest precision.
+    """
     purity = table.max(axis=1) / table.sum(axis=1)
     purity = np.where([_is_letter(char) for char in chars], 0, purity)
     found = {i for i, char in enumerate(chars) if char in PARTS or char == ZWJ}
@@ -229,7 +239,7 @@ def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _drops(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Drop]]:
-    """Return the accuracy of the model, and its decrease without each candidate."""
+    """Return the accuracy of the model, and the decrease in accuracy without each candidate."""
     right, lost, won = 0, np.zeros(len(candidates)), np.zeros(len(candidates))
     rows = max(1, _BLOCK_ENTRIES // max(model.present.shape))
     for first in range(0, len(half.labels), rows):
@@ -268,5 +278,5 @@ def _suspicion(
 
 
 def _is_letter(char: str) -> bool:
-    """Whether `char` is a letter, a mark or a digit, and so part of a word."""
+    """Return whether `char` is a letter, a mark or a digit, and therefore part of a word."""
     return unicodedata.category(char)[0] in "LMN" and char not in PARTS

@@ -1,7 +1,8 @@
-"""Finds the damage in one shard in a single sequential read.
+"""Finds all damage in one shard in a single sequential read.
 
-It checks the SHA-256 of the file, the crc32 of each member, labels, UTF-8 of texts and, optionally,
-whether images decode. Tar headers are checked only if the SHA-256 does not match.
+It checks the SHA-256 of the file, the crc32 of each member, the labels, the UTF-8 encoding of texts
+and, optionally, whether images can be decoded. Tar headers are checked only if the SHA-256 does not
+match.
 """
 
 import os
@@ -39,8 +40,8 @@ Kind = Literal[
 class Damage:
     """One line of the report.
 
-    line: the message, with the shard and the key of the sample, if any. count: number of damaged
-    locations that the line covers.
+    line: the message, with the shard and, if there is one, the key of the sample. count: the number
+    of damaged locations that the line covers.
     """
 
     kind: Kind
@@ -52,9 +53,10 @@ class Damage:
 class Rules:
     """The properties that the samples of a folder must have.
 
-    classes: maps the labels of tars that kway only indexed to numbers; None: the labels are numbers
-    already. incomplete: shards with missing samples that the manifest records. named: number of
-    samples per shard that get a line of their own; None: no limit.
+    classes: a map from the labels of tars that kway only indexed to numbers, or None if the labels
+    are already numbers. incomplete: the shards with missing samples that the manifest records.
+    named: the number of samples per shard that are reported on separate lines, or None for no
+    limit.
     """
 
     folder: Path
@@ -71,12 +73,12 @@ class Rules:
 _TRUNCATED_BEFORE_INDEXING = "copy the tar again, or record this with kway shard index --skip-bad"
 
 _ENDS_BEFORE = " (the file ends before the sample)"
-# Row of a bad sample -> (kind, text that follows its key in a line).
+# The row of a bad sample -> (kind, text that follows its key in the line).
 _Wrong = dict[int, tuple[Kind, str]]
 
 
 def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
-    """Return all damage of one shard."""
+    """Return all damage in one shard."""
     path = rules.folder / shard.file
     if not path.is_file():
         return [Damage("missing shard", f"{path} is missing: {shard.samples:,} samples are lost")]
@@ -95,7 +97,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
             digest = opened.sha256()
         as_indexed = digest == shard.sha256 and shard.file not in rules.incomplete
         end = _end_fault(path, index) if as_indexed else None
-    except (ValueError, OSError) as error:  # an unreadable disk, or overlapping entries
+    except (ValueError, OSError) as error:  # the disk is unreadable, or entries overlap
         return [*found, Damage("changed shard", f"{path} cannot be read: {error}")]
     if digest != shard.sha256:
         damage = _of_file(rules, path, shard, digest, wrong)
@@ -111,7 +113,9 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """Return the fault that truncates a tar, if it was there at indexing already, else None."""
+    """Return the fault that truncates a tar if it already existed when the tar was indexed,
+    otherwise None.
+    """
     start = 0
     if index is not None:
         ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)
@@ -127,7 +131,7 @@ def _wrong_samples(rules: Rules, index: ShardIndex, opened: ShardPass) -> _Wrong
     )
     labels, extensions = index.labels.tolist(), index.extension[:, 1].tolist()
     wrong: _Wrong = {}
-    # In the order of the file, so that it is read sequentially.
+    # Check members in file order, so that the file is read sequentially.
     for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
         row, column = divmod(entry, 2)
         data = opened.take(blocks[entry] * BLOCK, sizes[entry])
@@ -153,7 +157,7 @@ def _of_sample(
         if rules.text:
             str(data, "utf-8")
         elif rules.decode:
-            from data.images.decode import decode  # importing OpenCV is slow and not always needed
+            from data.images.decode import decode  # importing OpenCV is slow and often not needed
 
             decode(bytes(data), 3)
     except UnicodeDecodeError as error:
@@ -167,7 +171,7 @@ def _of_label(
     rules: Rules, data: memoryview, extension: str, label: int, *, intact: bool
 ) -> tuple[Kind, str] | None:
     if not 0 <= label < rules.num_classes:
-        return "label", f" has label {label}, but there are {rules.num_classes} classes"
+        return "label", f" has label {label}, but there are only {rules.num_classes} classes"
     matches = intact
     if intact and rules.classes is None:
         matches = data == str(label).encode()
@@ -182,15 +186,16 @@ def _of_label(
 
 
 def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wrong) -> Damage:
-    """Return the damage of a file whose SHA-256 does not match."""
+    """Return the damage in a file whose SHA-256 does not match."""
     if (other := rules.file_of_sha256.get(digest)) is not None:
         return Damage("replaced shard", f"{path} is a copy of {other}: copy the right shard")
-    sums = f"SHA-256 {digest[:12]}…, the manifest has {shard.sha256[:12]}…"
+    sums = f"its SHA-256 is {digest[:12]}…, but the manifest lists {shard.sha256[:12]}…"
     hit = [text for kind, text in wrong.values() if kind == "bytes"]
     size = path.stat().st_size
     if len(hit) == shard.samples and not all(text.endswith(_ENDS_BEFORE) for text in hit):
         line = (
-            f"{path} contains none of its {shard.samples:,} samples, so it is another file: {sums}"
+            f"{path} contains none of its {shard.samples:,} samples, so it is a different file: "
+            f"{sums}"
         )
         return Damage("replaced shard", line)
     if size < shard.bytes:
@@ -204,7 +209,9 @@ def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wr
 def _of_samples(
     rules: Rules, path: Path, index: ShardIndex, wrong: _Wrong, *, changed: bool
 ) -> list[Damage]:
-    """Return one `Damage` per bad sample, then per bad header. Those beyond `named` share one."""
+    """Return one `Damage` per bad sample, and then one per bad header. Those beyond `named` share
+    one `Damage`.
+    """
     found: list[Damage] = []
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -17,7 +17,7 @@ from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList
 
 NAMED_PER_SHARD = 10
-_DECODING_COST = 20  # time per byte relative to reading
+_DECODING_COST = 20  # time per byte, relative to reading
 
 
 def damages(
@@ -28,11 +28,11 @@ def damages(
     named: int | None = NAMED_PER_SHARD,
     workers: int | None = None,
 ) -> Iterator[Damage]:
-    """Yield each damage. `report(done, total)` counts samples.
+    """Yield all damage. `report(done, total)` counts samples.
 
-    decode: also decode images. named: number of samples per shard that get a line of their own; the
-    others share one (None: no limit). workers: number of processes; None: one per core if there is
-    enough to read.
+    decode: whether to also decode images. named: the number of samples per shard that are reported
+    on separate lines, or None for no limit; the others share one line. workers: the number of
+    processes; None selects one per core if there is enough to read.
     """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)
@@ -52,7 +52,9 @@ def damages(
 
 
 def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
-    """Return one line for each loss that `kway shard index` recorded. These are not damage."""
+    """Return one line for each loss recorded by `kway shard index`. Recorded losses are not
+    damage.
+    """
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
     indexed = sum(shard.samples for shard in manifest.shards)
@@ -60,7 +62,7 @@ def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
     if expected != indexed:
         lines.append(f"{indexed:,} samples are indexed, but {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
-        # Earlier versions counted the problems but did not write the file.
+        # Earlier versions counted the problems but did not write this file.
         where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""
         lines.append(f"{pluralize(int(problems), 'problem')} skipped{where}")
     return lines

@@ -1,1 +1,1 @@
-"""From shards to batches: the global order, each rank's share and the training streams."""
+"""The path from shards to batches: the global order, each rank's share and the training streams."""

@@ -1,4 +1,4 @@
-"""`Batch` is what a loader yields. `Cursor` is the complete state of a training stream."""
+"""`Batch`, which loaders yield, and `Cursor`, the complete state of a training stream."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from data.loading.substitute import Substitute
 
 @dataclass(frozen=True)
 class Cursor:
-    """Complete state of a training stream. Every sample of the rest of the run follows from it.
+    """The complete state of a training stream. It determines the remaining samples of the run.
 
-    seed: seed of the order. samples: number of samples that all ranks have consumed together, so
-    it does not depend on the number of ranks. bad: positions in the split of the bad samples found
-    so far, sorted, at most `data.max_bad_samples`. Each rank finds only those in its own shares;
-    `join` merges them.
+    seed: the seed of the order. samples: the total number of samples that all ranks have consumed,
+    which does not depend on the number of ranks. bad: the sorted positions, within the split, of
+    the bad samples found so far, at most `data.max_bad_samples`. Each rank finds only the bad
+    samples in its own shares; `join` merges them.
     """
 
     seed: int
@@ -25,7 +25,7 @@ class Cursor:
     bad: tuple[int, ...] = ()
 
     def join(self, bad: Iterable[int]) -> "Cursor":
-        """Return this cursor with more bad samples, such as those that other ranks found."""
+        """Return this cursor with additional bad samples, such as those that other ranks found."""
         return replace(self, bad=tuple(sorted({*self.bad, *bad})))
 
     def to_json(self) -> dict[str, Any]:
@@ -33,7 +33,9 @@ class Cursor:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cursor":
-        """Raise ValueError for anything that `to_json` does not return; `bad` may be missing."""
+        """Return the cursor that `to_json` stored. `bad` may be missing. Raises ValueError for any
+        other value.
+        """
         bad = value.get("bad", [])
         numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]
         if value.keys() - {"bad"} != {"seed", "samples"} or not all(
@@ -47,7 +49,7 @@ class Cursor:
 class Mixed:
     """The second class of each row under mixup or CutMix.
 
-    labels: int64 [b]. weights: float32 [b], the weight of the row's first class.
+    labels: the second classes, int64 [b]. weights: the weights of the first classes, float32 [b].
     """
 
     labels: Tensor
@@ -61,8 +63,8 @@ class Batch:
     inputs: `pixel_values` uint8 [b, C, H, W] ([b, crops, C, H, W] for multi-crop evaluation), or
     `input_ids` and `attention_mask` int64 [b, T]. labels: int64 [b]. indices: position in the
     split, int64 [b]. mixed: None if each row has one class. cursor: the stream's state after this
-    batch (None in evaluation). substitutes: the rows whose sample is bad. `indices` keeps the bad
-    sample; inputs and labels come from its substitute.
+    batch, or None in evaluation. substitutes: the substitutes for bad samples. For a replaced row,
+    `indices` contains the bad sample, but inputs and labels are those of its substitute.
     """
 
     inputs: dict[str, Tensor]
@@ -84,7 +86,7 @@ class Batch:
         )
 
     def pin_memory(self) -> "Batch":
-        """Copy to page-locked memory for asynchronous copies to a GPU.
+        """Copy the batch to page-locked memory for asynchronous copies to a GPU.
 
         `DataLoader` calls this.
         """

@@ -1,7 +1,7 @@
 """The base class of training streams, from an indexed split or from tars without an index.
 
-Both yield batches indefinitely. Each rank gets its share of the global batch, with a cursor and the
-bad samples found so far.
+Both kinds of stream yield batches indefinitely. Each rank receives its share of the global batch,
+with a cursor and the bad samples found so far.
 """
 
 import logging
@@ -23,13 +23,14 @@ _log = logging.getLogger("kway.data")
 class EndlessLoader(ABC):
     """Yields batches on `device`, starting at `cursor`.
 
-    A new iteration continues where the last one stopped. Raises ValueError for a rank outside the
-    world or an empty global batch. Iterating raises ValueError with the list of bad samples if this
-    rank and the cursor contain more than `config.max_bad_samples` of them.
+    A new iteration continues where the previous one stopped. Raises ValueError for a rank outside
+    the world or an empty global batch. Iteration raises ValueError, with the list of bad samples,
+    if there are more than `config.max_bad_samples`, counting those found by this rank and those in
+    the cursor.
     """
 
     remedy: ClassVar[str]
-    """An instruction for the error about too many bad samples, without its object, the shards."""
+    """The instruction in the error about too many bad samples, without its object, "the shards"."""
 
     def __init__(
         self,
@@ -58,12 +59,12 @@ class EndlessLoader(ABC):
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
         """Yield batches from the current cursor.
 
-        Workers run ahead of it, so it is read only once.
+        Workers read ahead of the cursor, so it is read only once.
         """
 
     @abstractmethod
     def _unseen(self, index: int, where: str) -> str:
-        """Return a message for a bad sample that another rank or an earlier run found."""
+        """Return a message for a bad sample that was found by another rank or before a resume."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -75,19 +76,19 @@ class EndlessLoader(ABC):
         try:
             batch = next(self._batches)
         except BaseException:
-            self._batches = None  # the next call starts again at this batch
+            self._batches = None  # the next call restarts at this batch
             raise
         self._record(batch.substitutes)
-        # The cursor advances when the trainer gets a batch, not when a worker reads it ahead, so
-        # that a checkpoint never skips batches that were read but not trained on.
+        # The cursor advances when the trainer receives a batch, not when a worker reads it ahead of
+        # time, so that a checkpoint never skips batches that were read but not used for training.
         after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
         self.cursor = after.join(self._bad)
         return replace(batch, cursor=self.cursor)
 
     def add_bad(self, bad: Iterable[int]) -> None:
-        """Add bad samples that other ranks found to the limit and the cursor.
+        """Add bad samples that other ranks found to the cursor and count them toward the limit.
 
-        Raises ValueError as iterating does.
+        Raises the same ValueError as iteration.
         """
         for index in bad:
             if index not in self._bad:
@@ -96,7 +97,7 @@ class EndlessLoader(ABC):
         self._check_limit()
 
     def _record(self, substitutes: Iterable[Substitute]) -> None:
-        """Log each bad sample the first time it is found."""
+        """Log each bad sample when it is first found."""
         for substitute in substitutes:
             if self._bad.get(substitute.index) != substitute.reason:
                 self._bad[substitute.index] = substitute.reason
@@ -107,7 +108,7 @@ class EndlessLoader(ABC):
         check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
 
     def close(self) -> None:
-        """Stop the worker processes. Reading the next batch starts them again."""
+        """Stop the worker processes. Reading the next batch restarts them."""
         self._batches = None
 
     def __enter__(self) -> Self:
@@ -127,7 +128,7 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
     """Yield `batches` on `device`.
 
     On CUDA, the next batch is read and copied on a separate stream before the current one is
-    yielded, so that the copy overlaps with the training step. On other devices batches are yielded
+    yielded, so that the copy overlaps with the training step. On other devices, batches are yielded
     unchanged.
     """
     if device.type != "cuda":
@@ -138,7 +139,7 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
     while ahead is not None:
         computing = torch.cuda.current_stream(device)
         # The copy may still be running. Kernels on the compute stream must not read the batch
-        # before it ends.
+        # before the copy is complete.
         computing.wait_stream(copies)
         for tensor in ahead.tensors():
             # The allocator must not reuse this memory for the next copy while kernels still read

@@ -1,7 +1,7 @@
 """Converts a sample's bytes into model inputs: images to pixels, texts to token IDs.
 
-This module does not depend on order, shards or ranks. A loader decodes each sample, converts it to
-an item and collates the items of a batch.
+This module does not depend on the order, shards or ranks. A loader decodes each sample, converts it
+to an item and collates the items of a batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,13 @@ from data.shards.manifest import Manifest
 from data.shards.split import decode_text
 from data.text.tokenizer import open_tokenizer
 
-# Few distinct widths: compiled models recompile less, and matrix units prefer multiples of 8.
+# Use few distinct widths, so that compiled models recompile less often. Matrix units prefer
+# multiples of 8.
 _WIDTH_MULTIPLE = 8
 
 
 class Inputs(Protocol):
-    """Reads the samples of one modality."""
+    """Converts the samples of one modality."""
 
     by_length: bool
     """Whether samples of similar length should share a batch."""
@@ -38,7 +39,7 @@ class Inputs(Protocol):
     def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
         """Return the item of a sample with random augmentation keyed by (seed, epoch, index).
 
-        side: height and width of an image in pixels.
+        side: the height and width of the image in pixels.
         """
 
     def for_evaluation(self, decoded: Any) -> Any:
@@ -70,7 +71,8 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
         )
     if config.augment != AugmentConfig():
         raise ValueError(
-            f"{config.shards} contains texts, but data.augment is for images: remove data.augment"
+            f"{config.shards} contains texts, but data.augment applies to images: remove "
+            "data.augment"
         )
     return TextInputs(config.text)
 
@@ -103,7 +105,8 @@ class ImageInputs:
         first = next(items, None)
         shape = (self._image.channels, side, side) if first is None else first.shape
         pixels = self._memory.empty((num, *shape))
-        # Items are copied one at a time, so that each can reuse the memory of the one before.
+        # Items are copied one at a time, so that each item can reuse the memory of the previous
+        # one.
         rows = pixels.numpy()
         for row, item in enumerate(chain(() if first is None else (first,), items)):
             rows[row] = item
@@ -136,10 +139,11 @@ class TextInputs:
 def pad_tokens(
     tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
 ) -> dict[str, Tensor]:
-    """Pad the token IDs of b texts. Returns `input_ids` and `attention_mask`, int64 [b, T].
+    """Pad the token IDs of b texts and return `input_ids` and `attention_mask`, int64 [b, T].
 
-    No text may be longer than `max_length`. T is the greatest length, rounded up to a multiple of 8
-    but at most `max_length`, the number of positions of the model. The mask is 0 at padding.
+    Texts must not be longer than `max_length`. T is the length of the longest text, rounded up to a
+    multiple of 8 but at most `max_length`, the number of positions of the model. The mask is 0 at
+    padding.
     """
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     longest = int(lengths.max(initial=1))

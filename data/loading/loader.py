@@ -1,7 +1,8 @@
-"""The batches of a split: an endless training stream with a cursor, and one pass for evaluation.
+"""The batches of a split: an endless training stream with a cursor, and a single pass for
+evaluation.
 
 `data/loading/order.py` defines the order of the samples. Global batches are the same for every
-world size and number of workers: ranks and workers only divide the reading among them
+world size and number of workers, because ranks and workers only divide the reading among themselves
 (`data/loading/reader.py`). A run can therefore resume on a different number of ranks.
 """
 
@@ -28,8 +29,8 @@ class TrainLoader(EndlessLoader):
 
     A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
     endless order, of which this rank reads `share(step)`. A bad sample is replaced in every epoch
-    (`data/loading/substitute.py`). Raises ValueError as `EndlessLoader` does, and for a split
-    without samples or a recipe whose modality is not that of the shards.
+    (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and ValueError for a split
+    without samples or a recipe whose modality differs from that of the shards.
     """
 
     remedy = "run kway shard verify --decode, fix"
@@ -58,7 +59,7 @@ class TrainLoader(EndlessLoader):
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
         order = split.order(seed, config.shuffle_shards, groups_at_once=2 if num_batches > 1 else 1)
-        # A window is at most one group long, so that it reads from at most two groups.
+        # Limit a window to the length of one group, so that it reads from at most two groups.
         num_batches = max(1, min(num_batches, order.samples_at_least // global_batch))
         locate = order.locate
         if num_batches > 1:
@@ -93,9 +94,10 @@ class EvalLoader:
     """One pass over a split.
 
     Each rank reads a contiguous share, and every sample is read exactly once. Texts of a local
-    folder are sorted by length to reduce padding. Shares differ by at most one sample and may be
-    empty. Every rank gets the same number of batches, of which the last may be empty, so that
-    collectives in an evaluation step match across ranks. Raises ValueError as `TrainLoader` does.
+    folder are sorted by length to reduce padding. The sizes of the shares differ by at most one
+    sample, and shares may be empty. Every rank gets the same number of batches, of which the last
+    may be empty, so that collectives in an evaluation step match across ranks. Raises the errors of
+    `TrainLoader`.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class EvalLoader:
         part = share(len(split), rank, world_size)
         inputs = open_inputs(config, split.manifest)
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
-        # Shards at a URL are fetched one after the other. Sorting by length would mix samples of
-        # all shards, so the cache would have to hold all of them at once.
+        # Shards at a URL are fetched one after another. Sorting by length would mix samples of all
+        # shards, so the cache would have to store all of them at once.
         by_length = inputs.by_length and split.folder.bytes_at_once is None
         if by_length:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]

@@ -1,24 +1,24 @@
 """The global order of samples, a pure function of (seed, epoch), and each rank's share of it.
 
 Training reads an endless stream of positions 0, 1, 2, ... With N samples, position p belongs to
-epoch p // N, and the sample there is element p % N of a permutation that (seed, epoch) selects. The
-permutation is a cipher, not a shuffled list: it computes a single element without the others. This
-gives three properties:
+epoch p // N, and its sample is element p % N of a permutation that (seed, epoch) selects. The
+permutation is a cipher, not a shuffled list: it computes a single element without computing the
+others. This gives three properties:
 
-- Resuming is exact and immediate. The number of samples consumed is the whole state of the order;
-  nothing is replayed.
+- Resuming is exact and immediate. The number of samples consumed is the complete state of the
+  order; nothing is replayed.
 - All ranks and workers agree on the order without communication, for any number of them. They only
-  divide the positions of a global batch among them with `share`.
+  divide the positions of a global batch among themselves with `share`.
 - Memory does not grow with the number of samples.
 
 Example: N = 10 and a global batch of 4. With seed 0, epoch 0 is 4 6 8 9 0 2 5 7 3 1 and epoch 1 is
-9 0 1 5 2 6 4 7 8 3. The third batch has positions 8 to 11: samples 3 and 1 end epoch 0, samples 9
-and 0 begin epoch 1. One rank reads all four; of three ranks, the first reads sample 3, the second
-sample 1 and the third samples 9 and 0. A run that resumes after 8 samples begins with this batch,
-whatever its number of ranks.
+9 0 1 5 2 6 4 7 8 3. The third batch consists of positions 8 to 11: samples 3 and 1 end epoch 0, and
+samples 9 and 0 begin epoch 1. A single rank reads all four samples. With three ranks, the first
+reads sample 3, the second reads sample 1 and the third reads samples 9 and 0. A run that resumes
+after 8 samples begins with this batch, regardless of its number of ranks.
 
-`ByLength` sorts windows of an order to reduce padding. `data/loading/loader.py` decides which rank
-reads what.
+`ByLength` sorts windows of an order by length to reduce padding. `data/loading/loader.py` assigns
+samples to ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ def permuted_index(
 ) -> np.ndarray:
     """Return the sample indices at `position` (int64 [...]) of an epoch's order.
 
-    Each position must be in [0, num_samples), else ValueError is raised.
+    Raises ValueError unless every position is in [0, num_samples).
 
-    part: selects an independent order of the same epoch. For each (seed, epoch, part) the result is
-    a bijection of [0, num_samples): a Feistel network over the next power of four, applied
-    repeatedly until the value is below `num_samples` (cycle walking; Black and Rogaway 2002,
-    "Ciphers with Arbitrary Finite Domains"). The expected number of applications is below four,
-    because the power of four is less than four times `num_samples`.
+    part: the number of an independent order of the same epoch. For each (seed, epoch, part), the
+    result is a bijection of [0, num_samples): a Feistel network over the next power of four,
+    applied repeatedly until the value is below `num_samples` (cycle walking; Black and Rogaway
+    2002, "Ciphers with Arbitrary Finite Domains"). The expected number of applications is below
+    four, because the power of four is less than four times `num_samples`.
     """
     position = np.asarray(position)
     if len(outside := position[(position < 0) | (position >= num_samples)]):
@@ -53,9 +53,9 @@ def permuted_index(
     keys = _round_keys(seed, epoch, part)
     value = _feistel(position.astype(np.uint64), half, keys)
     # The network permutes [0, 4**half), which is larger than the epoch. Applying it again to values
-    # outside the epoch follows the cycle of the permutation on which they are. Every cycle returns
-    # to its start, which is inside, so the walk ends. Two positions cannot reach the same sample,
-    # because every value has exactly one predecessor. Hence the result is a bijection too.
+    # outside the epoch follows their cycle in the permutation. Every cycle returns to its start,
+    # which is inside the epoch, so the walk ends. Two positions cannot reach the same sample,
+    # because every value has exactly one predecessor. The result is therefore also a bijection.
     while len(walking := np.flatnonzero(value >= np.uint64(num_samples))):
         value.flat[walking] = _feistel(value.flat[walking], half, keys)
     return value.astype(np.int64)
@@ -65,8 +65,8 @@ def _feistel(value: np.ndarray, half: np.uint64, keys: list[int]) -> np.ndarray:
     """Permute [0, 4**half), keyed by `keys`.
 
     A round maps (left, right) to (right, left ^ f(right)), which can be inverted for any f: `right`
-    is in the output, so f(right) is known and the xor can be undone. `_mix` therefore only has to
-    scramble bits well, not be invertible.
+    is in the output, so f(right) is known and the xor can be undone. `_mix` therefore need not be
+    invertible; it only has to scramble bits well.
     """
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = value >> half, value & mask
@@ -76,7 +76,9 @@ def _feistel(value: np.ndarray, half: np.uint64, keys: list[int]) -> np.ndarray:
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 arithmetic wraps."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 arithmetic wraps
+    around.
+    """
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -84,8 +86,8 @@ def _mix(value: np.ndarray) -> np.ndarray:
 
 def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
     spawn_key = () if part is None else (part,)
-    # Each word has a fixed index. SeedSequence splits a large seed into two words, and the upper
-    # one would otherwise take the index of the epoch.
+    # Give each word a fixed index. SeedSequence splits a large seed into two words, and the upper
+    # word would otherwise take the index of the epoch.
     words = [seed & 0xFFFFFFFF, epoch, seed >> 32]
     sequence = np.random.SeedSequence(words, spawn_key=spawn_key)
     state = sequence.generate_state(_ROUNDS, np.uint64)
@@ -93,10 +95,10 @@ def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
 
 
 class _Epoch(NamedTuple):
-    """The shards of an epoch in its order.
+    """The shards of an epoch, in the order of the epoch.
 
-    shards: int64 [S]. starts: number of samples before each shard, int64 [S + 1]. groups: first
-    sample of each group, int64 [G + 1].
+    shards: the shards, int64 [S]. starts: the number of samples before each shard, int64 [S + 1].
+    groups: the first sample of each group, int64 [G + 1].
     """
 
     shards: np.ndarray
@@ -108,19 +110,22 @@ class Order:
     """Maps each position of the endless stream of epochs to a sample.
 
     If `shuffle_shards` is None, every epoch is one permutation of all samples. If it is N, an epoch
-    permutes the shards, divides them into groups of at most N shards of nearly equal count, and
-    permutes the samples in each group. Consecutive reads then touch one group, or two at a
-    boundary, so that a cache has to hold only these shards. Memory: a few numbers per shard.
+    permutes the shards, divides them into groups of at most N shards, with nearly equal numbers of
+    shards, and permutes the samples in each group. Consecutive reads then access one group, or two
+    at a boundary, so a cache has to store only the shards of these groups. An order requires a few
+    numbers of memory per shard.
 
     Example: four shards of 3 samples, shuffle_shards = 2, seed 0. Epoch 0 visits shards 2 1 | 0 3.
-    Its first six samples, 3 8 6 7 5 4, are those of shards 2 and 1 (samples 6 to 8 and 3 to 5), the
-    other six, 2 9 10 1 11 0, those of shards 0 and 3.
+    Its first six samples, 3 8 6 7 5 4, are those of shards 2 and 1 (samples 6 to 8 and 3 to 5). The
+    other six, 2 9 10 1 11 0, are those of shards 0 and 3.
     """
 
     def __init__(
         self, seed: int, shard_sizes: Sequence[int], shuffle_shards: int | None = None
     ) -> None:
-        """shard_sizes: number of samples of each shard, all above 0, in the order of the split."""
+        """shard_sizes: the number of samples in each shard, in the order of the split. All must be
+        above 0.
+        """
         self.seed = seed
         self.num_samples = sum(shard_sizes)
         num_shards = len(shard_sizes)
@@ -128,7 +133,7 @@ class Order:
         self.is_global = shuffle_shards is None
         self._sizes = np.asarray(shard_sizes, dtype=np.int64)
         self._first = np.cumsum(self._sizes) - self._sizes
-        # Group g has the shards [bounds[g], bounds[g + 1]) in the order of the epoch.
+        # Group g consists of the shards [bounds[g], bounds[g + 1]) in the order of the epoch.
         self._bounds = np.arange(self.num_groups + 1) * num_shards // self.num_groups
         self._epochs: dict[int, _Epoch] = {}
 
@@ -173,24 +178,26 @@ class Order:
         numbers = np.searchsorted(groups, positions, side="right") - 1
         permuted = np.empty_like(positions)
         for number in np.unique(numbers).tolist():
-            # Group `number` covers positions [first, end) of the epoch. Its positions are permuted
+            # Group `number` covers the positions [first, end) of the epoch, which are permuted
             # among themselves.
             here, (first, end) = numbers == number, groups[number : number + 2].tolist()
             permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
             )
-        # A permuted position counts through the shards in the order of the epoch. Find its shard,
-        # then add the offset in that shard to the index of the shard's first sample.
+        # A permuted position counts samples through the shards in the order of the epoch. Find its
+        # shard, and then add the offset within that shard to the index of the shard's first sample.
         visit = np.searchsorted(starts, permuted, side="right") - 1
         indices: np.ndarray = self._first[shards[visit]] + permuted - starts[visit]
         return indices
 
     def _epoch(self, number: int) -> _Epoch:
-        """Cache two epochs, because a batch may straddle the boundary between them."""
+        """Return an epoch. Two epochs are cached, because a batch may cross the boundary between
+        them.
+        """
         if number not in self._epochs:
             if len(self._epochs) > 1:
                 del self._epochs[min(self._epochs)]
-            # Groups use the parts 0 to num_groups - 1, so the shards use the next number.
+            # Groups use parts 0 to num_groups - 1, so the shards use the next number.
             shards = permuted_index(
                 self.seed,
                 number,
@@ -204,7 +211,7 @@ class Order:
 
 
 class InOrder:
-    """The samples of a split in stored order, once, shard by shard. Evaluation uses this order."""
+    """The samples of a split, each once, in stored order. Evaluation uses this order."""
 
     def __init__(self, shard_sizes: Sequence[int]) -> None:
         self._first = np.cumsum([0, *shard_sizes])
@@ -214,25 +221,25 @@ class InOrder:
         return int(np.searchsorted(self._first, position, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """Return that shard, or an empty list after the last one."""
+        """Return the shard `group` in a list, which is empty after the last shard."""
         return [group] if group < len(self._first) - 1 else []
 
 
 def share(count: int, rank: int, world_size: int) -> range:
     """Return the part of `count` items for `rank`.
 
-    Parts differ by at most one item and may be empty.
+    The sizes of the parts differ by at most one item, and parts may be empty.
     """
     return range(count * rank // world_size, count * (rank + 1) // world_size)
 
 
 class ByLength:
-    """An order whose windows of `num_batches` batches are sorted by length.
+    """An order in which each window of `num_batches` batches is sorted by length.
 
-    A window is a fixed range of the stream, so this order too is a function of the position alone
-    and can be resumed in the middle of a window. Only the samples inside a window change positions,
-    so each window contains the same samples as before. locate: the underlying order. lengths: maps
-    samples, int64 [n], to their lengths [n].
+    A window is a fixed range of the stream, so this order is also a function of the position alone
+    and can be resumed in the middle of a window. Samples change positions only within a window, so
+    each window contains the same samples as before. locate: the underlying order. lengths: a
+    function from samples, int64 [n], to their lengths [n].
     """
 
     def __init__(
@@ -249,7 +256,7 @@ class ByLength:
         self._seed = seed
         self._batch = batch
         self._num_batches = num_batches
-        # Cache of the last window, because a reader requests one batch at a time.
+        # A cache of the last window, because a reader requests one batch at a time.
         self._window: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -268,9 +275,9 @@ class ByLength:
         if self._window is None or self._window[0] != window:
             size = self._batch * self._num_batches
             epochs, samples = self._locate(np.arange(window * size, (window + 1) * size))
-            # A stable sort keeps the underlying order among samples of equal length.
+            # A stable sort preserves the underlying order among samples of equal length.
             by_length = np.argsort(self._lengths(samples), kind="stable")
-            # Shuffle the sorted batches, so that lengths do not grow over the window.
+            # Shuffle the sorted batches, so that lengths do not increase over the window.
             batches = permuted_index(
                 self._seed ^ _LENGTHS, window, np.arange(self._num_batches), self._num_batches
             )

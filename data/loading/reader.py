@@ -1,6 +1,6 @@
-"""Reads samples of a split into batches without a cursor. Runs in the loader's worker processes.
+"""Reads samples of a split into batches without a cursor, in the loader's worker processes.
 
-`data/loading/loader.py` decides which samples are requested, and in which order.
+`data/loading/loader.py` determines which samples are requested, and in which order.
 """
 
 from abc import abstractmethod
@@ -22,12 +22,12 @@ from data.loading.substitute import Substitute, read_or_substitute
 from data.loading.workers import read_ahead
 from data.shards.split import Split
 
-# An item, its label, and the substitute if the sample is bad.
+# An item, its label, and, if the sample is bad, its substitute.
 Row = tuple[Any, int, Substitute | None]
 
 
 class Share(NamedTuple):
-    """A rank's share of a global batch: stream positions, and the image size in pixels."""
+    """A rank's share of a global batch: the stream positions and the image size in pixels."""
 
     positions: range
     side: int
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 class Reader(Dataset):
     """Maps a request for a batch to the batch.
 
-    Errors are returned, not raised: torch would wrap them into a message of many lines.
+    Errors are returned, not raised, because torch would wrap them in a message of many lines.
     """
 
     def __init__(self, split: Split, inputs: Inputs) -> None:
@@ -54,11 +54,13 @@ class Reader(Dataset):
         """Return the batch. Raises ValueError or OSError if the samples cannot be read."""
 
     def batches(self, requests: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
-        """Yield a batch for each of `requests`, in order, read ahead by `workers` processes."""
+        """Yield a batch for each of `requests`, in order. `workers` processes read batches
+        ahead.
+        """
         return read_ahead(self, requests, workers=workers, pinned=pinned)
 
     def batch(self, rows: Iterable[Row], indices: np.ndarray, *, side: int) -> Batch:
-        """Collate `rows`, the samples `indices`. Rows are consumed one at a time."""
+        """Collate `rows`, which contain the samples `indices`. Rows are consumed one at a time."""
         labels, substitutes = np.empty(len(indices), np.int64), []
 
         def items() -> Iterator[Any]:
@@ -79,7 +81,7 @@ class Reader(Dataset):
     def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
         """Return the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
 
-        read: its bytes and label, if they have already been read.
+        read: the sample's bytes and label, if they have already been read.
         """
         if read is None:
             data, _, label = self.split.read(index)
@@ -94,7 +96,7 @@ class Reader(Dataset):
 class EvaluationReader(Reader):
     """Maps sample indices, int64 [b], to their batch. A bad sample raises an error.
 
-    in_order: batches are requested in stored order, so shards may be prefetched.
+    in_order: whether batches are requested in stored order, so that shards can be prefetched.
     """
 
     def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
@@ -116,8 +118,8 @@ class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
     `locate` maps positions to samples: `order` itself, or a length-sorted version of it.
-    Augmentation is keyed by (seed, epoch, sample), mixing by the pair of positions 2n and 2n + 1. A
-    bad sample is replaced.
+    Augmentation is keyed by (seed, epoch, sample), and mixing is keyed by the pair of positions 2n
+    and 2n + 1. A bad sample is replaced.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class TrainingReader(Reader):
         return self.batch(self._rows(epochs, indices, side), indices, side=side)
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yield the samples `indices` of `epochs`, augmented, or their substitutes."""
+        """Yield the augmented samples `indices` of `epochs`, or their substitutes."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
@@ -155,7 +157,7 @@ class TrainingReader(Reader):
             try:
                 data, label = read or self.split.read(index)[::2]
                 decoded = decode(data)
-            except ValueError:  # reads it again, and replaces it if the error occurs again
+            except ValueError:  # read the sample again, and replace it if the error recurs
                 (decoded, label), substitute = read_or_substitute(
                     self.decoded, seed, epoch, index, len(self.split)
                 )
@@ -165,9 +167,9 @@ class TrainingReader(Reader):
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Mix each row with its partner.
 
-        Partners are adjacent positions 2n and 2n + 1 of the stream. Each sample is decoded once and
-        used for both rows of its pair. If the partner belongs to the share of another rank, that
-        rank reports it if it is bad.
+        Partners are at the adjacent positions 2n and 2n + 1 of the stream. Each sample is decoded
+        once and used for both rows of its pair. If the partner belongs to another rank's share and
+        is bad, that rank reports it.
         """
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)

@@ -1,8 +1,8 @@
-"""Training on webdataset tars that have no index: the stream and its batches.
+"""Training on webdataset tars without an index: the stream and its batches.
 
 This replaces a split and its `TrainLoader` (`data/loading/loader.py`) when no index is available.
-It has fewer guarantees; `Stream.notice` lists the missing ones. `data/loading/stream_reader.py`
-reads the samples.
+It gives fewer guarantees; `Stream.notice` lists those that are missing.
+`data/loading/stream_reader.py` reads the samples.
 """
 
 import hashlib
@@ -31,13 +31,15 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Stream:
-    """The tars that a recipe's `data.stream` names. `manifest` provides the class list."""
+    """The tars listed in a recipe's `data.stream`. `manifest` provides the class list."""
 
     config: StreamConfig
     manifest: Manifest
 
     def __len__(self) -> int:
-        """Number of samples per epoch. The recipe sets it, because the tars are not counted."""
+        """Return the number of samples per epoch. The recipe sets it, because the samples in the
+        tars are not counted.
+        """
         return self.config.samples
 
     @property
@@ -45,7 +47,7 @@ class Stream:
         return len(self.manifest.classes)
 
     def class_counts(self) -> None:
-        """Return None: the samples are not counted."""
+        """Return None, because the samples are not counted."""
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits of a hash of the tar list and the class list."""
@@ -53,9 +55,9 @@ class Stream:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """Return one line on what a stream does not guarantee.
+        """Return one line that lists the guarantees that a stream does not give.
 
-        samples: consumed before a resume.
+        samples: the number of samples consumed before the run was resumed.
         """
         resumed = (
             f"resuming after {samples:,} samples with a new order, so some samples repeat before "
@@ -67,13 +69,13 @@ class Stream:
             f"{resumed}reading {len(self.config.addresses):,} tars as a stream without an index: "
             "batches depend on the number of ranks and workers, a resumed run begins a new order, "
             "checksums are not verified, data.stream.samples defines an epoch, and samples per "
-            "class are not counted (kway shard index indexes the tars)"
+            "class are not counted (to index the tars, run kway shard index)"
         )
 
     def tars(self, attempts: int) -> TarReader:
         """Return a reader for the tars.
 
-        Labels have the same meaning as in the shards of the manifest.
+        Labels have the same meaning as in the shards that the manifest describes.
         """
         source = self.manifest.source
         positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
@@ -106,8 +108,8 @@ class StreamLoader(EndlessLoader):
     """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
     Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
-    hashes of shard and key. Raises ValueError as `EndlessLoader` does, and for fewer tars than
-    readers (ranks x workers). After `close` a new order begins.
+    hashes of shard and key. Raises the errors of `EndlessLoader`, and ValueError if there are fewer
+    tars than readers (ranks x workers). After `close`, a new order begins.
     """
 
     remedy = REMEDY
@@ -132,7 +134,8 @@ class StreamLoader(EndlessLoader):
             device=device,
         )
         self._stream = stream
-        # With more ranks than rows, some ranks read nothing and are not assigned tars.
+        # If there are more ranks than rows, some ranks do not read anything and are not assigned
+        # tars.
         ranks = [one for one in range(world_size) if share(global_batch, one, world_size)]
         self._rank = ranks.index(rank) if rank in ranks else 0
         self._num_ranks = len(ranks)
@@ -145,8 +148,8 @@ class StreamLoader(EndlessLoader):
     def _check_readers(self, num_tars: int, workers: int) -> None:
         if num_tars < self._num_ranks * workers:
             raise ValueError(
-                f"data.stream.shards lists {num_tars} tar(s), fewer than the {self._num_ranks} "
-                f"rank(s) x {workers} worker(s) that read them: lower data.workers, use fewer "
+                f"data.stream.shards lists {num_tars} tar(s), but {self._num_ranks} rank(s) x "
+                f"{workers} worker(s) require at least one each: lower data.workers, use fewer "
                 "ranks or more tars, or run kway shard index"
             )
 

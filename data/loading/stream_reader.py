@@ -1,7 +1,7 @@
 """Reads the batches of a stream. Runs in the loader's worker processes.
 
-Each reader (one worker of one rank) gets its own shards in every pass over the tars, shuffles their
-samples in a bounded buffer of undecoded bytes, and decodes those of a batch.
+Each reader (one worker of one rank) is assigned its own shards in every pass over the tars,
+shuffles their samples in a bounded buffer of undecoded bytes, and decodes the samples of a batch.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from data.tars.stream import StreamSample, TarReader
 
 REMEDY = "fix"
 _NAMED = 3
-# A small bad tar may be assigned to the same reader several times by chance, but not this often.
+# By chance, a small bad tar may be assigned to the same reader several times, but not this often.
 _MAX_REPEATS = 100
 
 
@@ -39,10 +39,10 @@ class _Buffered(NamedTuple):
 
 @dataclass(frozen=True)
 class RankShare:
-    """The share of a rank: `rows` rows of each global batch, from row `offset`.
+    """The share of a rank: `rows` rows of each global batch, starting at row `offset`.
 
-    rank: position among the `num_ranks` ranks that read anything. seed and start (the samples
-    consumed before) key the order.
+    rank: the position of the rank among the `num_ranks` ranks that read samples. seed and start
+    (the number of samples consumed before) determine the order.
     """
 
     seed: int
@@ -55,10 +55,10 @@ class RankShare:
 
 
 class StreamReader(IterableDataset):
-    """Yields the batches of a rank indefinitely; its workers alternate.
+    """Yields the batches of a rank indefinitely. The rank's workers take turns.
 
-    A batch lists the samples that were skipped since the previous one. Errors are returned, not
-    raised: torch would wrap them into a message of many lines.
+    A batch lists the samples that were skipped since the previous batch. Errors are returned, not
+    raised, because torch would wrap them in a message of many lines.
     """
 
     def __init__(
@@ -98,12 +98,13 @@ class StreamReader(IterableDataset):
             yield error
 
     def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
-        """Yield the samples of one of `readers`, pass after pass.
+        """Yield the samples of reader number `reader` of `readers`, pass after pass.
 
-        Raises ValueError if no tar has a sample.
+        Raises ValueError if none of the tars contains a sample.
         """
         seed, start, num_shards = self._rank_share.seed, self._rank_share.start, len(self._shards)
-        # Reader r reads every `readers`-th position of the epoch's permutation of shards, from r.
+        # Reader r reads every `readers`-th position of the epoch's permutation of shards, starting
+        # at r.
         positions = np.arange(reader, num_shards, readers)
         empty: set[int] = set()
         for epoch in itertools.count():
@@ -135,7 +136,9 @@ class StreamReader(IterableDataset):
             yield decoded, waiting
 
     def _skip(self, skipped: Substitute) -> None:
-        """Record a new bad sample. Raises ValueError with the list if there are too many."""
+        """Record a new bad sample. Raises ValueError, with the list of bad samples, if there are
+        too many.
+        """
         if skipped.index in self._bad:
             return
         self._bad[skipped.index] = skipped.reason
@@ -145,7 +148,8 @@ class StreamReader(IterableDataset):
     def _no_samples(self) -> str:
         named = "; ".join(list(self._bad.values())[:_NAMED])
         return (
-            f"no usable sample in {len(self._shards)} tar(s): {named}: check data.stream.sample, "
+            f"{len(self._shards)} tar(s) contain no usable sample: {named}: check "
+            "data.stream.sample, "
             "data.stream.label_field and the class list of data.shards"
         )
 
@@ -173,7 +177,7 @@ class StreamReader(IterableDataset):
     def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
         """Apply random augmentation.
 
-        A resumed run draws other values than the interrupted pass.
+        A resumed run draws different values from those of the interrupted pass.
         """
         return self._inputs.for_training(
             decoded,
@@ -188,13 +192,13 @@ class StreamReader(IterableDataset):
     ) -> tuple[list[Any], Mixed]:
         """Mix rows 2n and 2n + 1 of this rank's batch.
 
-        An unpaired last row is mixed with itself.
+        If the last row does not have a partner, it is mixed with itself.
         """
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)
         draws = [
-            # Each pair gets two positions, so that pairs never share a key whatever the parity of
-            # the first row.
+            # Each pair uses two positions, so that pairs never share a key, regardless of the
+            # parity of the first row.
             mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
@@ -216,7 +220,8 @@ def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Ite
     later: list[_Buffered] = []
     epoch = 0
     for sample in samples:
-        # Keep at most two passes in the buffer, even if passes are shorter than it.
+        # Keep samples of at most two passes in the buffer, even if passes are shorter than the
+        # buffer.
         while sample.epoch > epoch and (not waiting or sample.epoch > epoch + 1):
             while waiting:
                 yield _drawn(waiting, rng)

@@ -1,8 +1,8 @@
 """Selects a substitute for each bad sample in training, and limits the number of bad samples.
 
-The choice depends only on (seed, epoch, index) and on which samples are bad, so it is the same for
-every world size. Replacing a sample, instead of skipping it, keeps all later samples at their
-positions in the global order.
+The choice depends only on (seed, epoch, index) and the set of bad samples, so it is the same for
+every world size. Replacing a sample instead of skipping it preserves the positions of all later
+samples in the global order.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,15 +19,15 @@ _NAMED = 20
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be used for training. The message names the shard, key and reason."""
+    """A sample that cannot be used for training. The message contains the shard, key and reason."""
 
 
 @dataclass(frozen=True)
 class Substitute:
-    """Sample `index` of the split is bad and was replaced by `by`.
+    """Sample `index` of the split is bad and was replaced by sample `by`.
 
-    `reason` names the shard and key. In a stream, `index` is the sample's number and `by` is None,
-    because the next sample follows.
+    `reason` contains the shard and key. In a stream, `index` is the sample's number, and `by` is
+    None because the next sample is used instead.
     """
 
     index: int
@@ -53,7 +53,7 @@ def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[
 def read_or_substitute(
     read: Callable[[int], Content], seed: int, epoch: int, index: int, num_samples: int
 ) -> tuple[Content, Substitute | None]:
-    """Return `read(index)`, or the result for the first valid substitute.
+    """Return `read(index)`, or the result for the first valid substitute if the sample is bad.
 
     `read` raises BadSampleError for a bad sample. If a thousand candidates are bad too, the error
     of `index` is raised.
@@ -71,9 +71,10 @@ def read_or_substitute(
 
 
 def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
-    """Raise ValueError with the list if more than `limit` samples are bad.
+    """Raise ValueError, with the list of bad samples, if there are more than `limit`.
 
-    bad: maps index to a reason that names shard and key. remedy: see `EndlessLoader.remedy`.
+    bad: a map from indices to reasons that contain the shard and key. remedy: see
+    `EndlessLoader.remedy`.
     """
     if len(bad) <= limit:
         return

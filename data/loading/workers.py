@@ -1,4 +1,4 @@
-"""The worker processes of a loader: reading ahead, and the memory that workers write to."""
+"""The worker processes of a loader, which read ahead, and the memory to which they write."""
 
 import math
 import os
@@ -17,22 +17,22 @@ from data.retry import TransientError
 
 LOST_WORKER = (
     "a loader process was killed, possibly because it ran out of memory: lower data.workers or "
-    "train.global_batch, or find out what killed it"
+    "train.global_batch, or check the system log for the cause"
 )
 
-# Batches per worker that are requested or ready ahead of the trainer.
+# The number of batches per worker that are requested or ready ahead of the trainer.
 PREFETCHED = 2
-# In addition, the worker fills one batch, and the trainer copies one.
+# In addition, the worker fills one batch and the trainer copies one.
 _NUM_SLOTS = PREFETCHED + 2
 
 
 def read_ahead(
     reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    """Yield the batches of `reader` in order, read ahead by `workers` processes.
+    """Yield the batches of `reader` in order. `workers` processes read batches ahead.
 
-    requests: one per batch; None for an iterable reader. Raises the errors that the reader returns,
-    and TransientError if a process was killed.
+    requests: one request per batch, or None for an iterable reader. Raises the errors that the
+    reader returns, and TransientError if a process was killed.
     """
     loader = DataLoader(
         reader,
@@ -41,8 +41,8 @@ def read_ahead(
         num_workers=workers,
         prefetch_factor=PREFETCHED if workers else None,
         pin_memory=pinned,
-        # A separate generator: the loader draws a seed, which must not advance the trainer's global
-        # one.
+        # Use a separate generator, because the loader draws a seed, which must not advance the
+        # trainer's global generator.
         generator=torch.Generator(),
         worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
     )
@@ -54,7 +54,7 @@ def read_ahead(
 
 
 def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
-    """Yield what the workers send. Raises TransientError if a worker was killed."""
+    """Yield the results that the workers send. Raises TransientError if a worker was killed."""
     try:
         yield from loader
     except (RuntimeError, ConnectionError, EOFError) as error:
@@ -72,18 +72,18 @@ def _own(batch: Batch) -> Batch:
 
 
 def is_lost_worker(error: RuntimeError) -> bool:
-    """Whether `error` is torch's report of a killed worker.
+    """Return whether `error` is torch's report of a killed worker.
 
-    Its signal handler can raise anywhere.
+    torch's signal handler can raise this error at any point of the program.
     """
     return str(error).startswith("DataLoader worker")
 
 
 def begin_worker(_number: int, *, parent: int) -> None:
-    """Make a new worker end with its rank, the process `parent`.
+    """Make a new worker exit when its rank, the process `parent`, exits.
 
-    torch alone checks only every five seconds. The worker gets its own process group, because a
-    launcher signals the whole group of a rank, and the rank still needs its workers to finish the
+    torch itself checks only every five seconds. The worker gets its own process group, because a
+    launcher signals the entire group of a rank, but the rank still needs its workers to finish the
     step and save a checkpoint.
     """
     os.setpgrp()
@@ -91,7 +91,7 @@ def begin_worker(_number: int, *, parent: int) -> None:
 
 
 class PixelMemory:
-    """Memory for the batches of one process.
+    """The memory for the batches of one process.
 
     Pickling creates an empty instance, so that each process has its own.
     """
@@ -103,8 +103,8 @@ class PixelMemory:
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Return an uninitialized uint8 tensor of `shape`.
 
-        In a worker the memory is shared with the trainer and reused `PREFETCHED` + 2 batches later.
-        The trainer must copy it before that.
+        In a worker, the memory is shared with the trainer and reused `PREFETCHED` + 2 batches
+        later. The trainer must copy it before then.
         """
         if get_worker_info() is None:
             return torch.empty(shape, dtype=torch.uint8)
@@ -112,7 +112,7 @@ class PixelMemory:
         self._next_slot = (self._next_slot + 1) % _NUM_SLOTS
         slot = self._slots[self._next_slot]
         if slot is None or slot.nbytes() < size:
-            # As torch's default collate does in a worker.
+            # This is what torch's default collate function does in a worker.
             slot = self._slots[self._next_slot] = torch.UntypedStorage._new_shared(size)
         pixels = torch.empty(0, dtype=torch.uint8)
         return pixels.set_(slot, 0, shape)  # type: ignore[call-overload]

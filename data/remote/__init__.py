@@ -1,1 +1,3 @@
-"""Shards at a URL: fetched once per machine, verified, and stored in a bounded cache."""
+"""Shards at a URL, which are fetched once per machine, verified, and stored in a cache of bounded
+size.
+"""

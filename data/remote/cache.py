@@ -1,8 +1,8 @@
-"""A bounded cache folder that all processes of a machine share.
+"""A cache folder of bounded size that all processes of a machine share.
 
 Each file is created once, by the first process that needs it. The least recently used files are
-evicted when space is needed. The caller defines what the files are and how to create them; a file's
-name identifies its content.
+evicted when space is needed. The caller defines the files and the functions that create them. A
+file's name identifies its content.
 """
 
 import fcntl
@@ -28,10 +28,12 @@ _SMALL_STAYS_SECONDS = 600
 
 
 class Cache:
-    """Files in `folder`, at most `max_bytes` in total, except for small files being fetched.
+    """The files in `folder`, whose total size is at most `max_bytes`, not counting small files that
+    are being fetched.
 
     A file that is evicted while a process has it open stays readable there, and uses disk space
-    until it is closed. Safe for any number of processes and threads, and after fork.
+    until it is closed. The cache is safe to use from any number of processes and threads, and after
+    fork.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -51,7 +53,7 @@ class Cache:
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Whether `name` exists. If it does, mark it as in use."""
+        """Return whether `name` exists. If it does, mark it as in use."""
         _touch(self.path(name))
         return self.path(name).exists()
 
@@ -62,8 +64,9 @@ class Cache:
     def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
         """Return a descriptor of the file `name`. If it does not exist, `fill` writes it first.
 
-        size: the expected size in bytes; space is reserved before the file is written. None: a
-        small file. Raises what `fill` raises, and OSError with a fix if the disk is full.
+        size: the expected size in bytes, for which space is reserved before the file is written, or
+        None for a small file. Raises the errors of `fill`, and OSError with a fix if the disk is
+        full.
         """
         while True:
             try:
@@ -82,7 +85,7 @@ class Cache:
     def fetch(self, name: str, fill: Fill, *, size: int | None = None) -> None:
         """Create `name` unless it exists or another process is creating it.
 
-        Wait while many files are being created, so that many processes do not overload a server.
+        Waits while many files are being created, so that many processes do not overload a server.
         """
         while not self.has(name) and self._num_incoming() >= _AHEAD_AT_ONCE:
             time.sleep(_POLL_SECONDS)
@@ -94,20 +97,22 @@ class Cache:
         self.path(name).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Evict down to the limit after small files, for which no space was reserved."""
+        """Evict files down to the limit after small files were added, for which no space was
+        reserved.
+        """
         with self._locked():
             self._evict(self.max_bytes)
 
     def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
         """Create the file and open it.
 
-        Returns None if another process has created it or is creating it. The temporary file is
-        locked while it is written, and renamed while locked. A process that waited for the lock
-        detects the rename. The operating system releases the lock of a killed process.
+        Returns None if another process has created the file or is creating it. The temporary file
+        is locked while it is written and renamed. A process that waited for the lock detects the
+        rename. The operating system releases the lock of a killed process.
         """
         temporary = self._incoming / name
         with explained(temporary), ExitStack() as stack:
-            # Under the folder lock: otherwise another process could delete the new file as
+            # Hold the folder lock, because otherwise another process could delete the new file as
             # abandoned before it is locked.
             with self._locked():
                 file = stack.enter_context(open(temporary, "r+b", opener=_open_or_create))
@@ -136,7 +141,7 @@ class Cache:
                 self._reserve(file, size)
             fill(file)
             flush(file)
-            # Opened before the rename, because the file can be evicted right after it.
+            # Open the file before the rename, because it can be evicted immediately afterwards.
             descriptor = os.open(temporary, os.O_RDONLY)
             temporary.rename(path)
             return descriptor
@@ -145,7 +150,9 @@ class Cache:
             raise
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
-        """Reserve space for `size` bytes by giving the file its full length before its content."""
+        """Reserve space for `size` bytes by extending the file to its full length before its
+        content is written.
+        """
         if size > self.max_bytes:
             raise ValueError(
                 f"{Path(file.name).name} has {size} bytes, but the cache is limited to "
@@ -157,13 +164,13 @@ class Cache:
                 if self._evict(self.max_bytes - size):
                     file.truncate(size)
                     return
-            # Only files being written are left. They can be evicted once they are complete.
+            # The remaining files are being written. They can be evicted once they are complete.
             time.sleep(_POLL_SECONDS)
 
     def _num_incoming(self) -> int:
         """Count the files being written, and delete those that killed processes left behind."""
         if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
-            return 0  # few, even if some are abandoned
+            return 0  # there are few, even if some are abandoned
         with self._locked():
             self._remove_abandoned()
         return len(os.listdir(self._incoming))
@@ -175,7 +182,7 @@ class Cache:
     def _evict(self, max_bytes: int) -> bool:
         """Unlink the least recently used files until at most `max_bytes` remain.
 
-        Unfinished files of killed processes are deleted too. Returns False if the rest of the files
+        Unfinished files of killed processes are deleted too. Returns False if the remaining files
         cannot be deleted.
         """
         self._remove_abandoned()
@@ -198,7 +205,7 @@ class Cache:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock the folder, so that only one process of the machine counts and evicts files."""
-        # Opened for reading, because the file may belong to another user.
+        # Open the file for reading, because it may belong to another user.
         with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
@@ -214,7 +221,7 @@ def _open_or_create(path: str, flags: int) -> int:
 def _touch(file: Path | int) -> None:
     """Update the modification time, which marks a file as in use, if the file exists.
 
-    In a shared folder this fails for files of other users; only their owner's processes update
+    In a shared folder, this fails for files of other users; only processes of the owner update
     them.
     """
     with suppress(FileNotFoundError, PermissionError):
@@ -230,7 +237,7 @@ def _lock(file: IO[bytes], *, wait: bool) -> bool:
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether the open file is still the one at `path`."""
+    """Return whether the open file is still the file at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

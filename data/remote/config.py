@@ -14,7 +14,7 @@ SCHEMES = ("file", "http", "https", "s3", "gs", "memory")
 
 
 def is_url(shards: Path | str) -> bool:
-    """Whether `shards` is a URL; anything else is a local path."""
+    """Return whether `shards` is a URL; any other text is a local path."""
     return isinstance(shards, str) and "://" in shards
 
 
@@ -37,7 +37,7 @@ def check_url(url: str) -> str:
 
 
 def file_url(folder: str, file: str) -> str:
-    """Return the URL of a file, named by a manifest, in the folder at URL `folder`."""
+    """Return the URL of a file that a manifest lists, in the folder at the URL `folder`."""
     if file in (".", ".."):
         raise ValueError(f"{folder}: {file!r} is not a file name: create the manifest again")
     return f"{folder}/{quote(file) if folder.startswith('http') else file}"
@@ -49,10 +49,15 @@ class CacheConfig(FrozenConfig):
     It is not used for local folders.
     """
 
-    folder: Path = Field(Path("~/.cache/kway/shards"), description="folder on a local disk")
-    gigabytes: float = Field(50, gt=0, description="maximum size in GB; 1 GB is 10^9 bytes")
+    folder: Path = Field(Path("~/.cache/kway/shards"), description="cache folder on a local disk")
+    gigabytes: float = Field(
+        50, gt=0, description="maximum size of the cache in GB; 1 GB is 10^9 bytes"
+    )
     attempts: int = Field(
-        8, ge=1, le=100, description="attempts to fetch a file when the network or server fails"
+        8,
+        ge=1,
+        le=100,
+        description="maximum number of attempts to fetch a file if the network or server fails",
     )
 
     @property

@@ -14,7 +14,7 @@ from typing import IO, Any
 from data.retry import TransientError, wait_before_retry
 
 REMEDY = (
-    "check the network and the server and run the same command again, or raise data.cache.attempts"
+    "check the network and the server, and run the same command again, or raise data.cache.attempts"
 )
 
 _PIECE = 1 << 20
@@ -22,13 +22,13 @@ _RANGE = 1 << 23  # bytes per request, for backends that read by ranges
 _SILENCE_SECONDS = 60
 _PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
-# Exceptions of these packages are network errors whatever their type. Any others are bugs.
+# Exceptions of these packages are network errors, regardless of their type. Any others are bugs.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 _WRONG_TWICE = 2
 
 
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
-    """Yield the content of the file at `url` from byte `start`, in pieces.
+    """Yield the content of the file at `url`, starting at byte `start`, in pieces.
 
     Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
     FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
@@ -44,13 +44,13 @@ def _open(url: str, start: int) -> IO[bytes]:
 
     scheme = url.partition("://")[0]
     try:
-        # Created for each call: fsspec caches one instance per process, which does not survive a
-        # fork.
+        # Create the file system for each call, because fsspec caches one instance per process,
+        # which does not survive a fork.
         if scheme in ("http", "https"):
             files = fsspec.filesystem(scheme, get_client=_client)
-            # With a size and no blocks, fsspec sends one plain GET without a HEAD before it. The
-            # range starts one byte early, because servers reject a range that begins at the end of
-            # the file.
+            # With a size and without blocks, fsspec sends one plain GET request without a preceding
+            # HEAD request. The range starts one byte early, because servers reject a range that
+            # begins at the end of the file.
             options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
             stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
             if start:
@@ -60,7 +60,7 @@ def _open(url: str, start: int) -> IO[bytes]:
             stream = files.open(url, "rb", cache_type="readahead", block_size=_RANGE)
             stream.seek(start)
     except ImportError as error:
-        raise ValueError(f"{url}: {error}: pip install 'kway[remote]'") from error
+        raise ValueError(f"{url}: {error}: run pip install 'kway[remote]'") from error
     return stream
 
 
@@ -72,7 +72,7 @@ def _skip(stream: IO[bytes], count: int) -> None:
 async def _client(**settings: Any) -> Any:
     """Create the HTTP session of fsspec.
 
-    It limits idle time, not duration, and rejects redirects from https to http.
+    It limits idle time, not the total duration, and rejects redirects from https to http.
     """
     import aiohttp
 
@@ -113,7 +113,7 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _of_status(url: str, error: Exception) -> OSError:
-    """Classify an error by its HTTP status, if it has one. gcsfs stores the status as text."""
+    """Classify an error by its HTTP status, if it has a status. gcsfs stores the status as text."""
     kind = type(error).__name__
     if kind == "TooManyRedirects" or "Credential" in kind:
         return _denied(url, error)
@@ -131,7 +131,7 @@ def _denied(url: str, error: Exception) -> PermissionError:
 
 
 def _reason(error: Exception) -> str:
-    """Return one short line. Many network errors have no text of their own."""
+    """Return one short line. Many network errors do not have a message."""
     if type(error).__name__ == "TooManyRedirects":
         return "too many redirects"
     status, message = getattr(error, "status", None), getattr(error, "message", "")
@@ -142,7 +142,7 @@ def _reason(error: Exception) -> str:
 
 
 class _WrongContentError(ValueError):
-    """The content received is not the requested file. The message gives the reason."""
+    """The received content is not the requested file. The message gives the reason."""
 
 
 class _ShortContentError(_WrongContentError):
@@ -159,11 +159,12 @@ def fetch(
     sha256: str | None = None,
     check: Callable[[Path], object] | None = None,
 ) -> None:
-    """Write the file at `url` to `file`, from its start.
+    """Write the content at `url` to `file`, from the beginning.
 
-    exact: the size must be `max_bytes`, not just at most that. sha256: expected digest. check:
-    raises ValueError if the file at the path of `file` is wrong. Transient failures are tried up to
-    `attempts` times, wrong content twice. Errors of writing to `file` are not handled here.
+    exact: whether the size must equal `max_bytes` instead of being at most `max_bytes`. sha256: the
+    expected digest. check: a function that raises ValueError if the file at the path of `file` is
+    wrong. The download is attempted up to `attempts` times for transient failures, and twice for
+    wrong content. Errors that occur when writing to `file` are not handled here.
 
     Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL, and
     ValueError if the file there is not the requested one.
@@ -188,7 +189,7 @@ def fetch(
 
 
 def fetch_bytes(url: str, *, attempts: int, max_bytes: int) -> bytes:
-    """Return the content of a small file at `url`. Raises as `fetch` does."""
+    """Return the content of a small file at `url`. Raises the errors of `fetch`."""
     content = BytesIO()
     fetch(url, content, attempts=attempts, max_bytes=max_bytes)
     return content.getvalue()

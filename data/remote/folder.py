@@ -28,7 +28,7 @@ _log = logging.getLogger("kway.data")
 _INDEX_THREADS = 16
 _INDEX_TRIES = 10
 _REPORT_SECONDS = 5.0
-# Size of the header, which contains names of up to 255 characters, and of each entry.
+# The sizes of the header, which contains names of up to 255 characters, and of each entry.
 _MAX_INDEX_BYTES = (1 << 16, 30)
 
 
@@ -56,14 +56,15 @@ class RemoteFolder(ShardFolder):
         return file_url(self.url, shard.file)
 
     def remedy(self, shard: ShardInfo) -> str:
-        return f"delete the cached copy {self._cache.path(_shard_name(shard))} and run it again"
+        return f"delete the cached copy {self._cache.path(_shard_name(shard))} and retry"
 
     # ---------------------------------------------------------------- indices
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Return the indices of `shards`. Missing ones are fetched first, several in parallel.
+        """Return the indices of `shards`. Missing indices are fetched first, several in
+        parallel.
 
-        Raises ValueError also if the cache is too small for the indices and the largest shard.
+        Also raises ValueError if the cache is too small for the indices and the largest shard.
         """
         missing = [shard for shard in shards if not self._cache.has(_index_name(shard))]
         self._check_indices(missing)
@@ -124,7 +125,7 @@ class RemoteFolder(ShardFolder):
         os.close(self._cache.open(_index_name(shard), fill))
 
     def _index(self, shard: ShardInfo) -> ShardIndex:
-        """Open the cached index. Fetch it again if the copy is damaged or was just evicted."""
+        """Open the cached index. It is fetched again if the copy is damaged or was just evicted."""
         path = self._cache.path(_index_name(shard))
         for _ in range(_INDEX_TRIES):
             try:
@@ -164,7 +165,7 @@ class RemoteFolder(ShardFolder):
         )
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Check the worst case: the largest shards may be in the same groups."""
+        """Check the worst case, in which the largest shards are in the same groups."""
         largest = sorted((shard.bytes for shard in shards), reverse=True)
         at_once = min(order.shards_at_once * groups_at_once, len(shards))
         needed = sum(largest[:at_once])
@@ -190,7 +191,7 @@ def _shard_name(shard: ShardInfo) -> str:
 def _key(shard: ShardInfo) -> str:
     """Return the cache key of an index.
 
-    The same tar may have several, with other class lists, splits or names.
+    The same tar may have several indices, with different class lists, splits or names.
     """
     return hashlib.sha256(shard.model_dump_json().encode()).hexdigest()
 
@@ -205,7 +206,7 @@ def _max_index_bytes(shard: ShardInfo) -> int:
 
 
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
-    """Open the index at `path`. Raises ValueError with the reason, without the path."""
+    """Open the index at `path`. Raises ValueError with the reason but without the path."""
     index = map_index(path)
     if index.info != shard:
         raise ValueError("does not match the manifest")

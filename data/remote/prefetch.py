@@ -1,6 +1,6 @@
-"""Prefetches shards: while one group of an order is read, the next one is fetched.
+"""Prefetches shards: while one group of an order is read, the next group is fetched.
 
-Fetching runs in daemon threads. It affects only speed, not which samples are read.
+Daemon threads fetch the shards. This affects only speed, not which samples are read.
 """
 
 import logging
@@ -22,8 +22,8 @@ _REFRESH_SECONDS = 60.0
 class ShardPrefetcher:
     """Prefetches the `shards` of one split in `folder`.
 
-    Call `stop`, or let it end with the process. A forked child does not inherit its threads and may
-    start its own.
+    Call `stop`, or let the threads end with the process. A forked child does not inherit the
+    threads, but may start its own.
     """
 
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
@@ -35,10 +35,11 @@ class ShardPrefetcher:
         self._waits = False
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetch the shards that `order` reads from `position`: this group and the next one.
+        """Fetch the shards that `order` reads from `position` on: those of this group and the next
+        one.
 
-        The call is cheap if the group is unchanged. Once a minute the group and the indices are
-        marked as in use, so that they are not evicted. Nothing happens for a local folder.
+        The call is cheap if the group is unchanged. Once a minute, the group and the indices are
+        marked as in use, so that they are not evicted. For a local folder, the call has no effect.
         """
         if (capacity := self._folder.bytes_at_once) is None:
             return
@@ -49,7 +50,7 @@ class ShardPrefetcher:
         self._start(self._shards_to_fetch(order, current[1], capacity))
 
     def stop(self) -> None:
-        """Stop starting downloads. Downloads in progress finish."""
+        """Stop starting downloads. Downloads in progress are completed."""
         self._queue.clear()
         self._current = None
 
@@ -80,8 +81,7 @@ class ShardPrefetcher:
             )
 
     def _start(self, shards: Sequence[ShardInfo]) -> None:
-        # Each call gets its own queue. Threads of the previous call end when their queue is
-        # cleared.
+        # Each call has its own queue. Threads of the previous call end when their queue is cleared.
         self._queue.clear()
         self._queue = queue = deque(shards)
         for _ in range(min(_THREADS, len(queue))):
@@ -100,5 +100,5 @@ def _drain(queue: deque[ShardInfo], folder: ShardFolder) -> None:
         except (OSError, ValueError) as error:
             if not main_thread().is_alive():
                 return
-            # The reader of this shard gets the same error and raises it.
+            # The reader of this shard encounters the same error and raises it.
             _log.warning("prefetch failed: %s", error)

@@ -1,1 +1,1 @@
-"""Folders of shards: the manifest, the offset index, splits as lists of samples, and the writer."""
+"""Folders of shards: the manifest, offset indices, splits as lists of samples, and the writer."""

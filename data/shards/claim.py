@@ -14,7 +14,7 @@ from data.files import TEMPORARY, explained
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.skipped import SKIPPED
 
-# Exists while a folder is unfinished. Contains the description of its source.
+# This file exists while a folder is unfinished and contains the description of its source.
 UNFINISHED = "unfinished.json"
 
 
@@ -28,20 +28,20 @@ def check_same(folder: Path, found: SourceInfo, expected: SourceInfo) -> None:
 
 @contextmanager
 def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
-    """Lock `folder` while shards of `about` are written to it.
+    """Lock `folder` while shards of the source `about` are written to it.
 
     The folder is created if it is missing. Raises ValueError, and changes nothing, if the folder
     contains anything else or is locked by another process. If the block raises ValueError, the
-    files that were written are deleted: the input must change, so the run cannot be resumed. A
-    folder that was finished before keeps its shards.
+    files that were written are deleted, because the input must change, so the run cannot be
+    resumed. A folder that was already finished keeps its shards.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose a folder for the shards")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / UNFINISHED
-    # The file is created and locked before it is written, so that only one of two concurrent runs
-    # claims the folder.
+    # Create and lock the file before it is written, so that only one of two concurrent runs claims
+    # the folder.
     with note.open("ab+", buffering=0) as held:
         _lock(held, folder)
         _check_note(held, folder, about, new=new)
@@ -58,7 +58,7 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
 
 
 def _lock(held: IO[bytes], folder: Path) -> None:
-    busy = f"{folder} is being written by another kway shard: wait until it finishes"
+    busy = f"{folder} is being written by another kway shard process: wait until it finishes"
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed this file since it was opened.
@@ -69,7 +69,9 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Check the note against `about`. An empty note is new, and `about` is written to it."""
+    """Check the note against `about`. If the note is empty, it is new, and `about` is written to
+    it.
+    """
     held.seek(0)
     content = held.read()
     try:
@@ -92,7 +94,7 @@ def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) 
 
 
 def _check_free(folder: Path, about: SourceInfo) -> None:
-    """Raise ValueError unless the folder is empty or has finished shards of `about`."""
+    """Raise ValueError unless the folder is empty or contains finished shards of `about`."""
     if (folder / MANIFEST).is_file():
         check_same(folder, Manifest.read(folder).source, about)
         return

@@ -1,8 +1,8 @@
-"""Finds byte-identical samples, to count them in finished shards or to exclude them from training.
+"""Finds byte-identical samples, to count them in finished shards or exclude them from training.
 
-The offset indices contain sizes and checksums. Samples with equal ones are candidates, and only
-these are read, so no source needs another pass over its data. Images that only look similar are not
-found.
+The offset indices contain sizes and checksums. Samples with equal sizes and checksums are
+candidates. Only candidates are read, so no source needs another pass over its data. Images that
+merely look similar are not found.
 """
 
 import hashlib
@@ -26,8 +26,9 @@ from data.sources.source import Sample
 class Duplicates:
     """Duplicates in one split.
 
-    in_training: samples that are also in the training split. other_class: how many of those have
-    only other classes there. repeated: samples that repeat an earlier sample of the same split.
+    in_training: the number of samples that are also in the training split. other_class: the number
+    of those samples that have only other classes there. repeated: the number of samples that repeat
+    an earlier sample of the same split.
     """
 
     split: str
@@ -49,8 +50,8 @@ class Duplicates:
 def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
     """Count exact duplicates in finished shards, for each split.
 
-    Memory: about 30 bytes per sample. Raises ValueError or FileNotFoundError as `Manifest.load`
-    does, and for a damaged sample.
+    This requires about 30 bytes of memory per sample. Raises the errors of `Manifest.load`, and
+    ValueError for a damaged sample.
     """
     manifest = Manifest.load(folder)
     found = {
@@ -81,7 +82,7 @@ def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
 class HeldOut:
     """The samples of the evaluation splits. `without` removes identical samples from training.
 
-    dropped: number of samples removed so far.
+    dropped: the number of samples removed so far.
     """
 
     def __init__(self, shards: Iterable[Path]) -> None:
@@ -91,7 +92,9 @@ class HeldOut:
         self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
-        """Yield `samples`, with those that another split contains replaced by `Skipped`."""
+        """Yield `samples`, in which samples that another split contains are replaced by
+        `Skipped`.
+        """
         for sample in samples:
             if isinstance(sample, Sample) and self._contains(sample.data):
                 self.dropped += 1
@@ -108,9 +111,9 @@ class HeldOut:
 
 
 class _Shards:
-    """Samples of several shards with consecutive numbers.
+    """The samples of several shards, numbered consecutively.
 
-    fingerprints: size and crc32 of each sample, uint64 [N].
+    fingerprints: the size and crc32 of each sample, uint64 [N].
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:

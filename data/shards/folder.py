@@ -22,12 +22,12 @@ _MAX_OPEN_FILES = 256
 
 
 class ShardFolder(ABC):
-    """Shards and their indices. `str` returns the path or URL."""
+    """A folder of shards and their indices. `str` returns the path or URL."""
 
     verified: bool = False
     """Whether files from `open` have been checked against the SHA-256 in the manifest."""
     bytes_at_once: int | None = None
-    """Bytes of shards that fit at the same time. None: no limit."""
+    """The number of bytes of shards that fit at the same time, or None for no limit."""
 
     @property
     @abstractmethod
@@ -46,7 +46,7 @@ class ShardFolder(ABC):
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
         """Return the indices of `shards`.
 
-        Raises ValueError if one is damaged or does not match.
+        Raises ValueError if an index is damaged or does not match its shard.
         """
 
     @abstractmethod
@@ -54,7 +54,9 @@ class ShardFolder(ABC):
         """Return a new file descriptor of a shard, for `pread`."""
 
     def evicted(self, descriptor: int) -> bool:
-        """Whether the file of a descriptor was deleted, so that it exists only while it is open."""
+        """Return whether the file of a descriptor was deleted, so that it exists only while it is
+        open.
+        """
         return False
 
     def prefetch(self, shard: ShardInfo) -> None:
@@ -100,14 +102,14 @@ class LocalFolder(ShardFolder):
                 f"the index of {path} does not match the manifest: delete the folder and run kway "
                 "shard again"
             )
-        return replace(index, info=shard)  # equal objects are shared to save memory
+        return replace(index, info=shard)  # equal objects share memory
 
     def open(self, shard: ShardInfo) -> int:
         return os.open(self.path / shard.file, os.O_RDONLY)
 
 
 class OpenShards:
-    """Open files of `shards` in `folder`, by shard number.
+    """The open files of `shards` in `folder`, by shard number.
 
     A file is opened when it is first read.
     """
@@ -118,13 +120,13 @@ class OpenShards:
         self._files: OrderedDict[int, int] = OrderedDict()
 
     def read(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
-        """Call `read(descriptor, *where)` on a shard. Retries after a transient error."""
+        """Return `read(descriptor, *where)` for a shard. Retries after a transient error."""
         attempt = 1
         while True:
             try:
                 return read(self._file(shard), *where)
             except OSError as error:
-                self._close_file(shard)  # a stale descriptor stays stale
+                self._close_file(shard)  # a stale descriptor does not recover
                 address = self._folder.address(self._shards[shard])
                 wait_before_retry(address, error, attempt)
             attempt += 1
@@ -141,7 +143,7 @@ class OpenShards:
     def _file(self, shard: int) -> int:
         """Return the descriptor of a shard.
 
-        Close the least recently used one if too many are open.
+        If too many descriptors are open, the least recently used one is closed.
         """
         if shard in self._files:
             self._files.move_to_end(shard)

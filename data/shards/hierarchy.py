@@ -12,7 +12,7 @@ from data.shards.manifest import ClassInfo, Manifest
 
 PATH = "path"
 SEPARATOR = " > "
-MAX_DEPTH = 100  # the nouns of WordNet have 19
+MAX_DEPTH = 100  # the depth of the nouns in WordNet is 19
 MAX_NAME = 1000  # characters
 
 ClassPath = tuple[str, ...]
@@ -20,9 +20,10 @@ ClassPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class HierarchySize:
-    """classes: classes with a path.
+    """The size of a class hierarchy.
 
-    nodes: nodes above classes. depth: length of the longest path.
+    classes: the number of classes with a path. nodes: the number of nodes above classes. depth: the
+    length of the longest path.
     """
 
     classes: int
@@ -34,7 +35,9 @@ class HierarchySize:
 
 
 def join_path(names: Sequence[str]) -> str:
-    """Join names into a `path` attribute. Raises ValueError for invalid or too many names."""
+    """Join names to form a `path` attribute. Raises ValueError for invalid names or too many
+    names.
+    """
     joined = SEPARATOR.join(names)
     if reason := _mistake(names):
         raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")
@@ -44,10 +47,11 @@ def join_path(names: Sequence[str]) -> str:
 
 
 def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
-    """Return the names above each class [K], from the root down; empty for a class without a path.
+    """Return the names above each class [K], from the root down. The list is empty for a class
+    without a path.
 
-    Raises ValueError that names the class if a path is too long or contains a name twice, and
-    ValueError if no class has a path.
+    Raises ValueError, with the name of the class, if a path is too long or contains a name twice,
+    and ValueError if none of the classes has a path.
     """
     found = [_path(folder, info) for info in manifest.classes]
     if not any(found):
@@ -59,9 +63,9 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
 
 
 def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
-    """Return the size of the hierarchy, or None if no class has a path.
+    """Return the size of the hierarchy, or None if none of the classes has a path.
 
-    Raises as `class_paths` does.
+    Raises the errors of `class_paths`.
     """
     if not any(PATH in info.attributes for info in manifest.classes):
         return None
@@ -83,7 +87,7 @@ def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
 
 
 def _mistake(names: Sequence[str]) -> str | None:
-    """Return what is wrong with a path, or None."""
+    """Return the reason why a path is invalid, or None."""
     if len(names) > MAX_DEPTH:
         return f"{len(names):,} names, over the limit of {MAX_DEPTH}"
     if not names or not all(map(str.strip, names)):

@@ -2,8 +2,8 @@
 
 An index has 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
 memory-mapped, so all processes of a machine share it. The key is not stored here, because the tar
-header just before the bytes contains it. webdataset readers do not need the index: the tar is
-self-contained.
+header that precedes the bytes contains it. webdataset readers do not need the index, because the
+tar is self-contained.
 """
 
 import json
@@ -27,12 +27,12 @@ FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
-_AGAIN = "run kway shard again (kway shard index for tars from another source)"
+_AGAIN = "run kway shard again (or kway shard index, for tars from another source)"
 
-# Tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
-# [..., N]). places: block, size and crc32 of the `.cls` member, then of the sample. extension: of
-# the sample, then of the `.cls`. With this order, the range that training reads is contiguous and
-# does not contain `.cls` data.
+# The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
+# [..., N]). places: block, size and crc32 of the `.cls` member, followed by those of the sample.
+# extension: that of the sample, followed by that of the `.cls` member. With this order, the range
+# that training reads is contiguous and does not contain `.cls` data.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "places": ("U32", "<u4", (2, 3)),
     "labels": ("I32", "<i4", ()),
@@ -42,11 +42,13 @@ _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The locations of N samples. Column 0 is the sample itself, column 1 its `.cls` member.
+    """The locations of N samples. Column 0 is the sample itself, and column 1 is its `.cls`
+    member.
 
-    blocks: offset of the first byte in blocks of 512, uint32 [N, 2]. sizes: bytes, uint32 [N, 2].
-    crc32: uint32 [N, 2]. extension: position in `extensions`, uint8 [N, 2]. labels: int32 [N]. Each
-    column is contiguous. duplicates: samples that the writer dropped from this shard
+    blocks: the offset of the first byte in blocks of 512 bytes, uint32 [N, 2]. sizes: the sizes in
+    bytes, uint32 [N, 2]. crc32: the checksums, uint32 [N, 2]. extension: the positions in
+    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N]. Each column is contiguous.
+    duplicates: the number of samples that the writer dropped from this shard
     (`data/shards/duplicates.py`).
     """
 
@@ -70,16 +72,19 @@ class Entry(NamedTuple):
 
 
 class IndexBuilder:
-    """Collects the entries of one shard while it is written. Memory: 30 bytes per sample."""
+    """Collects the entries of one shard while it is written. This requires 30 bytes of memory per
+    sample.
+    """
 
     def __init__(self) -> None:
         self._extensions: list[str] = []
         self._places, self._labels, self._extension = array("I"), array("i"), array("B")
 
     def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
-        """Add `members` (extension -> bytes), written in sorted order from tar `offset`.
+        """Add `members` (extension -> bytes), which are written in sorted order from `offset` in
+        the tar.
 
-        Returns the offset after them.
+        Returns the offset after the members.
         """
         entries = {}
         for extension in sorted(members):
@@ -91,7 +96,7 @@ class IndexBuilder:
         return offset
 
     def add_entries(self, sample: Entry, label_member: Entry, *, label: int) -> None:
-        """Add a sample whose two members may be anywhere in the tar."""
+        """Add a sample whose two members can be anywhere in the tar."""
         for entry in (sample, label_member):
             if entry.extension not in self._extensions:
                 self._extensions.append(entry.extension)
@@ -108,9 +113,9 @@ class IndexBuilder:
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
-        """Return the file's content.
+        """Return the content of the index file.
 
-        `info` is included, so that a resumed run does not hash again.
+        `info` is included, so that a resumed run need not hash the shard again.
         """
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -119,7 +124,7 @@ class IndexBuilder:
         }
         if duplicates:
             about["duplicates"] = duplicates
-        # A single metadata key: safetensors writes several keys in random order.
+        # Use a single metadata key, because safetensors writes several keys in random order.
         return save(self._tensors(), metadata={"kway": json.dumps(about)})
 
     def _tensors(self) -> dict[str, np.ndarray]:
@@ -145,7 +150,8 @@ def index_path(shard: Path) -> Path:
 def open_index(shard: Path) -> ShardIndex:
     """Map the index of `shard`.
 
-    Raises FileNotFoundError if it is missing, and ValueError if it is damaged or of another format.
+    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has another
+    format.
     """
     path = index_path(shard)
     if not path.is_file():
@@ -163,7 +169,7 @@ class OtherFormatError(ValueError):
 
 
 def map_index(path: Path) -> ShardIndex:
-    """Map the index at `path`. The ValueError contains only what is wrong with it."""
+    """Map the index at `path`. Raises ValueError with only the reason if it is not valid."""
     try:
         return _open(path)
     except OtherFormatError:
@@ -175,8 +181,8 @@ def map_index(path: Path) -> ShardIndex:
 
 def _open(path: Path) -> ShardIndex:
     with path.open("rb") as file:
-        # The file is read and checked first, then mapped, so that only the pages that are used
-        # later stay in memory.
+        # Read and check the file first and then map it, so that only the pages that are used later
+        # stay in memory.
         content = np.frombuffer(file.read(), np.uint8)
         about, where = _layout(content)
         info = ShardInfo.model_validate(about["shard"])
@@ -201,7 +207,7 @@ def _open(path: Path) -> ShardIndex:
 
 
 def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
-    """Parse a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
+    """Parse the bytes of a safetensors file, uint8 [n], into metadata and tensor ranges.
 
     This follows the published layout, because the safetensors numpy reader copies every tensor.
     """
@@ -225,7 +231,9 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
 def _tensors(
     content: np.ndarray, where: Mapping[str, slice], samples: int
 ) -> dict[str, np.ndarray]:
-    """Return views. Raises ValueError if a tensor has too few bytes for its shape."""
+    """Return views of the tensors. Raises ValueError if a tensor has too few bytes for its
+    shape.
+    """
     return {
         name: content[where[name]].view(kind).reshape(*shape, samples)
         for name, (_, kind, shape) in _TENSORS.items()

@@ -1,4 +1,4 @@
-"""Label vectors of a folder of shards, one per class, from disk or from a URL."""
+"""The label vectors of a folder of shards, one per class, loaded from disk or from a URL."""
 
 import hashlib
 import os
@@ -21,8 +21,8 @@ def load_label_vectors(
 ) -> np.ndarray:
     """Return one vector per class, float32 [K, D], in class-list order.
 
-    Raises ValueError if the source has none or if the file does not match the manifest, and
-    FileNotFoundError if it is missing.
+    Raises ValueError if the source does not provide label vectors or the file does not match the
+    manifest, and FileNotFoundError if the file is missing.
     """
     if manifest.label_vectors is None:
         raise ValueError(
@@ -53,7 +53,7 @@ def _check_digest(path: Path, digest: str) -> None:
 def _vectors(path: Path, num_classes: int) -> np.ndarray:
     """Read the vectors.
 
-    Raises ValueError if the file has the right digest but the wrong content.
+    Raises ValueError if the file has the expected digest but invalid content.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -68,12 +68,15 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
             "run kway shard again"
         )
     if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
-        raise ValueError(f"{path} has values that are not finite float32: run kway shard again")
+        raise ValueError(
+            f"{path} contains values that are not finite float32: run kway shard again"
+        )
     return vectors
 
 
 def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
-    """Return the path of the cached copy, named by its SHA-256. Raises as `fetch` does.
+    """Return the path of the cached copy, which is named by its SHA-256. Raises the errors of
+    `fetch`.
 
     A damaged copy is fetched again.
     """

@@ -1,7 +1,7 @@
 """`manifest.json`: the contents of a folder of shards.
 
-It is written last, so a folder without it is unfinished. Data per sample is not here but in the
-offset index of each shard (`data/shards/index.py`).
+The manifest is written last, so a folder without it is unfinished. Data per sample is not stored
+here, but in the offset index of each shard (`data/shards/index.py`).
 """
 
 import gc
@@ -24,9 +24,10 @@ LABEL_VECTORS = "label_vectors.safetensors"
 FORMAT_VERSION = 1
 
 _MAX_MANIFEST_BYTES = 1 << 30
-_MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
+_MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its label
 
-# A name inside the folder: a manifest from an untrusted source must not reach outside it.
+# A name inside the folder, because a manifest from an untrusted source must not refer to files
+# outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 SplitName = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -34,10 +35,11 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Disable Python's garbage collector in the block, or in a decorated function.
+    """Disable Python's garbage collector inside the block or a decorated function.
 
-    While many objects are created, the collector repeatedly scans all of them, although none is
-    garbage. Parsing a manifest of 1,000,000 classes takes several times as long with it.
+    While many objects are created, the collector repeatedly scans all of them, although none of
+    them is garbage. With the collector, parsing a manifest of 1,000,000 classes takes several times
+    as long.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -53,7 +55,9 @@ class _Record(BaseModel):
 
 
 class ClassInfo(_Record):
-    """A class: its name, unique in the class list, and the attributes that its source provides."""
+    """A class: its name, which is unique in the class list, and the attributes that its source
+    provides.
+    """
 
     name: str = Field(min_length=1)
     attributes: dict[str, str] = {}
@@ -65,11 +69,13 @@ class ShardInfo(_Record):
     samples: int = Field(gt=0)
     bytes: int = Field(gt=0)
     sha256: Digest
-    index_crc32: int = Field(ge=0, lt=2**32, description="checksum of the entries in its index")
+    index_crc32: int = Field(
+        ge=0, lt=2**32, description="checksum of the entries in the shard's index"
+    )
 
     @model_validator(mode="after")
     def _samples_fit(self) -> "ShardInfo":
-        # The number of samples bounds the size of the index, so it must itself be bounded.
+        # The number of samples limits the size of the index, so it must itself be limited.
         if self.samples * _MIN_BYTES_PER_SAMPLE > self.bytes:
             raise ValueError(f"{self.samples} samples do not fit in {self.bytes} bytes")
         return self
@@ -86,11 +92,11 @@ class SourceInfo(_Record):
 
 
 class Manifest(_Record):
-    """The contents of a folder of shards. A class's position in `classes` is its label."""
+    """The contents of a folder of shards. The label of a class is its position in `classes`."""
 
     format_version: Literal[1] = 1
     modality: Literal["image", "text"] = Field(
-        "image", description="texts are stored as `<key>.txt` in UTF-8"
+        "image", description="modality of the samples; texts are stored as `<key>.txt` in UTF-8"
     )
     source: SourceInfo
     classes: tuple[ClassInfo, ...] = Field(min_length=1)
@@ -99,8 +105,8 @@ class Manifest(_Record):
     label_vectors_sha256: Digest | None = None
     incomplete: dict[FileName, str] = Field(
         {},
-        description="maps shards with missing samples to the reason, as recorded by `kway shard "
-        "index --skip-bad`",
+        description="reason for each shard with missing samples, as recorded by `kway shard index "
+        "--skip-bad`",
     )
 
     @model_validator(mode="after")
@@ -121,24 +127,25 @@ class Manifest(_Record):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits, in the order of their first shard."""
+        """The names of the splits, in the order of their first shard."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes. The position of a class is its label."""
+        """The names of the classes. The label of a class is its position."""
         return tuple(info.name for info in self.classes)
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
-        """Return the shards of `split`. Raises ValueError that lists the existing splits.
+        """Return the shards of `split`. Raises ValueError, with the existing splits, if the split
+        does not exist.
 
-        key: the recipe key that was set to `split`, for the error.
+        key: the recipe key that was set to `split`, for the error message.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
         if not shards and key is not None:
             raise ValueError(
-                f"{key} is {split!r}, but the shards have the splits {', '.join(self.splits)}: set "
-                f"{key} to one of them"
+                f"{key} is {split!r}, but the shards contain the splits {', '.join(self.splits)}: "
+                f"set {key} to one of them"
             )
         if not shards:
             raise ValueError(f"there is no split {split!r}: choose from {', '.join(self.splits)}")
@@ -153,9 +160,9 @@ class Manifest(_Record):
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read `folder/manifest.json` and check that every shard exists and has its full size.
 
-        Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the
-        manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
-        another size, and RetriesExhaustedError if the folder or the URL cannot be read.
+        Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the manifest
+        or a shard is missing; ValueError for damaged JSON, a newer format or a shard of another
+        size; and RetriesExhaustedError if the folder or the URL cannot be read.
         """
         manifest = cls.read(folder, cache)
         if not is_url(folder):
@@ -186,11 +193,12 @@ class Manifest(_Record):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             if str(folder).partition(":/")[0] in SCHEMES:  # a URL passed as a path
                 raise ValueError(
-                    f"{folder} is a URL, but only local folders are supported here: download it"
+                    f"{folder} is a URL, but only local folders are supported here: download the "
+                    "shards"
                 ) from error
             raise FileNotFoundError(
-                f"{path} is missing: run kway shard, run it again if it was interrupted, or copy "
-                "the file if it was lost"
+                f"{path} is missing: run kway shard, run kway shard again if it was interrupted, "
+                "or copy the file if it was lost"
             ) from error
         return cls._parse(content, str(path))
 
@@ -199,13 +207,13 @@ class Manifest(_Record):
     def _parse(cls, content: bytes, path: str) -> "Manifest":
         remedy = "run kway shard again into an empty folder"
         if is_url(path):
-            remedy = "upload it again from where the shards were created"
+            remedy = "upload it again from the machine on which the shards were created"
         try:
             version = _Version.model_validate_json(content).format_version
             if version > FORMAT_VERSION:
                 raise ValueError(
-                    f"{path} has format version {version}, but this version of kway reads up to "
-                    f"{FORMAT_VERSION}: install a newer kway"
+                    f"{path} has format version {version}, but this version of kway reads versions "
+                    f"up to {FORMAT_VERSION}: install a newer version of kway"
                 )
             stored = _Stored.model_validate_json(content)
         except ValidationError as error:
@@ -222,13 +230,14 @@ class Manifest(_Record):
     def to_bytes(self) -> bytes:
         """Return the content of `manifest.json`: the manifest and its checksum."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
-        # Without the key `incomplete`, earlier versions of kway can read the manifest.
+        # Omit the key `incomplete` if possible, so that earlier versions of kway can read the
+        # manifest.
         exclude = set() if self.incomplete else {"incomplete"}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the manifest's values."""
-        # Values are hashed, not the file, so that JSON whitespace does not matter.
+        # Hash the values, not the file, so that JSON whitespace does not matter.
         values = self.model_dump(mode="json")
         for added_later in ("label_vectors_sha256", "incomplete"):
             if not values[added_later]:

@@ -1,7 +1,7 @@
-"""Maps a file's bytes to an array that all processes share, without an open file.
+"""Maps the bytes of a file to an array that all processes share, without keeping the file open.
 
-Python's `mmap` (and numpy's) keeps a file descriptor per mapping, and a split may have more shards
-than a process may have open files.
+Python's `mmap`, like numpy's, keeps one file descriptor per mapping, but a split may have more
+shards than the number of files that a process may open.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def mapped(file: IO[bytes]) -> np.ndarray:
     """Map the bytes of `file` to a read-only uint8 array [n]. `file` may be closed afterwards.
 
     The mapping is released with the last array that uses it. Raises OSError if the file cannot be
-    mapped; an empty file cannot.
+    mapped, for example because it is empty.
     """
     size = os.fstat(file.fileno()).st_size
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
@@ -35,7 +35,8 @@ def mapped(file: IO[bytes]) -> np.ndarray:
         remedy = many if code == errno.ENOMEM else "copy it to another disk"
         raise OSError(f"{file.name} cannot be mapped ({os.strerror(code)}): {remedy}")
     buffer = (ctypes.c_ubyte * size).from_address(address)
-    # Do not unmap at exit, because threads may still read then. The operating system does it.
+    # Do not unmap at exit, because threads may still be reading. The operating system removes the
+    # mapping.
     weakref.finalize(buffer, _libc.munmap, address, size).atexit = False
     array: np.ndarray = np.ctypeslib.as_array(buffer)
     array.flags.writeable = False
@@ -43,9 +44,10 @@ def mapped(file: IO[bytes]) -> np.ndarray:
 
 
 def disable_readahead(first: np.ndarray, last: np.ndarray) -> None:
-    """Disable readahead for the range from `first` to `last`, two parts of one mapped file.
+    """Disable readahead for the range from `first` to `last`, which are two parts of one mapped
+    file.
 
-    By default the kernel also maps the pages around a page that is read, up to a whole file.
+    By default, the kernel also maps the pages around a page that is read, up to the entire file.
     """
     start = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     # Any advice makes the range a separate mapping, which readahead does not cross. A failure of

@@ -25,11 +25,11 @@ from data.tars.headers import BLOCK
 
 
 class Split:
-    """Samples 0 to len - 1 in shard order.
+    """A split: samples 0 to len - 1 in shard order.
 
-    Open a split with `open_split`; `close` it, or use `with`. A split is safe to use after fork,
-    because `pread` does not move a file position. It is cheap to pickle: a spawned process gets the
-    number of classes but not their names. Every read is retried after a transient error
+    Open a split with `open_split`, and `close` it or use `with`. A split is safe to use after fork,
+    because `pread` does not move a file position. It is cheap to pickle: a spawned process receives
+    the number of classes but not their names. Every read is retried after a transient error
     (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
     """
 
@@ -50,7 +50,7 @@ class Split:
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
     def __getstate__(self) -> dict[str, Any]:
-        # The class list may be long, and reading does not need it.
+        # The class list may be long, but reading does not need it.
         return {
             "folder": self.folder,
             "manifest": self.manifest.model_copy(update={"classes": ()}),
@@ -67,13 +67,13 @@ class Split:
 
     @property
     def classes(self) -> tuple[ClassInfo, ...]:
-        """The class list. A label is a position in it."""
+        """The class list. A label is a position in this list."""
         assert len(self.manifest.classes) == self.num_classes, "class names are not pickled"
         return self.manifest.classes
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels of all samples, int64 [len], as a new array."""
+        """The labels of all samples, int64 [len], as a new array."""
         return np.concatenate([index.labels for index in self._indices]).astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
@@ -161,7 +161,7 @@ class Split:
     def text(self, i: int) -> tuple[str, int]:
         """Return (text, label) of sample `i`.
 
-        Raises BadSampleError as `read`, and for invalid UTF-8.
+        Raises the errors of `read`, and BadSampleError for invalid UTF-8.
         """
         data, _, label = self.read(i)
         try:
@@ -192,8 +192,9 @@ class Split:
         """Raise ValueError for a shard file that does not belong to its index.
 
         The size has already been checked. If the checksums of both the first and the last sample
-        are wrong, it is another file; a single bad sample is not enough. Shards from a URL are not
-        checked here, because their SHA-256 is verified when they are fetched.
+        are wrong, the file is a different shard; a single bad sample is not sufficient evidence.
+        Shards from a URL are not checked here, because their SHA-256 is verified when they are
+        fetched.
         """
         if self.folder.verified:
             return
@@ -222,10 +223,11 @@ class Split:
         return InOrder([shard.samples for shard in self._shards])
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Set the position in `order`, so that the next shards are prefetched from a URL.
+        """Set the position in `order`, so that the next shards are prefetched if the split is at a
+        URL.
 
-        Fetching runs in threads of this process. The call is cheap enough for every batch. It has
-        no effect for a local folder.
+        Threads of this process fetch the shards. The call is cheap enough to make for every batch.
+        It has no effect for a local folder.
         """
         self._ahead.will_read(order, position)
 
@@ -258,7 +260,7 @@ def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
 
 
 def _open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
-    """Return the folder at a local path, or at a URL through `cache`.
+    """Return the folder at a local path, or at a URL that is read through `cache`.
 
     Raises ValueError for an unknown URL scheme.
     """
@@ -275,13 +277,14 @@ def open_split(
     cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
-    """Open one split of a folder that `kway shard` wrote, at a path or, through `cache`, at a URL.
+    """Open one split of a folder written by `kway shard`, at a path or at a URL that is read
+    through `cache`.
 
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 
-    Raises FileNotFoundError, ValueError or OSError as `Manifest.load` does, and ValueError for an
-    unknown split, an index that does not match its shard, a replaced shard, or more than
-    `max_bad_labels` labels out of range.
+    Raises the errors of `Manifest.load`, and ValueError for an unknown split, an index that does
+    not match its shard, a replaced shard, or more than `max_bad_labels` labels that are out of
+    range.
     """
     folder = _open_folder(shards, cache)
     if manifest is None:

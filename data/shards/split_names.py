@@ -1,15 +1,16 @@
-"""The names of splits in the shards, by the same rule for all sources.
+"""The names of splits in the shards. The same rule applies to all sources.
 
-`train` is for training, and every other split is held out. A single held-out split is called
-`test`, whatever its name in the source, because that is the default of `data.eval_split`. If there
-are several, each keeps its name, except that `val`, `valid`, `dev` and `eval` become `validation`.
+`train` is used for training, and every other split is held out. A single held-out split is called
+`test`, regardless of its name in the source, because that is the default of `data.eval_split`. If
+there are several held-out splits, each keeps its name, except that `val`, `valid`, `dev` and `eval`
+become `validation`.
 """
 
 from collections.abc import Iterable
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
 
-# The words that sources use, in lower case.
+# The words that sources use for splits, in lower case.
 SPLIT_OF_WORD = {
     **dict.fromkeys((TRAIN, "training"), TRAIN),
     **dict.fromkeys((TEST, "testing"), TEST),
@@ -18,7 +19,9 @@ SPLIT_OF_WORD = {
 
 
 def split_name(word: str) -> str:
-    """Map the usual words, in any case, to `train`, `test` or `validation`; keep other words."""
+    """Map common words for splits, in upper or lower case, to `train`, `test` or `validation`.
+    Other words are kept.
+    """
     return SPLIT_OF_WORD.get(word.lower(), word)
 
 
@@ -30,7 +33,7 @@ def shard_splits(names: Iterable[str]) -> dict[str, str]:
 
 
 def renamed_splits(names: Iterable[str]) -> list[str]:
-    """Return one line for each split that has another name in the shards."""
+    """Return one line for each split that has a different name in the shards."""
     return [
         f"split {name!r} is called {in_shards!r} in the shards: it is the only held-out split"
         for name, in_shards in shard_splits(names).items()

@@ -1,7 +1,9 @@
-"""Writes a source to a folder of webdataset shards with index and manifest; safe to interrupt.
+"""Writes a source to a folder of webdataset shards with indices and a manifest. A run can be
+interrupted safely.
 
-Each shard is written atomically and `manifest.json` comes last. A second identical run resumes
-where the first one stopped. The bytes depend only on the source, not on the number of workers.
+Each shard is written atomically, and `manifest.json` is written last. A second identical run
+resumes where the first one stopped. The bytes depend only on the source, not on the number of
+workers.
 """
 
 import hashlib
@@ -35,9 +37,10 @@ _CHOSEN_AT_ONCE = 1 << 14
 class Written:
     """The result of a run.
 
-    resumed: number of shards that already existed. num_skipped: samples that the source skipped, in
-    all shards. duplicates: samples dropped from training, in all shards. skipped: the file that
-    lists the skipped samples and the files that the source ignored; None if there are none.
+    resumed: the number of shards that already existed. num_skipped: the number of samples that the
+    source skipped, over all shards. duplicates: the number of samples dropped from training, over
+    all shards. skipped: the file that lists the skipped samples and the files that the source
+    ignored, or None if there are none.
     """
 
     manifest: Manifest
@@ -50,7 +53,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A shard: positions [start, stop) of the shuffled order of a split."""
+    """A shard: positions [start, stop) in the shuffled order of a split."""
 
     file: str
     split: str
@@ -62,9 +65,10 @@ class _Plan:
         return self.stop - self.start
 
     def tasks(self) -> Iterator[Any]:
-        """Yield the samples in shuffled order, so that a streaming reader sees all classes.
+        """Yield the samples in shuffled order, so that a streaming reader encounters all
+        classes.
 
-        Positions are permuted in chunks as they are requested, so no list of the whole split is
+        Positions are permuted in chunks as they are requested, so no list of the entire split is
         built.
         """
         total = len(self.of_split)
@@ -86,14 +90,15 @@ def write_shards(
 ) -> Written:
     """Write `source` to `folder`, or resume an earlier run.
 
-    ignored: files that the source does not read; `skipped.jsonl` lists them with the bad samples.
-    workers: number of processes; None uses one per core if there is enough to do. drop_duplicates:
-    remove samples from training that are byte-identical to a sample of another split; the other
-    splits are written first. report: called as `report(done, total)` with sample counts.
+    ignored: files that the source does not read, which `skipped.jsonl` lists with the bad samples.
+    workers: number of processes; None selects one per core if there is enough work.
+    drop_duplicates: whether to remove samples from training that are byte-identical to a sample of
+    another split; the other splits are then written first. report: a callback that is called as
+    `report(done, total)` with sample counts.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
-    changes nothing, if the folder contains anything else. A bad sample raises ValueError too, and
-    the unfinished shards are removed. A full disk raises OSError; the same call resumes when there
+    changes nothing, if the folder contains anything else. A bad sample also raises ValueError, and
+    the unfinished shards are removed. A full disk raises OSError; the same call resumes once there
     is space.
     """
     if samples_per_shard < 1:
@@ -139,7 +144,9 @@ def _skipped(folder: Path) -> Path | None:
 
 
 def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
-    """Return the SHA-256 of the file. Returns None and writes nothing if `vectors` is None."""
+    """Write the vectors and return the SHA-256 of the file. If `vectors` is None, write nothing and
+    return None.
+    """
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
@@ -148,7 +155,7 @@ def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
 
 
 def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
-    """Return the manifest if every file that it lists exists with its full size, else None."""
+    """Return the manifest if every file that it lists exists with its full size, otherwise None."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
@@ -166,7 +173,7 @@ def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
 def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
     """Yield the shards to write, each with its range of samples.
 
-    Memory: about 100 bytes per shard, none per sample.
+    This requires about 100 bytes of memory per shard and none per sample.
     """
     for split, tasks in source.splits().items():
         for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
@@ -183,7 +190,9 @@ def _write_plans(
     drop_duplicates: bool,
     ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
-    """Return the shards in the order of `plans`, the number that existed, and all duplicates."""
+    """Return the shards in the order of `plans`, the number of shards that already existed, and all
+    duplicates.
+    """
     total = sum(len(plan) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]
@@ -194,8 +203,8 @@ def _write_plans(
     held_out: HeldOut | None = None
     if drop_duplicates:
         duplicates = sum(open_index(folder / file).duplicates for file in finished)
-        # False sorts first: evaluation splits are written before training, which is compared with
-        # them.
+        # False sorts first, so the evaluation splits are written before training, which is compared
+        # with them.
         missing.sort(key=lambda plan: plan.split == TRAIN)
     tasks = (task for plan in missing for task in plan.tasks())
     with rendered(source, tasks, num_workers(workers, total - done)) as samples:
@@ -221,14 +230,14 @@ def _write_plans(
 
 
 def _finished(shard: Path) -> ShardInfo | None:
-    """Return the info of a finished shard, else None.
+    """Return the info of a finished shard, or None if the shard is not finished.
 
-    The index is renamed last, so it implies a complete shard.
+    The index is renamed last, so its existence implies that the shard is complete.
     """
     try:
         info = open_index(shard).info
     except (ValueError, FileNotFoundError):
-        return None  # missing or damaged: written again
+        return None  # missing or damaged, so the shard is written again
     return info if shard.is_file() and shard.stat().st_size == info.bytes else None
 
 
@@ -240,7 +249,7 @@ def _write_shard(
     held_out: HeldOut | None,
     skipped: SkippedFile,
 ) -> ShardInfo | None:
-    """Write one tar and its index. Returns None and writes nothing if every sample was skipped."""
+    """Write one tar and its index. If every sample was skipped, write nothing and return None."""
     index = IndexBuilder()
     samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0

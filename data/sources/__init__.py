@@ -1,4 +1,4 @@
-"""Sources of samples, and the registry of those that `kway shard` offers."""
+"""Sources of samples, and the registry of the sources that `kway shard` offers."""
 
 from data.sources.cifar import Cifar10, Cifar100
 from data.sources.emoji_names import EmojiNames

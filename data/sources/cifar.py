@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in their published binary version, as an archive or unpacked.
+"""CIFAR-10 and CIFAR-100 in their published binary versions, archived or unpacked.
 
-A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes of pixels: the red, green
-and blue planes (Krizhevsky 2009). The Python and MATLAB versions are not supported.
+A record consists of one label byte (for CIFAR-100 two: the coarse and the fine label) and 3,072
+bytes of pixels: the red, green and blue planes (Krizhevsky 2009). The Python and MATLAB versions
+are not supported.
 """
 
 import hashlib
@@ -33,15 +34,15 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class _Cifar(CommandSource):
-    """The shared part of both data sets.
+    """The part that both data sets share.
 
-    path: the tar.gz, or a folder that contains its files or the unpacked folder.
+    path: the tar.gz archive, or a folder that contains its files or the unpacked folder.
     """
 
     path: Annotated[
         Path,
         Argument(metavar="ARCHIVE"),
-        Field(description="binary version: the tar.gz or its unpacked folder"),
+        Field(description="binary version: the tar.gz archive or its unpacked folder"),
     ]
 
     modality = "image"
@@ -49,8 +50,8 @@ class _Cifar(CommandSource):
     compares_splits = True
     archive: ClassVar[str]
     unpacked: ClassVar[str]
-    files: ClassVar[dict[str, tuple[str, ...]]]  # files of each split
-    published: ClassVar[int]  # records in all files
+    files: ClassVar[dict[str, tuple[str, ...]]]  # the files of each split
+    published: ClassVar[int]  # the number of records in all files
     labels: ClassVar[tuple[str, ...]]  # name file of each label byte; the last is the class
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class _Cifar(CommandSource):
         return self.path
 
     def notes(self) -> list[str]:
-        """Return a line if the number of images differs from the published one."""
+        """Return a line if the number of images differs from the published number."""
         found = sum(1 for split in self.files for _ in self._records(split))
         if found == self.published:
             return []
@@ -109,7 +110,7 @@ class _Cifar(CommandSource):
                     if label >= limit:
                         raise ValueError(
                             f"{self.path}: image {i // size} of {file} has label {label}, but "
-                            f"{names} has {limit} names: download it again"
+                            f"{names} contains only {limit} names: download it again"
                         )
                 yield record
 

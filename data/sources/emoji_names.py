@@ -19,8 +19,8 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
-# Training has related languages: Spanish, Portuguese and French for Italian, the Arabic script for
-# Persian.
+# The training split contains related languages: Spanish, Portuguese and French are related to
+# Italian, and Arabic shares its script with Persian.
 TEST_LANGUAGES = ("it", "fa")
 
 
@@ -32,11 +32,11 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class EmojiNames(CommandSource):
-    """Names of emoji in 14 languages; no download required.
+    """Names of emoji in 14 languages. No download is required.
 
-    A class is an emoji without skin tone. Version 2.16 of the emoji library has 1,923 classes and
-    3,953 emoji including skin tones. If a language has the same name for several emoji of a class,
-    the name is a single sample.
+    A class is an emoji without skin tone. Version 2.16 of the emoji library contains 1,923 classes
+    and 3,953 emoji including skin tones. If a language uses the same name for several emoji of a
+    class, the name is a single sample.
     """
 
     kind = "emoji-names"
@@ -45,10 +45,14 @@ class EmojiNames(CommandSource):
     held_out = "the languages of --test-languages"
 
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
-        default=None, ge=2, description="use only the first N classes by code points; default: all"
+        default=None,
+        ge=2,
+        description="maximum number of classes, which are the first in order of code points; "
+        "default: all",
     )
     languages: tuple[str, ...] = Field(
-        default=(), description="comma-separated language codes; default: all that have names"
+        default=(),
+        description="comma-separated language codes; default: all languages that have names",
     )
     test_languages: tuple[str, ...] = Field(
         default=TEST_LANGUAGES, description="languages held out for the test split"
@@ -74,7 +78,7 @@ class EmojiNames(CommandSource):
             "languages": ",".join(self._all_languages),
             "test_languages": ",".join(self.test_languages),
             "tones": self.tones,
-            # The package provides the names.
+            # The version of the package determines the names.
             "emoji": emoji.__version__,
         }
         return SourceInfo(kind=self.kind, parameters=parameters)
@@ -91,7 +95,7 @@ class EmojiNames(CommandSource):
         return {split: tasks for split, tasks in splits.items() if tasks}
 
     def render(self, task: _Task) -> Sample:
-        # A spawned worker starts without the names in other languages.
+        # A spawned worker starts without the names in languages other than English.
         load_languages((task.language,))
         codes = "-".join(f"{ord(char):x}" for char in task.emoji)
         name = name_in(task.emoji, task.language)

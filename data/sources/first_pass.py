@@ -1,7 +1,8 @@
-"""The base class of sources that read their files twice: one pass selects, the other writes.
+"""The base class of sources that read their files twice: the first pass selects samples, and the
+second writes them.
 
-The result of the first pass is stored on disk until the shards are written. Each source defines
-which records it uses and how it selects classes.
+The result of the first pass is stored on disk until the shards have been written. Each source
+defines which records it uses and how it selects classes.
 """
 
 import json
@@ -29,12 +30,12 @@ class FirstPassSource(CommandSource):
 
     @property
     def pass_workers(self) -> int | None:
-        """Number of processes of the first pass; None for one per core."""
+        """The number of processes of the first pass, or None for one per core."""
         return None
 
     @abstractmethod
     def pass_files(self) -> Sequence[Path]:
-        """Return the files, in the order that references number them."""
+        """Return the files, in the order in which references number them."""
 
     @abstractmethod
     def pass_rules(self) -> SelectionRules:
@@ -52,9 +53,9 @@ class FirstPassSource(CommandSource):
         return {in_shards[split]: folder.tasks(split) for split in self._selection.splits}
 
     def notes(self) -> list[str]:
-        """Return what was skipped, found or renamed, one line each.
+        """Return one line for each thing that was skipped, found or renamed.
 
-        Call it after the first pass.
+        Call this after the first pass.
         """
         return pass_notes(self._selection) + renamed_splits(self._selection.splits)
 
@@ -64,7 +65,7 @@ class FirstPassSource(CommandSource):
 
     @cached_property
     def _selection(self) -> Selection:
-        # Absolute paths in order, because references identify files by their number.
+        # Use absolute paths in order, because references identify files by their number.
         files = [str(path.resolve()) for path in self.pass_files()]
         about = json.dumps([self.describe().model_dump(), files])
         return SelectionFolder(self.work).select(
@@ -72,7 +73,7 @@ class FirstPassSource(CommandSource):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers only read. They need neither the result of the first pass nor the progress
+        # Workers only read records. They need neither the result of the first pass nor the progress
         # callback.
         state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_selection")}
         return {**state, "report": silent}

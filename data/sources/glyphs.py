@@ -1,8 +1,8 @@
 """Characters drawn from the fonts that matplotlib ships: thousands of classes without a download.
 
-There is one class per character or group of identical-looking characters. Its samples are drawings
-in different font faces, with mild distortions. Some styles are held out for the test split.
-`data/images/fonts.py` draws the characters.
+There is one class for each character or group of identical-looking characters. The samples of a
+class are drawings in different font faces, with mild distortions. Some styles are held out for the
+test split. `data/images/fonts.py` draws the characters.
 """
 
 import unicodedata
@@ -28,7 +28,8 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.text.name_vectors import name_vectors, split_words
 
 MIN_FACES = 8
-# One style of each family is held out from training. Every class has at least one of these faces.
+# One style of each family is held out from training. Every class has at least one drawing in these
+# faces.
 TEST_FACES = (
     "DejaVuSans-BoldOblique",
     "DejaVuSerif-Italic",
@@ -39,7 +40,7 @@ TEST_FACES = (
 _LOOK = 32  # image size for comparing characters, independent of `size`
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 
-# By the full Unicode category, or its first letter.
+# The kinds of characters by Unicode category or its first letter.
 _KINDS = {
     "Lu": "capital letters",
     "Ll": "small letters",
@@ -57,23 +58,24 @@ class _Task(NamedTuple):
     label: int
     code: int
     face: str
-    variant: int  # -1 for no distortion
+    variant: int  # -1 if there is no distortion
 
 
 class _GlyphClass(NamedTuple):
     codes: tuple[int, ...]
-    faces: dict[str, int]  # face -> the first of `codes` that it contains
+    faces: dict[str, int]  # face -> the first of `codes` that the face contains
 
 
 @dataclass(frozen=True, config=STRICT)
 class Glyphs(CommandSource):
-    """Characters drawn with the fonts that matplotlib ships; no download required.
+    """Characters drawn with the fonts that matplotlib ships. No download is required.
 
     A class is a character that at least 8 font faces contain, or a group of characters that look
-    the same. Training images are distorted. Test images are not; there is one per class and
-    held-out face. Faces may share drawings of a character. A test image that is identical to that
-    of a training face is excluded, unless the class has no other test image, as in 5% of the first
-    1,000 classes (box drawing, arrows) and 22% of all classes (also Braille).
+    the same. Training images are distorted, but test images are not. There is one test image per
+    class and held-out face. Faces may share drawings of a character. A test image that is identical
+    to the image of a training face is excluded, unless the class has no other test image. This is
+    the case for 5% of the first 1,000 classes (box drawing, arrows) and 22% of all classes (also
+    Braille).
     """
 
     kind = "glyphs"
@@ -85,17 +87,18 @@ class Glyphs(CommandSource):
         default=None,
         ge=2,
         le=1_000_000,
-        description="use only the N classes with the most faces; default: all",
+        description="maximum number of classes, which are those with the most faces; default: all",
     )
     samples: int = Field(
-        default=3, ge=1, le=10_000, description="training images per class and font face"
+        default=3, ge=1, le=10_000, description="number of training images per class and font face"
     )
-    size: int = Field(default=32, ge=8, le=512, description="side of the images in pixels")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the distortions")
+    size: int = Field(default=32, ge=8, le=512, description="side length of the images in pixels")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="random seed of the distortions")
     confusables: Literal["merge", "keep"] = Field(
         default="merge",
-        description="merge characters such as Latin and Greek A, which look the same in more than "
-        "half of the faces that have both, into one class, or keep a class for each",
+        description="how to treat characters such as Latin and Greek A, which look the same in "
+        "more than half of the faces that contain both: merge them into one class, or keep one "
+        "class for each",
     )
 
     def describe(self) -> SourceInfo:
@@ -105,7 +108,7 @@ class Glyphs(CommandSource):
             "size": self.size,
             "seed": self.seed,
             "confusables": self.confusables,
-            # The package provides the fonts.
+            # The version of the package determines the fonts.
             "matplotlib": matplotlib.__version__,
         }
         return SourceInfo(kind=self.kind, parameters=parameters)
@@ -160,7 +163,9 @@ class Glyphs(CommandSource):
         return Sample(key, png.tobytes(), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
-        """Return a generator keyed by the character, so that --classes does not affect it."""
+        """Return a generator that is keyed by the character, so that --classes does not affect
+        it.
+        """
         counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 
@@ -191,7 +196,8 @@ class Glyphs(CommandSource):
 
 
 def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
-    """Draw every character of at least `MIN_FACES` faces, in each face that has ink for it.
+    """Draw every character that at least `MIN_FACES` faces contain, in each face in which it is not
+    blank.
 
     Spaces and control, format, private-use and unassigned code points are excluded.
     """
@@ -218,8 +224,8 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
     """Group characters that look identical. Groups are sorted, and most have one member.
 
     Two characters are merged if their images are equal in more than half of the faces that contain
-    both. Equality in all faces is not required, because a few draw the Cyrillic A slightly wider
-    than the Latin A.
+    both. Equality in all faces is not required, because a few faces draw the Cyrillic A slightly
+    wider than the Latin A.
     """
     equal_faces: Counter[tuple[int, int]] = Counter()
     same: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
@@ -246,7 +252,9 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
 
 
 def _path(character: str) -> str:
-    """Return the block and the kind of character in it: `Cyrillic > Cyrillic, small letters`."""
+    """Return the block of a character and its kind within the block: `Cyrillic > Cyrillic, small
+    letters`.
+    """
     category = unicodedata.category(character)
     kind = _KINDS.get(category, _KINDS[category[0]])
     return join_path((block(character), f"{block(character)}, {kind}"))

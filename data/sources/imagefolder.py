@@ -1,6 +1,6 @@
 """A folder with one subfolder of images per class, or a folder of images with a label file.
 
-Images that are larger than needed are resized and stored as JPEG. The bytes of all others are
+Images that are larger than needed are resized and stored as JPEG. The bytes of all other images are
 stored unchanged.
 """
 
@@ -41,8 +41,8 @@ class _Task(NamedTuple):
 class ImageFolder(PackedImages, CommandSource):
     """A folder with one subfolder of images per class.
 
-    The class folders are in the folder itself, or in subfolders that are named after splits, such
-    as `train/` and `test/` or `val/` (see docs/data.md).
+    The class folders are in the folder itself or in subfolders that are named after splits, such as
+    `train/` and `test/` or `val/` (see docs/data.md).
     """
 
     kind = "imagefolder"
@@ -52,18 +52,23 @@ class ImageFolder(PackedImages, CommandSource):
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description="folder of class folders, or of train/ and test/")
+        Path,
+        Argument(),
+        Field(description="folder that contains the class folders, or train/ and test/"),
     ]
     labels: Path | None = Field(
         default=None, description="CSV file of lines `file,class`, used instead of class folders"
     )
     nested: Annotated[bool | None, Option("--nested/--topmost")] = Field(
         default=None,
-        description="class of an image in nested folders: the folder that contains it, with the "
-        "folders above as hierarchy, or the topmost folder",
+        description="class of an image in nested folders: the folder that contains the image, with "
+        "the folders above it as the hierarchy, or the topmost folder",
     )
     test_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="fraction of images to hold out if there is no test/"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="fraction of images to hold out if there is no test split",
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
@@ -150,7 +155,9 @@ class ImageFolder(PackedImages, CommandSource):
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Return one line for each reason to skip files and each choice that was made."""
+        """Return one line for each reason for which files are skipped and for each choice that was
+        made.
+        """
         notes = by_reason(self.skipped())
         if (in_taxonomy := self._in_taxonomy) is not None:
             notes += in_taxonomy.notes()
@@ -178,7 +185,7 @@ class ImageFolder(PackedImages, CommandSource):
         if len(names) < 2:
             found = "1 class" if names else "no class"
             raise ValueError(
-                f"{self.labels or self.folder} has {found} with images "
+                f"{self.labels or self.folder} contains {found} with images "
                 f"({', '.join(sorted(ENDINGS))}): at least 2 are required"
             )
         trained = {file.class_name for file in self._files if file.split in (None, "train")}
@@ -198,9 +205,9 @@ def _path(above: tuple[str, ...]) -> dict[str, str]:
 
 
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
-    """Assign each file to a split by the hash of its path.
+    """Assign each file to a split by a hash of its path.
 
-    The image with the largest hash of each class is always in training.
+    The image of each class with the largest hash is always in the training split.
     """
     hashes = [
         int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])

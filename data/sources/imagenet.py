@@ -1,6 +1,7 @@
-"""ImageNet as published for ILSVRC 2012: tar files read in place, or the extracted folders.
+"""ImageNet as published for ILSVRC 2012, read from the tar files in place or from the extracted
+folders.
 
-`layouts/ilsvrc_images.py` lists the images, `layouts/ilsvrc_devkit.py` describes the synsets.
+`layouts/ilsvrc_images.py` lists the images, and `layouts/ilsvrc_devkit.py` reads the synsets.
 """
 
 import hashlib
@@ -47,9 +48,9 @@ class _Task(NamedTuple):
 class ImageNet(PackedImages, CommandSource):
     """ImageNet (ILSVRC 2012), from the published tar files or the extracted folders.
 
-    If both a tar and its folder exist, the tar is read. `val/` may be flat or have class folders.
-    The devkit contains the names of the classes and the labels of a flat `val/`. The classes are
-    those of the training images, sorted by synset ID.
+    If both a tar and its folder exist, the tar is read. `val/` can be flat or contain class
+    folders. The devkit contains the names of the classes and the labels of a flat `val/`. The
+    classes are those of the training images, sorted by synset ID.
     """
 
     kind = "imagenet"
@@ -61,10 +62,12 @@ class ImageNet(PackedImages, CommandSource):
     folder: Annotated[
         Path,
         Argument(),
-        Field(description=f"folder with {TRAIN_TAR} or train/, and {VAL_TAR} or val/"),
+        Field(description=f"folder that contains {TRAIN_TAR} or train/, and {VAL_TAR} or val/"),
     ]
     devkit: Path | None = Field(
-        default=None, description=f"{DEVKIT}.tar.gz or its folder; default: the one in FOLDER"
+        default=None,
+        description=f"path of {DEVKIT}.tar.gz or of its extracted folder; by "
+        "default, FOLDER is searched",
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
@@ -72,12 +75,13 @@ class ImageNet(PackedImages, CommandSource):
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(
-                f"{self.folder} is not a folder: pass the folder with {TRAIN_TAR} or train/"
+                f"{self.folder} is not a folder: pass the folder that contains {TRAIN_TAR} or "
+                "train/"
             )
 
     def describe(self) -> SourceInfo:
-        # The folder and the layout are left out, so that extracted images and tars give the same
-        # shards.
+        # The description omits the folder and the layout, so that extracted images and tars produce
+        # the same shards.
         listing = hashlib.sha256(repr([info.model_dump() for info in self.classes()]).encode())
         for split, images in self._splits.items():
             for image in images:
@@ -135,15 +139,15 @@ class ImageNet(PackedImages, CommandSource):
         return self.folder
 
     def notes(self) -> list[str]:
-        """Return one line for each thing that is missing or skipped without being an error."""
+        """Return one line for each thing that is missing or skipped but not an error."""
         notes = []
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
                 notes.append(f"ignoring {folder}/, because {tar} exists")
         if (in_taxonomy := self._in_taxonomy) is None:
             notes.append(
-                f"{DEVKIT}.tar.gz is missing, so classes have no words and no hierarchy: pass "
-                "--devkit or --wordnet"
+                f"{DEVKIT}.tar.gz is missing, so the classes have neither words nor a hierarchy: "
+                "pass --devkit or --wordnet"
             )
         else:
             notes += in_taxonomy.notes()
@@ -196,8 +200,8 @@ class ImageNet(PackedImages, CommandSource):
             for synset in synsets:
                 if synset not in self._devkit.synsets:
                     raise ValueError(
-                        f"{self.folder} has class {synset}, which is not in {self._devkit.path}: "
-                        "pass the matching devkit, or remove the class"
+                        f"{self.folder} contains class {synset}, which is not in "
+                        f"{self._devkit.path}: pass the matching devkit, or remove the class"
                     )
         return synsets
 
@@ -226,7 +230,9 @@ def _location(file: str, name: str) -> str:
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
-    """Return one line for each difference from the devkit: lost images, or a chosen subset."""
+    """Return one line for each difference from the devkit, caused by lost images or a chosen
+    subset.
+    """
     found = Counter(image.synset for image in training.found)
     expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
     notes = []

@@ -1,4 +1,4 @@
-"""Adds label vectors from a file to a source, matched by class name.
+"""Adds label vectors from a file, matched by class name, to a source.
 
 The caller supplies the function that reads the file and looks up names.
 """
@@ -17,7 +17,7 @@ from data.sources.source import Modality, Sample, Source
 from data.text.emoji_classes import emoji_spellings
 from data.text.records import digest
 
-# (file, names) -> (vectors of the names found, float32 [N, D]; names without a vector).
+# (file, names) -> (vectors for the names found, float32 [N, D]; names without a vector).
 Find = Callable[[Path, Sequence[str]], tuple[np.ndarray, list[str]]]
 
 _SHOWN = 10
@@ -27,8 +27,8 @@ _SHOWN = 10
 class WithLabelVectors:
     """`source` with label vectors from `file`.
 
-    A class is looked up by its emoji or its `words`, then by its name. Classes without a vector get
-    the mean of the others.
+    A class is looked up by its emoji or its `words`, and then by its name. Classes without a vector
+    get the mean of the other vectors.
     """
 
     source: Source
@@ -61,7 +61,7 @@ class WithLabelVectors:
         return self.source.render(task)
 
     def notes(self) -> list[str]:
-        """Return a line that names the classes without a vector, if there are any."""
+        """Return a line that lists the classes without a vector, if there are any."""
         missing = self._found[1]
         if not missing:
             return []
@@ -70,7 +70,7 @@ class WithLabelVectors:
 
     @cached_property
     def _found(self) -> tuple[np.ndarray, list[str]]:
-        """Return vectors [K, D], and the classes that got the mean."""
+        """Return the vectors [K, D] and the classes that use the mean."""
         names = [_names(info) for info in self.classes()]
         flat = list(dict.fromkeys(name for those in names for name in those))
         vectors, without = self.find(self.file, flat)

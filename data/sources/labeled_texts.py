@@ -1,4 +1,5 @@
-"""Text files with one text per line, and a label file with the label on the same line.
+"""Text files with one text per line, each with a label file whose lines contain the labels of the
+corresponding texts.
 
 This is the layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, mapping.txt.
 """
@@ -29,7 +30,7 @@ from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_rec
 from data.text.references import LabeledText, Span
 from data.text.selection import SelectionRules, Task
 
-_FILES = ("train", "val", "test")  # before _text.txt and _labels.txt
+_FILES = ("train", "val", "test")  # prefixes of _text.txt and _labels.txt
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -37,8 +38,8 @@ class LabeledTexts(FirstPassSource):
     """A folder of labeled texts in the layout of tweeteval.
 
     Emoji and their parts are removed from the texts, because the published texts contain U+FE0F
-    where emoji were. User names and URLs are masked. Labels are numbers or names. `mapping.txt`
-    (tab-separated number, emoji and name) maps the numbers to classes.
+    where an emoji was removed. User names and URLs are masked. Labels are numbers or names.
+    `mapping.txt` (tab-separated number, emoji and name) maps the numbers to classes.
     """
 
     kind = "labelled-texts"
@@ -49,7 +50,7 @@ class LabeledTexts(FirstPassSource):
     folder: Annotated[
         Path,
         Argument(),
-        Field(description="folder with train_text.txt, train_labels.txt and mapping.txt"),
+        Field(description="folder that contains train_text.txt, train_labels.txt and mapping.txt"),
     ]
     work: Annotated[Path, Supplied()]
     texts: Annotated[Literal["clean", "keep"], Option("--keep-texts", flag="keep")] = Field(
@@ -68,12 +69,12 @@ class LabeledTexts(FirstPassSource):
             raw = sorted({path.suffix for path in self.folder.iterdir()} & KINDS.keys())
             also = f", or pass files of raw tweets ({self.folder}/*{raw[0]})" if raw else ""
             raise FileNotFoundError(
-                f"{self.folder / 'train_text.txt'} is missing: pass a folder with train_text.txt "
-                f"and train_labels.txt, and the same files for val and test{also}"
+                f"{self.folder / 'train_text.txt'} is missing: pass a folder that contains "
+                f"train_text.txt and train_labels.txt, and the same files for val and test{also}"
             )
         for path in self.files:
             if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing: add the labels of the text file")
+                raise FileNotFoundError(f"{path} is missing: add the labels for the text file")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -104,8 +105,8 @@ class LabeledTexts(FirstPassSource):
         return Sample(f"{task.file:x}-{task.offset:x}", text.encode(), "txt", task.label)
 
     def spans(self) -> list[Span]:
-        # One span per file: labels are matched by line number, so each file is read from its
-        # beginning.
+        # There is one span per file, because labels are matched by line number, so each file is
+        # read from its beginning.
         return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
@@ -116,8 +117,8 @@ class LabeledTexts(FirstPassSource):
             lines += 1
             if (label := next(labels)) is None:
                 raise ValueError(
-                    f"{self._label_file(name)} has {lines - 1} labels, but {one.path} has more "
-                    "texts: add one label per line"
+                    f"{self._label_file(name)} contains {lines - 1} labels, but {one.path} "
+                    "contains more texts: add one label per text"
                 )
             counts["texts read"] += 1
             try:
@@ -131,8 +132,8 @@ class LabeledTexts(FirstPassSource):
                 counts["texts that contain only emoji, user names and URLs"] += 1
         if next(labels) is not None:
             raise ValueError(
-                f"{one.path} has {lines} texts, but {self._label_file(name)} has more labels: "
-                "keep one label per line"
+                f"{one.path} contains {lines} texts, but {self._label_file(name)} contains more "
+                "labels: keep one label per text"
             )
 
     def _labels(self, name: str) -> Iterator[str]:
@@ -149,9 +150,9 @@ class LabeledTexts(FirstPassSource):
         return Cleaning().clean(text) if self.texts == "clean" else text
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the labels in the order of the mapping.
+        """Return the labels in mapping order.
 
-        Without a mapping they are sorted by number if all are numbers, else by name.
+        Without a mapping, they are sorted by number if all labels are numbers, otherwise by name.
         """
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
@@ -162,13 +163,13 @@ class LabeledTexts(FirstPassSource):
 
     @property
     def _emoji(self) -> list[str] | None:
-        """The folded emoji of the classes, or None unless the mapping has an emoji for each."""
+        """The folded emoji of the classes, or None if a class does not have an emoji."""
         found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 
     @cached_property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """Map each label to the (second column, readable name) of the mapping."""
+        """Map each label to (second column, readable name) as given in the mapping."""
         if not self._mapping_file.is_file():
             return {}
         named = {}
@@ -181,7 +182,9 @@ class LabeledTexts(FirstPassSource):
 
     @property
     def _splits(self) -> list[str]:
-        """Prefixes of the existing files, training first; empty if training is missing."""
+        """Return the prefixes of the existing files, training first. The result is empty if
+        training is missing.
+        """
         found = [name for name in _FILES if self._text_file(name).is_file()]
         return found if "train" in found else []
 

@@ -23,7 +23,7 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.tars.labels import read_class_names
 
 _STEMS = {"train": "train", "test": "t10k"}
-_BYTES = 0x08  # element type uint8, the third byte of the magic number
+_BYTES = 0x08  # the element type uint8 in the third byte of the magic number
 _DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
@@ -35,7 +35,7 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class Mnist(CommandSource):
-    """MNIST, and data sets in the same four idx files, such as Fashion-MNIST."""
+    """MNIST, or a data set that consists of the same four idx files, such as Fashion-MNIST."""
 
     kind = "mnist"
     modality = "image"
@@ -44,7 +44,11 @@ class Mnist(CommandSource):
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description="folder with train-images-idx3-ubyte.gz and the others")
+        Path,
+        Argument(),
+        Field(
+            description="folder that contains train-images-idx3-ubyte.gz and the other three files"
+        ),
     ]
     names: Path | None = Field(
         default=None, description="file of class names, one per line; default: 0, 1, 2, …"
@@ -53,7 +57,8 @@ class Mnist(CommandSource):
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(
-                f"{self.folder} is not a folder: pass the one with train-images-idx3-ubyte.gz"
+                f"{self.folder} is not a folder: pass the folder that contains "
+                "train-images-idx3-ubyte.gz"
             )
 
     def describe(self) -> SourceInfo:
@@ -112,7 +117,9 @@ class Mnist(CommandSource):
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
-    """Read `stem-idxN-ubyte` as a uint8 array. Some unpacking tools write `stem.idxN-ubyte`."""
+    """Read `stem-idxN-ubyte`, or `stem.idxN-ubyte` as written by some unpacking tools, as a uint8
+    array.
+    """
     for mark in "-.":
         for ending in (".gz", ""):
             path = folder / f"{stem}{mark}idx{num_axes}-ubyte{ending}"

@@ -15,20 +15,20 @@ from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
-# A tar header stores names of up to 100 bytes; the extension needs a few of them.
+# A tar header stores names of up to 100 bytes, some of which are required for the extension.
 _MAX_KEY_BYTES = 90
 
 
 @dataclass(frozen=True, config=STRICT)
 class PackedImages:
-    """The options of a source that packs image files, and the packing."""
+    """A source that packs image files, with its options."""
 
     # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
     short_side: int = Field(
         default=256,
         ge=1,
         kw_only=True,
-        description="short side in pixels to which larger images are resized",
+        description="length of the short side, in pixels, to which larger images are resized",
     )
     quality: int = Field(
         default=90, ge=1, le=100, kw_only=True, description="JPEG quality of resized images"
@@ -51,7 +51,8 @@ class PackedImages:
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """Return (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
+    """Return (bytes, extension): a JPEG whose short side is `short_side` if the image is larger,
+    otherwise `data`.
 
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode.
@@ -76,7 +77,9 @@ def lossless(image: np.ndarray) -> bytes:
 
 
 def webdataset_keys(paths: Iterable[str]) -> Iterator[str]:
-    """Yield a key per path: the path without extension, made unique and short enough for tar."""
+    """Yield a key for each path: the path without its extension, made unique and short enough for a
+    tar header.
+    """
     seen: set[str] = set()
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -1,6 +1,7 @@
-"""The interfaces of sources to the shard writer and to `kway shard`, and parallel rendering.
+"""The interfaces between sources and the shard writer and `kway shard`, and parallel rendering.
 
-A source is pickled once per worker process, so its state is small and files are opened when needed.
+A source is pickled once per worker process, so its state must be small, and files are opened when
+needed.
 """
 
 import os
@@ -20,12 +21,12 @@ from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass, so invalid and unknown options raise errors wherever it is
-# created. Arbitrary types are allowed for the protocol `Taxonomy`, which pydantic checks by its
-# attributes.
+# created. Arbitrary types are allowed because of the protocol `Taxonomy`, which pydantic checks by
+# its attributes.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
-_TASKS_PER_WORKER = 2_000  # fewer are not worth starting a process
+_TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sample:
 
 
 class Source(Protocol):
-    """A source of samples. Equal descriptions give byte-identical samples."""
+    """A source of samples. Equal descriptions imply byte-identical samples."""
 
     @property
     def modality(self) -> Modality:
@@ -48,20 +49,22 @@ class Source(Protocol):
     def describe(self) -> SourceInfo:
         """Return the kind and parameters.
 
-        An unfinished folder is resumed only if they are the same.
+        An unfinished folder is resumed only if these are unchanged.
         """
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        """Return the class list. A label is a position in it."""
+        """Return the class list. A label is a position in this list."""
 
     def label_vectors(self) -> np.ndarray | None:
-        """Return one vector per class, float32 [K, D], or None if the source has none."""
+        """Return one vector per class, float32 [K, D], or None if the source does not provide
+        vectors.
+        """
 
     def splits(self) -> dict[str, Sequence[Any]]:
         """Return small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
 
     def render(self, task: Any) -> Sample | Skipped:
-        """Create the sample, or return why it is skipped.
+        """Create the sample, or return the reason why it is skipped.
 
         Raises ValueError, with the problem and the fix, for invalid input.
         """
@@ -70,16 +73,16 @@ class Source(Protocol):
 class CommandSource(ABC):
     """A `Source` that `kway shard KIND` offers; `data/sources/__init__.py` lists them.
 
-    A subclass is a frozen pydantic dataclass. The options of the command are its fields, with their
-    defaults, bounds and descriptions, and the help is its docstring. A field marked `Supplied` is
-    not an option. The command supplies `work` (a folder for temporary files), `workers`, and
-    `report` (called with the progress of what precedes the writing).
+    A subclass is a frozen pydantic dataclass. The command's options are its fields, with their
+    defaults, bounds and descriptions, and the command's help is its docstring. A field marked
+    `Supplied` is not an option. The command supplies `work` (a folder for temporary files),
+    `workers`, and `report` (a callback for the progress of the work that precedes writing).
 
-    `reads` and `held_out` are shown in the help: the input with its download size, and the samples
-    that are not used for training. `reads_first`: the classes are known only after a pass over all
-    input. `compares_splits`: the command reports byte-identical samples in different splits, and
-    `--drop-duplicates` removes them from training. `for_folder`: the source to use if a folder is
-    passed instead of files.
+    The help shows `reads`, the input with its download size, and `held_out`, the samples that are
+    not used for training. `reads_first` means that the classes are known only after a pass over all
+    input. `compares_splits` means that the command reports byte-identical samples in different
+    splits and that `--drop-duplicates` removes them from training. `for_folder` is the source to
+    use if a folder is passed instead of files.
     """
 
     kind: ClassVar[str]
@@ -111,7 +114,7 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def notes(self) -> list[str]:
-        """Return one line for everything that is missing, skipped or chosen without an error."""
+        """Return one line for each thing that is missing, skipped or chosen but not an error."""
         return []
 
     def skipped(self) -> list[Skipped]:
@@ -119,7 +122,9 @@ class CommandSource(ABC):
         return []
 
     def clean_up(self) -> None:
-        """Delete temporary files. Called when the shards are written or the input is invalid."""
+        """Delete temporary files. This is called when the shards have been written or the input is
+        invalid.
+        """
         return
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,7 +133,7 @@ class CommandSource(ABC):
 
 
 def num_workers(workers: int | None, num_tasks: int) -> int:
-    """Return `workers`, or one per core if it is None and there is enough to do."""
+    """Return `workers`. If it is None, return one worker per core if there is enough work."""
     if workers is not None:
         return workers
     return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_PER_WORKER)
@@ -138,9 +143,9 @@ def num_workers(workers: int | None, num_tasks: int) -> int:
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
 ) -> Iterator[Iterator[Sample | Skipped]]:
-    """Yield the samples of `tasks` in order, rendered by `workers` processes.
+    """Yield the samples of `tasks` in order. `workers` processes render them.
 
-    workers: 0 or 1 for this process.
+    workers: 0 and 1 select this process.
     """
     if workers < 2:
         yield map(source.render, tasks)

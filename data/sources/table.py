@@ -41,23 +41,29 @@ class Table(PackedImages, FirstPassSource):
 
     kind = "table"
     reads = "CSV, TSV, JSONL or Parquet files with the same columns"
-    held_out = "rows of other splits in --split, or --test-fraction of the rows by a hash"
+    held_out = "rows of other splits in --split, or --test-fraction of the rows"
 
     files: Annotated[
         tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
     ]
     work: Annotated[Path, Supplied()]
-    label: Annotated[str, Field(description="column of the label")]
-    text: str | None = Field(default=None, description="column of the text")
-    image: str | None = Field(default=None, description="column of the image path")
+    label: Annotated[str, Field(description="column that contains the label")]
+    text: str | None = Field(default=None, description="column that contains the text")
+    image: str | None = Field(default=None, description="column that contains the image path")
     split: str | None = Field(
-        default=None, description="column of the split; default: by --test-fraction"
+        default=None,
+        description="column that contains the split; by default, --test-fraction of the rows is "
+        "held out",
     )
     root: Path | None = Field(
-        default=None, description="folder of the images; default: the folder of the first file"
+        default=None,
+        description="folder that contains the images; default: the folder of the first file",
     )
     test_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="fraction of rows to hold out, by a hash of the text"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="fraction of rows to hold out, chosen by a hash of the text",
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop equal texts of the same class and split")
@@ -74,9 +80,12 @@ class Table(PackedImages, FirstPassSource):
     def _options_are_consistent(cls, given: ArgsKwargs) -> ArgsKwargs:
         named = (given.kwargs or {}).keys()
         if "image" not in named:
-            _reject(named & _IMAGE_OPTIONS, "only for a table of images, with --image")
+            _reject(named & _IMAGE_OPTIONS, "supported only for tables of images (--image)")
         if "split" in named:
-            _reject(named & {"test_fraction"}, "only without --split, which defines the test split")
+            _reject(
+                named & {"test_fraction"},
+                "cannot be combined with --split, which defines the test split",
+            )
         return given
 
     def __post_init__(self) -> None:
@@ -168,7 +177,7 @@ class Table(PackedImages, FirstPassSource):
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the labels, sorted by number if all labels are numbers, else by name."""
+        """Return the labels, sorted by number if all labels are numbers, otherwise by name."""
         names = [name for name in samples if samples[name] >= self.min_count]
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None:
@@ -242,7 +251,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Return the names of the columns.
+    """Return the column names.
 
     Raises FileNotFoundError, or ValueError if the file is not Parquet.
     """
@@ -252,7 +261,7 @@ def parquet_columns(path: Path) -> tuple[str, ...]:
 
 
 def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
-    """Write the named columns of each row as a line of JSON, unless `out` already exists."""
+    """Write the given columns of each row as a line of JSON, unless `out` already exists."""
     if out.is_file():
         return
     with temporary_path(out) as temporary:
@@ -273,8 +282,8 @@ def _open_parquet(path: Path) -> Any:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ValueError(
-            f"{path} is Parquet, which requires pyarrow: pip install kway[parquet], or save it as "
-            "CSV"
+            f"{path} is Parquet, which requires pyarrow: run pip install 'kway[parquet]', or save "
+            "the table as CSV"
         ) from None
     try:
         return parquet.ParquetFile(path)

@@ -1,7 +1,8 @@
 """Raw tweets: the label is an emoji found in the text, and all emoji are removed from the text.
 
-The files are read twice. The first pass selects; its result is on disk next to the shards until
-they are written. The second pass writes. `labeled_texts.py` reads texts that have labels.
+The files are read twice. The first pass selects the texts; its result stays on disk next to the
+shards until they are written. The second pass writes the shards. `labeled_texts.py` reads texts
+that already have labels.
 """
 
 import re
@@ -30,7 +31,7 @@ from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.references import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
 
-# In the platform's own JSON, the `text` of a long tweet is truncated.
+# In Twitter's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
 _LANGUAGE_NAMES = ("lang", "language")
 _ID_NAMES = ("id_str", "id", "tweet_id")
@@ -44,47 +45,54 @@ _RETWEETED = "retweeted_status"
 class Tweets(FirstPassSource):
     """Tweets labeled by their emoji. All emoji and parts of emoji are removed from the texts.
 
-    A key is `<language>/<id>-<file>-<offset>`; the language is `und` if it is unknown. Without
-    options for columns or fields, the usual names are used, including those of the platform's JSON.
+    A key has the form `<language>/<id>-<file>-<offset>`; an unknown language is `und`. Without
+    options for columns or fields, common names are used, including those of Twitter's native JSON.
     """
 
     kind = "tweets"
     modality = "text"
     reads = "raw tweets"
-    held_out = "--test-fraction of the texts by a hash of the text"
+    held_out = "--test-fraction of the texts, chosen by a hash of the text"
     for_folder: ClassVar[type[CommandSource] | None] = LabeledTexts
 
     files: Annotated[
         tuple[Path, ...],
         Argument(),
         Field(
-            description="files of raw tweets (.jsonl, .csv, .tsv, or .txt with one per line), or "
-            "one folder with train_text.txt, train_labels.txt and mapping.txt, as in tweeteval"
+            description="files of raw tweets (.jsonl, .csv, .tsv, or .txt with one tweet per "
+            "line), or one folder that contains train_text.txt, train_labels.txt and "
+            "mapping.txt, as in tweeteval"
         ),
     ]
     work: Annotated[Path, Supplied()]
     text: str | None = Field(
-        default=None, description="column or field of the text; dots select nested fields"
+        default=None,
+        description="column or field that contains the text; dots select nested fields",
     )
-    language: str | None = Field(default=None, description="column or field of the language")
+    language: str | None = Field(
+        default=None, description="column or field that contains the language"
+    )
     identity: Annotated[str | None, Option("--id")] = Field(
-        default=None, description="column or field of the ID"
+        default=None, description="column or field that contains the ID"
     )
     languages: tuple[str, ...] = Field(
         default=(), description="comma-separated languages to use; default: all"
     )
     policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
-        default="first", description="which of several emoji in a tweet becomes its label"
+        default="first", description="rule that selects the label of a tweet with several emoji"
     )
     emoji_form: Annotated[Literal["fold", "keep"], Option("--emoji")] = Field(
         default="fold",
-        description="remove (fold) or keep skin tones and variation selectors of labels",
+        description="how to treat skin tones and variation selectors of labels: remove (fold) or "
+        "keep them",
     )
     users: Replacement = Field(
-        default="replace", description="replace user names with @user, remove or keep them"
+        default="replace",
+        description="how to treat user names: replace them with @user, remove or keep them",
     )
     urls: Replacement = Field(
-        default="replace", description="replace URLs with http, remove or keep them"
+        default="replace",
+        description="how to treat URLs: replace them with http, remove or keep them",
     )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
         default="drop", description="keep retweets"
@@ -93,13 +101,16 @@ class Tweets(FirstPassSource):
         Field(default="drop", description="keep equal texts of the same class and split")
     )
     min_count: int = Field(
-        default=1, ge=1, description="minimum number of texts per class, without duplicates"
+        default=1, ge=1, description="minimum number of texts per class, not counting duplicates"
     )
     top: int | None = Field(
-        default=None, ge=2, description="use only the N most frequent classes; default: all"
+        default=None, ge=2, description="number of most frequent classes to use; default: all"
     )
     test_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="fraction of texts to hold out, by a hash of the text"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="fraction of texts to hold out, chosen by a hash of the text",
     )
     workers: Annotated[int | None, Supplied()] = None
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
@@ -125,7 +136,7 @@ class Tweets(FirstPassSource):
             "min_count": self.min_count,
             "top": self.top,
             "test_fraction": self.test_fraction,
-            # The package defines what is an emoji.
+            # The version of the package determines the set of emoji.
             "emoji": emoji.__version__,
         }
         return SourceInfo(kind=self.kind, parameters=parameters)
@@ -163,9 +174,9 @@ class Tweets(FirstPassSource):
     def _labels_and_text(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
     ) -> tuple[list[str], str]:
-        """Return the labels and the cleaned text.
+        """Return the labels and the cleaned text of a record.
 
-        For a skipped record, return no labels and count the reason.
+        For a record that is skipped, count the reason and return no labels.
         """
         reason, labels, cleaned = None, [], ""
         if text is None:
@@ -196,7 +207,9 @@ class Tweets(FirstPassSource):
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
     def _key(self, fields: dict[str, Any], task: Task) -> str:
-        """Return a key that is unique by location, and by label if a record has several."""
+        """Return a key that is unique for each location, and for each label if a record has several
+        labels.
+        """
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
         suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
@@ -213,12 +226,12 @@ class Tweets(FirstPassSource):
             missing = ["text"]
         if missing:
             raise ValueError(
-                f"{one.path}: column {missing[0]!r} does not exist: pass the column of the text "
-                f"with --text, one of {', '.join(one.columns)[:200]}"
+                f"{one.path}: column {missing[0]!r} does not exist: pass the column that contains "
+                f"the text with --text, one of {', '.join(one.columns)[:200]}"
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the classes, most frequent first; ties are sorted by code points."""
+        """Return the classes, most frequent first. Ties are sorted by code points."""
         names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
         names.sort(key=lambda name: (-samples[name], name))
         if len(names) < 2:
@@ -259,7 +272,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 def _plain(
     fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
-    """Return a field for use in a key, or None if it does not match `pattern`."""
+    """Return a field for use in a key, or None if the field does not match `pattern`."""
     try:
         found = _first(fields, name, usual) or ""
     except ValueError:
@@ -270,13 +283,14 @@ def _plain(
 _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "first": lambda found: list(found[:1]),
     "each": lambda found: list(dict.fromkeys(found)),
-    # Only one distinct emoji, possibly repeated.
+    # There is only one distinct emoji, possibly repeated.
     "only-if-single": lambda found: list(found[:1]) if len(set(found)) == 1 else [],
-    # Ties go to the first emoji in the text, because a Counter keeps insertion order.
+    # Ties are resolved in favor of the first emoji in the text, because a Counter keeps insertion
+    # order.
     "most-frequent": lambda found: [one for one, _ in Counter(found).most_common(1)],
 }
 
 
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
-    """Return the labels of a text whose emoji are `found`, in order; may be empty."""
+    """Return the labels of a text whose emoji are `found`, in order. The result may be empty."""
     return _POLICIES[policy](found)

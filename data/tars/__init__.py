@@ -1,1 +1,1 @@
-"""Reading of tar files by their headers: kway's own and other tars, indexed or streamed."""
+"""Reading tar files by their headers: tars written by kway and other tars, indexed or streamed."""

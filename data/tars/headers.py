@@ -1,7 +1,8 @@
-"""Reads the headers of an uncompressed tar: the name and location of each member, and any damage.
+"""Reads the headers of an uncompressed tar to find the name and location of each member, and any
+damage.
 
 Python's tarfile stops silently at the first bad header. This reader reports it and continues at the
-next valid header. It supports USTAR, GNU and pax headers. It does not read the content of members.
+next valid header. It supports USTAR, GNU and pax headers, and does not read the content of members.
 """
 
 import os
@@ -15,7 +16,7 @@ _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _WITHOUT_BYTES = (tarfile.DIRTYPE, tarfile.XGLTYPE)
-# A longer name is damage. This bounds how much is read for a name.
+# A longer name counts as damage. This limits the number of bytes read for a name.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
 _CLOSING = 2 * BLOCK
@@ -34,7 +35,7 @@ class Member(NamedTuple):
 class Fault(NamedTuple):
     """A defect of a tar and its byte offset.
 
-    ends_tar: nothing after it can be read, so samples may be missing.
+    ends_tar: whether nothing after the fault can be read, so that samples may be missing.
     """
 
     offset: int
@@ -43,13 +44,13 @@ class Fault(NamedTuple):
 
 
 class TarBytes(Protocol):
-    """The bytes of a tar. Offsets never go back by more than the size of the last read."""
+    """The bytes of a tar. Offsets never decrease by more than the size of the last read."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`, or fewer at the end of the tar."""
 
     def reaches(self, offset: int) -> bool:
-        """Whether the tar contains all bytes before `offset`."""
+        """Return whether the tar contains all bytes before `offset`."""
 
 
 class _File:
@@ -65,20 +66,23 @@ class _File:
 
 
 def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
-    """Yield every member of the tar in file order, and a fault for each unusable one.
+    """Yield every member of the tar in file order, and a fault for each unusable member.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
-    valid header. A tar that does not end with two zero blocks is a fault too, because it may have
-    been truncated between two members. start: byte offset of the first header to read.
+    valid header. If the tar does not end with two zero blocks, this is also a fault, because the
+    tar may have been truncated between two members. start: the byte offset of the first header to
+    read.
     """
     return walk_bytes(_File(descriptor), start)
 
 
 def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
-    """Like `walk`, for bytes from any source. Read a member before advancing to the next one."""
+    """Like `walk`, but for bytes from any source. Read a member before advancing to the next
+    one.
+    """
     offset, zeros, extra = start, 0, dict[str, str]()
     while block := tar.read(offset, BLOCK):
-        if block == _ZEROS[: len(block)]:  # the last block may be shorter
+        if block == _ZEROS[: len(block)]:  # the last block may be incomplete
             offset, zeros = offset + len(block), zeros + len(block)
             continue
         header = _parse(block)
@@ -119,10 +123,11 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
 
 
 def member_name(descriptor: int, block: int) -> str:
-    """Return the name of the member whose content starts at `block` (of 512 bytes).
+    """Return the name of the member whose content starts at block number `block`, in blocks of 512
+    bytes.
 
-    A long name is stored in an extra header before the member's own. Raises ValueError if the
-    header is damaged.
+    A long name is stored in an extra header that precedes the member's header. Raises ValueError if
+    the header is damaged.
     """
     header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
     if header is None:

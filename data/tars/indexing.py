@@ -1,4 +1,5 @@
-"""Builds the offset index and manifest for existing webdataset tars, which are not changed.
+"""Builds the offset indices and the manifest for existing webdataset tars, which are not
+changed.
 
 This module selects the tars, their splits and the class list, and writes the results.
 `data/tars/samples.py` reads the tars.
@@ -29,9 +30,9 @@ TEXT_EXTENSIONS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing. notes: lines to print.
+    """The result of indexing. notes: the lines to print.
 
-    skipped: the file that lists everything that was not indexed; None if everything was indexed.
+    skipped: the file that lists everything that was not indexed, or None if everything was indexed.
     """
 
     manifest: Manifest
@@ -53,18 +54,20 @@ def index_shards(
     workers: int | None = None,
     report: Report = silent,
 ) -> Indexed:
-    """Index the tars in `folder`, next to them or in `out` with links to them.
+    """Index the tars in `folder`, writing the indices next to them, or to `out` with links to the
+    tars.
 
-    classes: file with one class name per line; by default the labels found. splits: (name, glob of
-    paths); by default words like train and val in the paths. sample: extension of the sample, if a
-    key has several candidates. label_field: field of `<key>.json`, used if there is no `<key>.cls`.
-    expected: number of samples that the tars should contain. report: called as `report(done,
-    total)` with bytes.
+    classes: a file with one class name per line; by default, the classes are the labels found.
+    splits: pairs (name, glob of paths); by default, words such as train and val in the paths
+    determine the split. sample: the extension of the sample, if a key has several candidates.
+    label_field: the field of `<key>.json` that is used if there is no `<key>.cls`. expected: the
+    number of samples that the tars should contain. report: a callback that is called as
+    `report(done, total)` with numbers of bytes.
 
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
-    and for samples without an image or text or without a label. With `skip_bad` the manifest
-    records which shards have missing samples, and `skipped.jsonl` lists every problem.
+    and for samples without an image or text or without a label. With `skip_bad`, the manifest
+    records the shards that have missing samples, and `skipped.jsonl` lists every problem.
     """
     if out is None or out.resolve() == folder.resolve():
         out = folder
@@ -73,7 +76,7 @@ def index_shards(
     split_of = split_of_tars(folder, tars, splits)
     names = names_in_manifest(folder, split_of)
     if expected is not None:
-        expected.in_all(folder, split_of)  # fails before the tars are read
+        expected.in_all(folder, split_of)  # may raise before the tars are read
     class_list = None if classes is None else ClassList.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     named = None if skip_bad else NAMED
@@ -115,26 +118,28 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
     if out == folder and any(tar.parent != folder for tar in tars):
         nested = next(tar for tar in tars if tar.parent != folder)
         raise ValueError(
-            f"{nested} is in a subfolder, but a manifest lists only tars in its own folder: pass "
-            "-o DIR to write links to the tars to another folder"
+            f"{nested} is in a subfolder, but a manifest can list only tars in its own folder: "
+            "pass -o DIR to create links to the tars in another folder"
         )
     if out != folder and folder.resolve() in out.resolve().parents:
         raise ValueError(f"{out} is inside the folder to index, {folder}: choose another folder")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: choose a folder")
-    # If there is an index, `skipped.jsonl` is from an interrupted run and may be replaced.
+    # If there is an index, `skipped.jsonl` was written by an interrupted run and may be replaced.
     unknown = not (out / MANIFEST).is_file() and not any(out.glob(index_path(Path("*")).name))
     if unknown and (out / SKIPPED).exists():
         raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
     if (out / MANIFEST).is_file():
         if (kind := Manifest.read(out).source.kind) != INDEXED:
-            raise ValueError(f"{out} contains shards of {kind}, which have an index already")
+            raise ValueError(f"{out} contains shards of {kind}, which already have an index")
     elif out != folder and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: choose an empty folder")
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """Return the extensions of the samples: images if there are any, otherwise texts."""
+    """Return the extensions of the samples: those of images if there are any, otherwise those of
+    texts.
+    """
     found: set[str] = set()
     for tar in tars:
         found |= extensions_of(tar).keys()
@@ -165,7 +170,9 @@ def _scan(
 
 
 def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
-    """Return the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
+    """Return the label of each sample, int32 [n]. An unknown label is -1 and is recorded as a
+    problem.
+    """
     label_of_text = np.full(len(scan.texts), -1, np.int32)
     for position, text in enumerate(scan.texts):
         try:
@@ -187,7 +194,7 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
 def _problems(
     folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
 ) -> tuple[Problems, dict[Path, str]]:
-    """Return all problems, and the reason for each tar with possibly missing samples."""
+    """Return all problems, and the reason for each tar from which samples may be missing."""
     problems = Problems(limit)
     for scan in scans.values():
         problems.join(scan.problems)
@@ -215,13 +222,14 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
 def _prepare(out: Path, links: dict[str, Path]) -> None:
     """Create `out` with links to the tars.
 
-    An older manifest is deleted, so that the folder is unfinished until the new one is written.
+    An existing manifest is deleted, so that the folder is unfinished until the new manifest is
+    written.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, SKIPPED):
         (out / name).unlink(missing_ok=True)
     for name, tar in links.items():
-        if (out / name).is_symlink():  # real tars are never deleted
+        if (out / name).is_symlink():  # only links are deleted, never tars
             (out / name).unlink()
         (out / name).symlink_to(tar.resolve())
 
@@ -268,9 +276,9 @@ def _notes(
 
 
 def _changed(before: Manifest | None, now: Manifest) -> list[str]:
-    """Return a note that lists the tars that changed since the previous index.
+    """Return a note that lists the tars that have changed since the previous index was written.
 
-    Without it the change would not be noticed, because a new index accepts any content.
+    Without this note, the change would not be noticed, because a new index accepts any content.
     """
     old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
     changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]

@@ -1,7 +1,8 @@
-"""Class names and labels: reads files of class names, and maps the label of a sample to its class.
+"""Class names and labels: reads files of class names and maps the label of a sample to its
+class.
 
-A label is the text of `<key>.cls` or a field of `<key>.json`. It is a name in the class list or a
-position in it.
+A label is the text of `<key>.cls` or a field of `<key>.json`. It is either a name in the class list
+or a position in the list.
 """
 
 import json
@@ -13,9 +14,10 @@ LABEL_EXTENSIONS = ("cls", "json")
 
 
 def read_class_names(path: Path) -> list[str]:
-    """Return the names in a file, without surrounding whitespace and trailing empty lines.
+    """Return the names in a file, without surrounding whitespace or trailing empty lines.
 
-    Raises FileNotFoundError, and ValueError with the line number for an empty or repeated name.
+    Raises FileNotFoundError if the file is missing, and ValueError, with the line number, for an
+    empty or repeated name.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -41,11 +43,12 @@ def read_class_names(path: Path) -> list[str]:
 
 
 def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
-    """Return the label as written, without surrounding whitespace.
+    """Return the label as stored, without surrounding whitespace.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is no label.
 
-    json_field: the field of a `.json` label; dots select fields of nested objects.
+    json_field: the field of a `.json` member that contains the label; dots select fields of nested
+    objects.
     """
     try:
         text = str(data, "utf-8")
@@ -74,7 +77,9 @@ def _field(text: str, json_field: str) -> str:
 
 @dataclass(frozen=True)
 class ClassList:
-    """A class list. positions: whether integer labels are positions in it instead of names."""
+    """A class list. positions: whether integer labels are positions in the list instead of
+    names.
+    """
 
     names: tuple[str, ...]
     positions: bool
@@ -93,7 +98,7 @@ class ClassList:
 
     @classmethod
     def read(cls, path: Path) -> "ClassList":
-        """Read a file with one class name per line. Raises as `read_class_names` does."""
+        """Read a file with one class name per line. Raises the errors of `read_class_names`."""
         return cls(tuple(read_class_names(path)), positions=True)
 
     def label(self, text: str) -> int:

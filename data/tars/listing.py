@@ -1,7 +1,7 @@
-"""Selects the tars of a folder to index, with the split and new name of each.
+"""Selects the tars of a folder to index, and determines the split and the new name of each.
 
-Only uncompressed tars are accepted. `ExpectedSamples` checks the number of samples, because nothing
-else detects that samples are missing from a valid tar.
+Only uncompressed tars are accepted. `ExpectedSamples` checks the number of samples, because no
+other check detects that samples are missing from a valid tar.
 """
 
 import json
@@ -31,8 +31,8 @@ _MAX_COUNTS_BYTES = 1 << 28
 def list_tars(folder: Path) -> list[Path]:
     """Return the uncompressed tars under `folder`, sorted by path.
 
-    Raises ValueError for compressed tars or if there are none, FileNotFoundError for a broken link,
-    and OSError for a folder that cannot be read.
+    Raises ValueError for compressed tars or if there are no tars, FileNotFoundError for a broken
+    link, and OSError for a folder that cannot be read.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: pass a folder of webdataset tars")
@@ -73,8 +73,8 @@ def split_of_tars(
 ) -> dict[Path, str]:
     """Map tars to their splits, in the order of `requested`, or training first.
 
-    requested: (split, glob of paths); tars that match no glob are left out. If it is empty, the
-    first word in the path that names a split is used, or else "train".
+    requested: pairs (split, glob of paths). Tars that do not match any glob are omitted. If it is
+    empty, the first word in the path that names a split is used, or "train" if there is none.
     """
     paths = {tar: tar.relative_to(folder).as_posix() for tar in tars}
     found: dict[Path, str] = {}
@@ -102,7 +102,7 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
         name = tar.relative_to(folder).as_posix().replace("/", "-")
         if printable(name) != name or "\\" in name:
             raise ValueError(
-                f"{printable(str(tar))}: a manifest cannot contain this name: rename the file"
+                f"{printable(str(tar))}: a manifest cannot contain this file name: rename the file"
             )
         if name in names.values():
             raise ValueError(f"{tar}: another tar is also called {name}: rename one of them")
@@ -112,9 +112,9 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
 
 @dataclass(frozen=True)
 class ExpectedSamples:
-    """The expected number of samples: `total` over all tars, or `of_tar` for each tar.
+    """The expected number of samples, either `total` over all tars or `of_tar` for each tar.
 
-    of_tar: maps the path of a tar relative to the folder to its count.
+    of_tar: a map from the path of a tar, relative to the folder, to its count.
     """
 
     total: int | None = None
@@ -124,14 +124,14 @@ class ExpectedSamples:
     def parse(cls, text: str) -> "ExpectedSamples":
         """Parse a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
 
-        Raises ValueError for anything else, FileNotFoundError for a missing file.
+        Raises ValueError for any other text, and FileNotFoundError for a missing file.
         """
         if text.isascii() and text.isdecimal():
             return cls(total=int(text))
         path = Path(text)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{text} is neither a number of samples nor a file: pass one of them"
+                f"{text} is neither a number of samples nor a file: pass one of these"
             )
         if path.stat().st_size > _MAX_COUNTS_BYTES:
             raise ValueError(
@@ -146,7 +146,7 @@ class ExpectedSamples:
     def in_all(self, folder: Path, tars: Collection[Path]) -> int:
         """Return the number of samples expected in `tars`.
 
-        Raises ValueError for a tar without a count and for a count whose tar is not in `folder`.
+        Raises ValueError for a tar without a count, and for a count whose tar is not in `folder`.
         """
         if self.of_tar is None:
             assert self.total is not None
@@ -158,15 +158,16 @@ class ExpectedSamples:
             )
         if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
             raise ValueError(
-                f"{folder} has no {absent[0]!r}, in which {self.of_tar[absent[0]]:,} samples are "
-                "expected: copy it to the folder, or remove its count"
+                f"{folder} does not contain {absent[0]!r}, but {self.of_tar[absent[0]]:,} samples "
+                "are expected in it: copy it to the folder, or remove its count"
             )
         return sum(self.of_tar[name] for name in names)
 
     def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """Return the tars whose number of samples differs; for a total, `folder` instead of a tar.
+        """Return the tars whose number of samples differs or, for a total that differs,
+        `folder`.
 
-        tars: the number of samples found in each.
+        tars: the number of samples found in each tar.
         """
         if self.of_tar is None:
             wanted = {folder: (sum(tars.values()), self.in_all(folder, tars))}

@@ -1,7 +1,7 @@
 """The samples of one tar as webdataset groups them, with the location, crc32 and label of each.
 
-The first pass reads the headers, the second one the content. Incomplete samples are counted and
-listed by name.
+The first pass reads the headers, and the second pass reads the content. Incomplete samples are
+counted and listed by name.
 """
 
 import hashlib
@@ -31,7 +31,9 @@ _CHUNK = 4 << 20
 
 @dataclass
 class Problems:
-    """The number of problems, and the names of the first `limit` (None: all of them)."""
+    """The number of problems, and the names of the first `limit` problems, or of all if `limit` is
+    None.
+    """
 
     limit: int | None = NAMED
     count: int = 0
@@ -39,7 +41,7 @@ class Problems:
 
     @property
     def is_full(self) -> bool:
-        """Whether further problems are only counted."""
+        """Whether further problems are only counted, not named."""
         return self.limit is not None and len(self.named) >= self.limit
 
     def add(self, name: str, reason: str) -> None:
@@ -58,10 +60,10 @@ class TarScan:
     """The n complete samples of a tar. Arrays keep this compact, because n may be large.
 
     locations: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
-    extension: positions in `extensions`, uint8 [n, 2]. text: the label as a position in `texts`,
-    int32 [n]. groups: number of samples as webdataset counts them, complete or not. other_files:
-    names of members that belong to no sample. unfinished: why samples may be missing at the end, or
-    "".
+    extension: their positions in `extensions`, uint8 [n, 2]. text: the label as a position in
+    `texts`, int32 [n]. groups: the number of samples as webdataset counts them, complete or not.
+    other_files: the names of members that do not belong to a sample. unfinished: the reason why
+    samples may be missing at the end, or "".
     """
 
     bytes: int
@@ -88,7 +90,9 @@ class TarScan:
 
 
 class Group(NamedTuple):
-    """The members of a key: maps extensions in lower case to (extension as written, member)."""
+    """The members of a key: a map from extensions in lower case to (extension as written,
+    member).
+    """
 
     key: str
     members: dict[str, tuple[str, Member]]
@@ -99,7 +103,8 @@ def scan_tar(
 ) -> TarScan:
     """Read one tar.
 
-    endings: extensions that can be the sample, in order of preference. named: see `Problems.limit`.
+    endings: the extensions that a sample can have, in order of preference. named: see
+    `Problems.limit`.
     """
     members, picked, problems = _list_members(path), [], Problems(named)
     for fault in members.faults:
@@ -159,9 +164,9 @@ def add_member(groups: list[Group], member: Member) -> bool:
 
 
 def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
-    """Return the sample itself and the member with its label.
+    """Return the sample itself and the member that contains its label.
 
-    Raises ValueError if one is missing.
+    Raises ValueError if either is missing.
     """
     found = ", ".join(f".{extension}" for extension, _ in group.members.values())
     sample = next((group.members[e] for e in endings if e in group.members), None)
@@ -184,7 +189,7 @@ def _read(
     problems: Problems,
     members: _Members,
 ) -> TarScan:
-    """Read the tar once and keep the samples whose label can be read."""
+    """Read the tar once, and keep the samples whose label can be read."""
     locations, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
     with ShardPass(path) as shard:
@@ -222,7 +227,7 @@ def _read(
 
 
 class ShardPass:
-    """Reads members in the order of their offsets, and hashes the file in the same pass."""
+    """Reads members in the order of their offsets and hashes the file in the same pass."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)

@@ -1,8 +1,8 @@
 """Reads the samples of one webdataset tar sequentially, without an index or checksums.
 
 After a broken connection or a transient disk error, reading resumes at the byte where it stopped.
-Incomplete samples are reported by name. `data/loading/stream_reader.py` decides which tars are read
-and when.
+Incomplete samples are reported by name. `data/loading/stream_reader.py` determines which tars are
+read, and when.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from data.tars.listing import check_plain
 from data.tars.samples import Group, add_member, pick
 
 _PIECE = 1 << 20
-# Images and texts for training are smaller. This limits how much is read for a damaged header.
+# Images and texts for training are smaller. This limits the number of bytes read for a damaged
+# header.
 _MAX_MEMBER = 1 << 28
 
 
@@ -38,9 +39,9 @@ class StreamSample(NamedTuple):
 class TarReader:
     """Settings for reading tars.
 
-    endings: extensions that can be the sample, in order of preference. label_field: field of
-    `<key>.json` with the label. classes: maps labels to classes. attempts: number of consecutive
-    attempts that receive no new data.
+    endings: the extensions that a sample can have, in order of preference. label_field: the field
+    of `<key>.json` that contains the label. classes: a map from labels to classes. attempts: the
+    maximum number of consecutive attempts that receive no new data.
     """
 
     endings: tuple[str, ...]
@@ -51,8 +52,8 @@ class TarReader:
     def samples(self, address: str) -> Iterator[StreamSample | Substitute]:
         """Yield every complete sample of a tar, and a `Substitute` for each skipped one.
 
-        address: path or URL. Raises FileNotFoundError, PermissionError or OSError if the tar cannot
-        be read to its end, and ValueError for a compressed one.
+        address: a path or URL. Raises FileNotFoundError, PermissionError or OSError if the tar
+        cannot be read to its end, and ValueError if it is compressed.
         """
         tar = ForwardBytes(_pieces(address, self.attempts))
         check_plain(address, tar.read(0, 8))
@@ -101,7 +102,7 @@ class ForwardBytes:
     """Forward-only random access to a stream of bytes.
 
     Bytes before the last offset that was read are discarded. A range of more than `_MAX_MEMBER`
-    bytes is discarded too, and reading it returns nothing.
+    bytes is also discarded, and reading it returns an empty result.
     """
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -110,7 +111,7 @@ class ForwardBytes:
         self._start = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`; fewer at the end or if they were discarded."""
+        """Return `size` bytes from `offset`, or fewer at the end or if the bytes were discarded."""
         if offset < self._start:
             return b""
         self._drop(offset)
@@ -119,7 +120,7 @@ class ForwardBytes:
             return bytes(wanted)
 
     def reaches(self, offset: int) -> bool:
-        """Whether the stream contains all bytes before `offset`."""
+        """Return whether the stream contains all bytes before `offset`."""
         if offset - self._start > _MAX_MEMBER:
             self._drop(offset)
         self._fill(offset)
@@ -142,7 +143,7 @@ class ForwardBytes:
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
     """Yield the content of a file. After a transient error, reading resumes where it stopped.
 
-    The count of `attempts` restarts after each piece that was received.
+    The count of `attempts` is reset on each piece received.
     """
     opened = pieces if is_url(address) else _local_pieces
     received, attempt = 0, 1

@@ -1,6 +1,7 @@
-"""Cleans the text of a tweet: removes emoji, masks user names and URLs, changes nothing else.
+"""Cleans the text of a tweet by removing emoji and masking user names and URLs. Nothing else is
+changed.
 
-There is no lower-casing, Unicode normalization or word splitting. Every part of an emoji is
+In particular, text is not lower-cased, normalized or split into words. Every part of an emoji is
 removed, because any remaining part would leak the label.
 """
 
@@ -17,23 +18,28 @@ from data.text.emoji_table import (
     without_stray_joiners,
 )
 
-# All parts are first mapped to one character, because matching a class of 5,000 characters is slow.
+# All parts are first mapped to a single character, because matching a class of 5,000 characters is
+# slow.
 _UNIFIED = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
-# A run of emoji and the space around it becomes one space, so that its length reveals nothing.
+# A run of emoji and the surrounding space becomes one space, so that the length of the run does not
+# leak.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
 Replacement = Literal["replace", "remove", "keep"]
-# Does not match inside an email address. Letters of other scripts may directly precede it.
+# This does not match inside an email address. Letters of other scripts may directly precede a
+# match.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
-# They may precede RT or the name, and may be doubled as in a CSV cell: Unicode's Quotation_Mark
-# characters, accents used instead of them, and the ornaments U+275B to U+275E, U+276E and U+276F.
+# Quotation marks: Unicode's Quotation_Mark characters, accents that are used instead of them, and
+# the ornaments U+275B to U+275E, U+276E and U+276F. They may precede RT or the name, and may be
+# doubled as in a CSV cell.
 _QUOTES = "\"'`´«»‘’‚‛“”„‟‹›❛❜❝❞❮❯⹂「」『』〝〞〟﹁﹂﹃﹄＂＇｢｣"
 _RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
 _PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 def remove_emoji(text: str) -> str:
-    """Return `text` without emoji and their parts. A run of them becomes a space or a line break.
+    """Return `text` without emoji and their parts. A run of emoji becomes a space or a line
+    break.
 
     A keycap is removed with its digit. A joiner next to a letter of a joining script is kept. All
     other code points are unchanged.
@@ -45,7 +51,9 @@ def remove_emoji(text: str) -> str:
 
 
 def leftovers(text: str) -> list[str]:
-    """Return parts of emoji in a text, except joiners of letters. Empty after `remove_emoji`."""
+    """Return the parts of emoji in a text, except joiners of letters. The result is empty after
+    `remove_emoji`.
+    """
     return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
 
 
@@ -62,7 +70,7 @@ class Cleaning:
 
     def clean(self, text: str) -> str:
         """Return the text for the shards, or "" if it contains only user names and URLs."""
-        # Emoji first: an emoji directly after a URL is not part of it.
+        # Remove emoji first, because an emoji directly after a URL is not part of the URL.
         text = remove_emoji(text)
         text = _hide(_URL, text, self.urls, "http")
         text = _hide(_USER, text, self.users, "@user").strip()
@@ -70,7 +78,9 @@ class Cleaning:
 
 
 def is_retweet(text: str) -> bool:
-    """Whether the text begins like a retweet: `RT @name`, with or without quotation marks."""
+    """Return whether the text begins like a retweet: `RT @name`, with or without quotation
+    marks.
+    """
     return _RETWEET.match(text) is not None
 
 
@@ -81,7 +91,7 @@ def _hide(pattern: re.Pattern[str], text: str, what: Replacement, instead: str) 
         case "replace":
             return pattern.sub(instead, text)
         case "remove":
-            # Also removes the space before it, so that no double space is left.
+            # This also removes the preceding space, so that no double space remains.
             return re.sub(
                 rf"[^\S\n]?(?:{pattern.pattern.removeprefix('(?i)')})",
                 "",

@@ -1,6 +1,7 @@
 """Emoji as classes: their names, attributes and vectors.
 
-Similarity comes from Unicode's groups, the base of a sequence, and the words of the English names.
+The similarity of classes is derived from Unicode's groups, the base of a sequence, and the words of
+the English names.
 """
 
 from collections import Counter
@@ -18,10 +19,11 @@ _TAG_END = "\U000e007f"
 
 
 def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
-    """Return one class per emoji, with its English name. Ambiguous names include the code points.
+    """Return one class per emoji, named by its English name. Code points are added to ambiguous
+    names.
 
-    Attributes: emoji, emoji_version, path (Unicode's group and subgroup), and for sequences base:
-    the first emoji (👩 of 👩‍🚀), "flag" or "keycap".
+    The attributes are emoji, emoji_version, path (Unicode's group and subgroup) and, for sequences,
+    base: the first emoji (👩 of 👩‍🚀), "flag" or "keycap".
     """
     repeated = Counter(map(english_name, labels))
     infos = []
@@ -34,7 +36,9 @@ def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
 
 
 def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
-    """Return vectors, float32 [K, D], from the words of names, groups, subgroups and bases."""
+    """Return vectors, float32 [K, D], that are computed from the words of names, groups, subgroups
+    and bases.
+    """
     return name_vectors([_words(one) for one in labels])
 
 

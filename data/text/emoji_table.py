@@ -1,6 +1,6 @@
 """Emoji data from the `emoji` library and Unicode.
 
-This module finds the emoji in a text, folds them, returns their names and groups, and decides
+This module finds the emoji in a text, folds them, returns their names and groups, and determines
 whether a joiner U+200D belongs to a letter or an emoji. The library does not contain groups and
 subgroups. They are in `emoji_groups.tsv`, which `emoji_test.py` generates.
 """
@@ -15,8 +15,8 @@ import emoji
 
 ZWJ = "\u200d"
 
-# Arabic to Myanmar, Philippine scripts to Vedic extensions, Syloti Nagri to Meetei Mayek, Arabic
-# presentation forms, and the Indic scripts and Adlam of the supplementary plane.
+# The blocks are Arabic to Myanmar, Philippine scripts to Vedic extensions, Syloti Nagri to Meetei
+# Mayek, Arabic presentation forms, and the Indic scripts and Adlam of the supplementary plane.
 _BLOCKS = (
     (0x0600, 0x109F),
     (0x1700, 0x1CFF),
@@ -34,9 +34,11 @@ KEYCAP = "\u20e3"
 _GOOGLE = (0xFE000, 0xFEEFF)
 _REGIONAL = ("\U0001f1e6", "\U0001f1ff")
 _TONE = re.compile("[\U0001f3fb-\U0001f3ff]")
-# In names: thumbs_up_medium_skin_tone, handshake_light_skin_tone_dark_skin_tone, …
+# Skin tones in names such as thumbs_up_medium_skin_tone and
+# handshake_light_skin_tone_dark_skin_tone.
 _TONE_IN_NAME = re.compile(r"_(?:no|light|medium-light|medium|medium-dark|dark)_skin_tone")
-# The name of a couple with two different tones contains this. Its name without tones does not.
+# The name of a couple with two different skin tones contains this text, but its name without tones
+# does not.
 _PERSON_PERSON = "_person_person"
 _FULLY_QUALIFIED = emoji.STATUS["fully_qualified"]
 _COMPONENT = emoji.STATUS["component"]
@@ -68,13 +70,13 @@ def _letters() -> str:
 
 _LETTER = _letters()
 _AFTER_LETTER = re.compile(f"[{_LETTER}]{ZWJ}*$")
-# A joiner next to a joining letter belongs to the letter, otherwise to an emoji.
+# A joiner next to a joining letter belongs to the letter; any other joiner belongs to an emoji.
 _STRAY = re.compile(f"(?<![{_LETTER}]){ZWJ}+(?![{_LETTER}{ZWJ}])")
 _OF_LETTERS = re.compile(f"(?<=[{_LETTER}]){ZWJ}+|{ZWJ}+(?=[{_LETTER}])")
 
 
 def follows_a_letter(text: str, position: int) -> bool:
-    """Whether a joining letter, possibly followed by joiners, comes before `position`."""
+    """Return whether a joining letter, possibly followed by joiners, precedes `position`."""
     return _AFTER_LETTER.search(text[max(0, position - 8) : position]) is not None
 
 
@@ -89,11 +91,11 @@ def without_letters_joiners(text: str) -> str:
 
 
 def find_emoji(text: str) -> list[str]:
-    """Return the emoji of a text in order, as written.
+    """Return the emoji of a text as written, in order.
 
     The result excludes lone skin tones and hair components, emoji in text style (followed by
-    U+FE0E), and the rest of a sequence whose beginning is missing (preceded by a joiner without an
-    emoji before it).
+    U+FE0E), and the remainder of a sequence whose beginning is missing (preceded by a joiner
+    without an emoji before it).
     """
     if PARTS.isdisjoint(text):
         return []
@@ -135,7 +137,7 @@ def name_in(one: str, language: str) -> str:
 def load_languages(languages: tuple[str, ...]) -> None:
     """Load the names in these languages.
 
-    Raises ValueError for a language that the library does not have.
+    Raises ValueError for a language that the library does not support.
     """
     for language in languages:
         if language not in emoji.LANGUAGES:
@@ -143,7 +145,7 @@ def load_languages(languages: tuple[str, ...]) -> None:
                 f"language {language!r} is not supported by the emoji library: choose from "
                 f"{', '.join(emoji.LANGUAGES)}"
             )
-    # The library's type annotations require a list or literal, but it accepts one name.
+    # The library's type annotations require a list or a literal, but it accepts a single name.
     for language in languages:
         emoji.config.load_language(language)
 
@@ -155,7 +157,9 @@ def fully_qualified() -> list[str]:
 
 @cache
 def _folded() -> dict[str, str]:
-    """Map each emoji to its folded form by its English name, which contains the tones."""
+    """Map each emoji to its folded form, based on its English name, which contains the skin
+    tones.
+    """
     plain = {
         about["en"].strip(":"): one
         for one, about in _DATA.items()
@@ -176,7 +180,7 @@ TABLE = Path(__file__).with_name("emoji_groups.tsv")
 def emoji_group(one: str) -> tuple[str, str]:
     """Return the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
 
-    Returns OTHER for an emoji that is newer than the table.
+    Returns OTHER for an emoji that is not in the table because it is newer.
     """
     return _groups().get(one, OTHER)
 

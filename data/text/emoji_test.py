@@ -1,8 +1,10 @@
-"""Generates `emoji_groups.tsv` from Unicode's emoji-test.txt (in Debian's `unicode-data`).
+"""Generates `emoji_groups.tsv` from Unicode's emoji-test.txt (in the Debian package
+`unicode-data`).
 
     python -m data.text.emoji_test /usr/share/unicode/emoji/emoji-test.txt
 
-Run it when a new version of the `emoji` library adds emoji that are missing from the table.
+Run this module when a new version of the `emoji` library adds emoji that are missing from the
+table.
 """
 
 import re
@@ -26,7 +28,7 @@ _EMOJI = re.compile(r"([0-9A-F ]+?) *; fully-qualified ")
 def group_table(emoji_test: str) -> str:
     """Return the table: one line per subgroup with group, subgroup and folded emoji.
 
-    Raises ValueError if the text is not an emoji-test.txt.
+    Raises ValueError if the text is not that of an emoji-test.txt file.
     """
     current = {"Version": "", "group": "", "subgroup": ""}
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)

@@ -15,8 +15,8 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
 
     Words are weighted by count and inverse document frequency. Most dimensions are the strongest
     directions of the words that classes share (latent semantic analysis, Deerwester et al. 1990).
-    The rest is a random projection of the residual, so that names that differ only in rare words
-    remain distinct. Equal words give equal vectors.
+    The remaining dimensions are a random projection of the residual, so that names that differ only
+    in rare words remain distinct. Equal words give equal vectors.
     """
     frequency = Counter(word for row in words for word in set(row))
     # Shared words come first, because only their columns need the eigendecomposition. Most words
@@ -41,7 +41,7 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
 def _strongest_directions(table: np.ndarray) -> np.ndarray:
     """Return the eigenvectors [V, D] of the D largest eigenvalues, with a fixed sign.
 
-    The largest entry of each is positive.
+    The largest entry of each eigenvector is positive.
     """
     _, directions = np.linalg.eigh(table.T @ table)
     basis = directions[:, ::-1][:, :_SHARED_DIM]

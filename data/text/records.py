@@ -33,7 +33,7 @@ _DIGEST_BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records. columns: names from the first line of a table; None for JSONL."""
+    """A file of records. columns: the names in the first line of a table, or None for JSONL."""
 
     path: Path
     kind: Kind
@@ -42,8 +42,11 @@ class RecordFile:
     size: int
 
     def spans(self, span_bytes: int) -> list[tuple[int, int]]:
-        """Return byte ranges that together contain every record once; a single range for CSV."""
-        # Whether a line break of a CSV is inside quotes can only be determined from the beginning.
+        """Return byte ranges that together contain every record once. For CSV, there is only one
+        range.
+        """
+        # To determine whether a line break in a CSV file is inside quotes, the file must be read
+        # from the beginning.
         step = self.size if self.kind == "csv" else span_bytes
         return [
             (first, min(first + step, self.size)) for first in range(self.start, self.size, step)
@@ -52,7 +55,7 @@ class RecordFile:
     def records(self, first: int, last: int, *, empty: bool = False) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) of the records that begin in [first, last).
 
-        empty: include empty lines.
+        empty: whether to include empty lines.
         """
         with self.path.open("rb") as file:
             lines = _lines(file, self.path, self.start, first, last)
@@ -80,16 +83,18 @@ class RecordFile:
         return dict(zip(self.columns, cells, strict=True))
 
     def read(self, offset: int, length: int) -> dict[str, Any]:
-        """Return the fields of the record that `records` found at `offset`."""
+        """Return the fields of the record that `records` yielded at `offset`."""
         with self.path.open("rb") as file:
             file.seek(offset)
             return self.parse(file.read(length))
 
 
 def open_records(path: Path) -> RecordFile:
-    """Open a record file. Its format follows from the extension, its columns from the first line.
+    """Open a record file. The extension determines its format, and the first line determines its
+    columns.
 
-    Raises FileNotFoundError, or ValueError for an unknown extension or an invalid first line.
+    Raises FileNotFoundError if the file is missing, and ValueError for an unknown extension or an
+    invalid first line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass record files ({_endings()})")
@@ -124,10 +129,10 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
 
 
 def digest(paths: Sequence[Path]) -> str:
-    """Return 16 hexadecimal digits of a hash of names, sizes and content.
+    """Return 16 hexadecimal digits of a hash of the files' names, sizes and contents.
 
-    For files over 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another pass
-    over large inputs.
+    In files larger than 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another
+    pass over large inputs.
     """
     whole = hashlib.sha256()
     for path in paths:
@@ -148,7 +153,7 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: the first line is not UTF-8: save it as UTF-8") from error
+        raise ValueError(f"{path}: the first line is not UTF-8: save the file as UTF-8") from error
     names = text.split("\t") if kind == "tsv" else next(_cells([text]), [])
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
@@ -188,7 +193,7 @@ def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
 
 
 def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Join lines of CSV into records, because quoted cells may contain line breaks."""
+    """Join lines of a CSV file into records, because quoted cells may contain line breaks."""
     taken: list[tuple[int, bytes]] = []
 
     def texts() -> Iterator[str]:

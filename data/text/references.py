@@ -1,7 +1,8 @@
-"""First pass over the inputs: writes a fixed-size reference to disk for each labeled record.
+"""The first pass over the inputs, which writes a fixed-size reference to disk for each labeled
+record.
 
-Several processes read byte ranges in parallel. The result of each range is a file, so an
-interrupted pass can resume. `selection.py` removes duplicates and selects the classes.
+Several processes read byte ranges in parallel. The result of each range is a separate file, so an
+interrupted pass can be resumed. `selection.py` removes duplicates and selects the classes.
 """
 
 import hashlib
@@ -19,10 +20,12 @@ from data.processes import over_jobs
 from data.text.records import RecordFile
 
 SPAN_BYTES = 32 << 20
-# Keys of counts: all damaged records, and a prefix for the location of the first one in a span.
+# Keys of counts: the number of damaged records, and a prefix for the location of the first damaged
+# record in a span.
 DAMAGED = "damaged records"
 FIRST_DAMAGED = "first damaged: "
-# high, low: 128-bit hash of the text. label, split: positions in the lists of names stored with it.
+# high, low: the 128-bit hash of the text. label, split: positions in the lists of names that are
+# stored with the references.
 REFERENCE = np.dtype(
     [
         ("high", "<u8"),
@@ -37,7 +40,7 @@ REFERENCE = np.dtype(
 
 
 class Span(NamedTuple):
-    """A byte range of input number `file`."""
+    """A byte range of the input with number `file`."""
 
     file: int
     first: int
@@ -54,7 +57,9 @@ def record_spans(records: Sequence[RecordFile], span_bytes: int) -> list[Span]:
 
 
 class LabeledText(NamedTuple):
-    """A record with a label. text: as written to the shard. split: None to choose it by hash."""
+    """A record with a label. text: the text as written to the shard. split: the split, or None if
+    it is chosen by a hash.
+    """
 
     offset: int
     length: int
@@ -64,18 +69,22 @@ class LabeledText(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """The interface that the first pass needs from a source. It is pickled for worker processes."""
+    """The interface that the first pass requires of a source. A reader is pickled for worker
+    processes.
+    """
 
     def spans(self) -> list[Span]: ...
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        """Yield the labeled records of a span, and count the others in `counts` by reason."""
+        """Yield the labeled records of a span, and count the other records in `counts` by
+        reason.
+        """
 
 
 def read_spans(
     reader: RecordReader, folder: Path, workers: int | None, report: Report
 ) -> list[Path]:
-    """Read every span into `folder`, except those already there. `report` counts bytes."""
+    """Read every span into `folder`, except spans that are already there. `report` counts bytes."""
     spans = reader.spans()
     paths = [folder / f"span-{number:08d}.json" for number in range(len(spans))]
     jobs = [
@@ -91,7 +100,7 @@ def read_spans(
 
 
 def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
-    """Write references to `path` with suffix .bin, then names and counts to `path`.
+    """Write references to `path` with the suffix .bin, and then names and counts to `path`.
 
     `path` is written last and marks the span as complete.
     """

@@ -1,7 +1,8 @@
-"""Second half of the first pass: removes exact duplicates, selects classes, writes tasks to disk.
+"""The second half of the first pass: removes exact duplicates, selects classes and writes tasks to
+disk.
 
 References are partitioned by hash into parts that fit in memory, so memory use does not grow with
-their number. Texts with equal 128-bit hashes are considered equal. The probability of a collision
+their number. Texts with equal 128-bit hashes are considered equal: the probability of a collision
 among 5e9 different texts is 4e-20.
 """
 
@@ -37,7 +38,7 @@ class Task(NamedTuple):
 
 
 class TaskFile(Sequence[Task]):
-    """Tasks of a split, memory-mapped; 20 bytes each."""
+    """The tasks of a split in a memory-mapped file, with 20 bytes per task."""
 
     def __init__(self, path: Path) -> None:
         self._rows = np.memmap(path, TASK, "r") if path.stat().st_size else np.empty(0, TASK)
@@ -60,9 +61,10 @@ class TaskFile(Sequence[Task]):
 class SelectionRules:
     """Rules that turn references into tasks.
 
-    choose: maps (samples, training samples) of each label to the labels that become classes, in
-    order. test_fraction: fraction of the texts without a given split, by hash, so that equal texts
-    share a split. drop_across: removes texts from "train" that also occur in another split.
+    choose: a function from the (samples, training samples) of each label to the labels that become
+    classes, in order. test_fraction: the fraction of the texts without a given split that is held
+    out, chosen by a hash so that equal texts share a split. drop_across: whether to remove texts
+    from "train" that also occur in another split.
     """
 
     choose: Callable[[Counter[str], Counter[str]], list[str]]
@@ -82,7 +84,9 @@ class Selection:
 
 
 def pass_notes(selection: Selection) -> list[str]:
-    """Return a line for each nonzero count, and the location of the first damaged record."""
+    """Return one line for each nonzero count, and one with the location of the first damaged
+    record.
+    """
     notes = []
     for what, count in selection.counts.items():
         if count and not what.startswith(FIRST_DAMAGED):
@@ -94,7 +98,7 @@ def pass_notes(selection: Selection) -> list[str]:
 class SelectionFolder:
     """A folder next to the shards with the results of the first pass.
 
-    It exists until the shards are written.
+    It exists until the shards have been written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,9 +113,9 @@ class SelectionFolder:
         workers: int | None,
         report: Report,
     ) -> Selection:
-        """Run the first pass, or load its result if `about` is that of the previous run.
+        """Run the first pass, or load its result if `about` is the same as in the previous run.
 
-        about: description of inputs and parameters. Raises ValueError if no classes remain.
+        about: a description of the inputs and parameters. Raises ValueError if no classes remain.
         """
         self._claim(about)
         done = self.folder / _RESULT
@@ -126,7 +130,7 @@ class SelectionFolder:
         return TaskFile(self.folder / f"{split}.tasks")
 
     def remove(self) -> None:
-        """Delete the folder once the shards are written."""
+        """Delete the folder after the shards have been written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _claim(self, about: str) -> None:
@@ -137,7 +141,7 @@ class SelectionFolder:
         note = self.folder / _ABOUT
         if self.folder.exists() and not note.is_file() and any(self.folder.iterdir()):
             raise ValueError(
-                f"{self.folder} contains other files: choose another folder for the shards"
+                f"{self.folder} contains unrelated files: choose another folder for the shards"
             )
         if not note.is_file() or note.read_text() != about:
             self.remove()
@@ -167,7 +171,7 @@ def _select(folder: Path, paths: Sequence[Path], rules: SelectionRules) -> Selec
 
 
 def _names(paths: Sequence[Path]) -> tuple[list[str], list[str | None], Counter[str]]:
-    """Return all labels, sorted, all splits, and the total counts."""
+    """Return all labels in sorted order, all splits, and the total counts."""
     labels: set[str] = set()
     splits: dict[str | None, None] = {}
     counts: Counter[str] = Counter()
@@ -186,7 +190,7 @@ def _partition(
     splits: Sequence[str],
     rules: SelectionRules,
 ) -> list[Path]:
-    """Partition references by hash. Equal texts are in the same part."""
+    """Partition references by hash, so that equal texts are in the same part."""
     total = sum(path.with_suffix(".bin").stat().st_size for path in paths) // REFERENCE.itemsize
     num_parts = max(1, -(-total // PART_ROWS))
     parts = [folder / f"part-{number:06d}" for number in range(num_parts)]
@@ -213,7 +217,7 @@ def _batches(
     split_at: dict[str, int],
     test_fraction: float,
 ) -> Iterator[np.ndarray]:
-    """Yield references of many spans at a time, with global label and split positions."""
+    """Yield the references of many spans at a time, with global positions of labels and splits."""
     gathered: list[np.ndarray] = []
     for path in paths:
         about = json.loads(path.read_bytes())
@@ -235,7 +239,9 @@ def _batches(
 def _without_duplicates(
     rows: np.ndarray, rules: SelectionRules, counts: Counter[str]
 ) -> np.ndarray:
-    """Keep the first of equal (text, label, split). Count duplicates and texts in two splits."""
+    """Keep the first of several references with equal (text, label, split). Count duplicates and
+    texts that occur in two splits.
+    """
     keys = ("offset", "file", "split", "label", "low", "high")
     rows = rows[np.lexsort([rows[key] for key in keys])]
     if not len(rows):

@@ -1,6 +1,7 @@
 """Maps texts to token IDs with a fast tokenizer from a folder or the hub, without remote code.
 
-Batching and padding are in `data/loading/inputs.py`; `data/text/wordpiece.py` trains vocabularies.
+Batching and padding are implemented in `data/loading/inputs.py`. `data/text/wordpiece.py` trains
+vocabularies.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from data.messages import one_line
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _MAX_BYTES = 200 * 2**20
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# For these classes transformers uses tokenizer.json unchanged. For others it rebuilds parts of it.
+# For these classes, transformers uses tokenizer.json unchanged. For others, it rebuilds parts of
+# it.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _HUB = "hub:"
 _REMEDY = f"use another folder or {_HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
@@ -31,10 +33,12 @@ _UNKNOWN = "\ue000 \U00012000"
 class Tokenizer:
     """An opened tokenizer. Create one with `open_tokenizer` or `Tokenizer.of`.
 
-    Cheap to pickle and safe after fork: each process opens its own backend. Thread-safe.
+    It is thread-safe, cheap to pickle and safe to use after fork: each process opens its own
+    backend.
 
-    pad_id: ID of the padding token. vocab_size: largest ID + 1, the number of embedding rows
-    needed. max_length: maximum number of tokens per text, including special tokens.
+    pad_id: the ID of the padding token. vocab_size: the largest ID + 1, which is the required
+    number of embedding rows. max_length: the maximum number of tokens per text, including special
+    tokens.
     """
 
     max_length: int
@@ -50,9 +54,9 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Wrap a tokenizer of the tokenizers library.
 
-        roles: its special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
-        if there is no pad token, if encoding an unknown character fails, or if special tokens fill
-        `max_length`.
+        roles: the special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
+        if there is no pad token, if encoding an unknown character fails, or if `max_length` leaves
+        no room for tokens of the text.
         """
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
@@ -70,7 +74,7 @@ class Tokenizer:
         backend.no_truncation()
         try:
             backend.encode(_UNKNOWN)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower type
             raise ValueError(
                 f"tokenizer {name} cannot encode unknown characters ({one_line(error)}): add an "
                 f"unknown token to its model, or {_REMEDY}"
@@ -86,24 +90,24 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token IDs of each text, with special tokens, truncated to `max_length`.
 
-        A list is never empty: a text without tokens becomes one pad token if the tokenizer adds no
-        special ones. Raises ValueError for text with an unpaired surrogate, and if the tokenizer
-        fails.
+        A list is never empty: a text without tokens becomes one pad token if the tokenizer does not
+        add special tokens. Raises ValueError for text with an unpaired surrogate, and if the
+        tokenizer fails.
         """
         try:
             encodings = self._backend().encode_batch_fast(list(texts))
         except TypeError as error:
             raise ValueError(_not_unicode(texts)) from error
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower type
             raise ValueError(
                 f"the tokenizer cannot encode a text ({one_line(error)}): choose another tokenizer"
             ) from error
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
-        """Write files that `open_tokenizer` and AutoTokenizer can load to `folder`.
+        """Write files to `folder` that `open_tokenizer` and AutoTokenizer can load.
 
-        The folder is created if it is missing.
+        The folder is created if it does not exist.
         """
         folder.mkdir(parents=True, exist_ok=True)
         config = {
@@ -116,7 +120,7 @@ class Tokenizer:
             commit(folder / name, content.encode())
 
     def digest(self) -> str:
-        """Return a SHA-256 over everything that determines a text's IDs, except `max_length`."""
+        """Return a SHA-256 of everything that determines a text's IDs, except `max_length`."""
         return hashlib.sha256(f"{self.pad_id}\n{self._content}".encode()).hexdigest()
 
     def _backend(self) -> tokenizers.Tokenizer:
@@ -138,14 +142,14 @@ class Tokenizer:
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
     """Open the tokenizer in folder `name`, or `hub:NAME`.
 
-    Texts are truncated to `max_length` tokens. Without `hub:`, no hub is contacted. Raises
-    FileNotFoundError if the folder does not exist, and ValueError if it is damaged, too large or
-    not a fast tokenizer, or as `Tokenizer.of` does.
+    Texts are truncated to `max_length` tokens. Without `hub:`, the hub is not contacted. Raises
+    FileNotFoundError if the folder does not exist, ValueError if it is damaged, too large or not a
+    fast tokenizer, and the errors of `Tokenizer.of`.
     """
     folder = Path(name)
     if name.startswith(_HUB):
         source = name.removeprefix(_HUB)
-        if Path(source).exists():  # transformers would open the local path
+        if Path(source).exists():  # transformers would open the local path instead
             raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {_HUB}")
         backend, roles = _of_transformers(source, name=name)
     elif not folder.is_dir():
@@ -170,8 +174,8 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 def _of_files(folder: Path) -> _Opened | None:
     """Load a tokenizer without transformers, whose import takes seconds.
 
-    Returns None if it is needed. A model's config.json may name another tokenizer class, so
-    transformers loads folders that have one.
+    Returns None if transformers is needed. A model's config.json may name another tokenizer class,
+    so transformers loads folders that contain one.
     """
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
@@ -188,27 +192,31 @@ def _of_files(folder: Path) -> _Opened | None:
     roles = {role: _token(config[role]) for role in _ROLES if config.get(role) is not None}
     try:
         return tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8")), roles
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise _damaged(str(file), error) from error
 
 
 def _token(value: Any) -> str:
-    """Return a token's text. In the file it may be an object with options."""
+    """Return a token's text. In the file, a token may be an object with options."""
     return str(value.get("content") if isinstance(value, dict) else value)
 
 
 def _of_transformers(source: str, *, name: str) -> _Opened:
-    """Load a tokenizer from a folder or hub with transformers. `name` is used in errors."""
+    """Load a tokenizer from a folder or the hub with transformers. `name` is used in error
+    messages.
+    """
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # for damaged files, transformers raises arbitrary errors
+    except Exception as error:  # transformers raises arbitrary errors for damaged files
         raise ValueError(
             f"tokenizer {name} cannot be opened ({one_line(error)}): {_REMEDY}"
         ) from error
     if not getattr(found, "is_fast", False):
-        raise ValueError(f"tokenizer {name} is not a fast one ({type(found).__name__}): {_REMEDY}")
+        raise ValueError(
+            f"tokenizer {name} is not a fast tokenizer ({type(found).__name__}): {_REMEDY}"
+        )
     return found.backend_tokenizer, {
         role: str(token) for role in _ROLES if (token := getattr(found, role, None)) is not None
     }
@@ -226,7 +234,7 @@ def _not_unicode(texts: Sequence[str]) -> str:
             text.encode()
         except UnicodeEncodeError as error:
             return (
-                f"text {index} is not valid Unicode: it has an unpaired surrogate at character "
-                f"{error.start}"
+                f"text {index} is not valid Unicode: it contains an unpaired surrogate at "
+                f"character {error.start}"
             )
     return "a text is not a string"

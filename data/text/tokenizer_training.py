@@ -1,4 +1,5 @@
-"""Implements `kway tokenizer`: trains a vocabulary on one split of text shards and evaluates it.
+"""The implementation of `kway tokenizer`, which trains a vocabulary on one split of text shards and
+evaluates it.
 
 `data/text/wordpiece.py` trains the vocabulary.
 """
@@ -27,7 +28,7 @@ from data.tars.samples import Problems
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
 
-# The default of BERT in transformers. Recipes and bundles set their own.
+# The default of BERT in transformers. Recipes and bundles set their own value.
 _MAX_LENGTH = 512
 _HELD_OUT_SHARE, _MAX_HELD_OUT = 20, 10_000
 _EXAMPLES, _EXAMPLE_CHARS = 8, 60
@@ -46,9 +47,9 @@ class Example:
 class TrainedTokenizer:
     """The result of training a tokenizer on `texts` texts.
 
-    unknown: fraction of unknown tokens. tokens_per_text: mean tokens per text, without special
-    tokens. Both are measured on `held_out` texts that were not used for training. problems: skipped
-    samples.
+    unknown: the fraction of unknown tokens. tokens_per_text: the mean number of tokens per text,
+    not counting special tokens. Both are measured on `held_out` texts that were not used for
+    training. problems: the skipped samples.
     """
 
     vocab_size: int
@@ -74,12 +75,12 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a WordPiece tokenizer on text shards and write it atomically to `out`.
 
-    shards: path or URL. One text in 20, at most 10,000, is held out for evaluation. max_texts:
-    maximum number of training texts, chosen by a fixed permutation. The same shards and options
-    give identical bytes. Unreadable samples are skipped.
+    shards: a path or URL. One text in 20, but at most 10,000 in total, is held out for evaluation.
+    max_texts: the maximum number of training texts, which are chosen by a fixed permutation. The
+    same shards and options produce identical bytes. Unreadable samples are skipped.
 
-    Before reading samples, raises ValueError for image shards, for too few texts or if `out`
-    exists, and OSError if `out` cannot be written. Raises also as `train_wordpiece` does.
+    Before samples are read, raises ValueError for image shards, for too few texts or if `out`
+    exists, and OSError if `out` cannot be written. Also raises the errors of `train_wordpiece`.
     """
     if os.path.lexists(out):
         raise ValueError(f"{out} already exists: choose another folder, or delete it")
@@ -100,8 +101,7 @@ def train_tokenizer(
         held_out = list(texts.held_out())
         if not held_out:
             raise ValueError(
-                f"{shards}: all texts that are held out for evaluation are damaged: copy the "
-                "shards again"
+                f"{shards}: all texts reserved for evaluation are unreadable: copy the shards again"
             )
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
@@ -110,7 +110,7 @@ def train_tokenizer(
 
 
 class _Texts:
-    """The training and held-out texts of a split. Counts unreadable ones."""
+    """The training and held-out texts of a split. Unreadable texts are counted."""
 
     def __init__(self, split: Split, limit: int, report: Report) -> None:
         num = len(split)
@@ -118,7 +118,7 @@ class _Texts:
             raise ValueError(f"split {split.name!r} has {num} text: at least 2 are required")
         num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
         indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
-        # Sorted, because disks read consecutive samples faster.
+        # Sort the indices, because disks read consecutive samples faster.
         self.held_out_indices = np.sort(indices[:num_held])
         self.training_indices = np.sort(indices[num_held:])
         self.problems = Problems()
@@ -128,7 +128,9 @@ class _Texts:
         self._done = 0
 
     def training(self) -> Iterator[str]:
-        """Yield the training texts. Called twice: first for the alphabet, then for the words."""
+        """Yield the training texts. This is called twice: first for the alphabet, then for the
+        words.
+        """
         first = self._done == 0
         for index in self.training_indices.tolist():
             self._done += 1
@@ -198,7 +200,9 @@ def _measured(
 
 
 def _script(text: str) -> str:
-    """Return the most frequent script of a text: the first word of the letters' Unicode names."""
+    """Return the most frequent script of a text, given by the first word of its letters' Unicode
+    names.
+    """
     names = Counter(
         unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()
     )

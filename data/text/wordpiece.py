@@ -1,6 +1,7 @@
 """Trains a WordPiece vocabulary from scratch with the tokenizers library.
 
-Training is deterministic. `data/text/tokenizer_training.py` selects the texts and saves the result.
+Training is deterministic. `data/text/tokenizer_training.py` selects the texts and saves the
+tokenizer.
 """
 
 import os
@@ -20,7 +21,8 @@ ROLES = dict(
 _PREFIX = "##"
 _MIN_FREQUENCY = 2
 _ALPHABET_SHARE = 4  # the default alphabet is at most this fraction of the vocabulary
-# Longer words become unknown tokens. In languages without spaces, a sentence is one word.
+# The maximum length of a word; longer words become unknown tokens. In languages without spaces, a
+# sentence is one word.
 _MAX_WORD_CHARS = 300
 _LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
 _COUNTED_CHARS = 2**20
@@ -37,9 +39,10 @@ def train_wordpiece(
 ) -> tokenizers.Tokenizer:
     """Train a tokenizer on `texts` with BERT's word rules, but without removing accents.
 
-    texts: returns the same texts on each of two calls. alphabet: number of most frequent characters
-    to keep, by default a quarter of the vocabulary; a word with another character is unknown.
-    Raises ValueError if there is no text or the alphabet does not fit in the vocabulary.
+    texts: a function that returns the same texts on each of two calls. alphabet: the number of most
+    frequent characters to keep, by default a quarter of the vocabulary size. A word that contains
+    any other character becomes an unknown token. Raises ValueError if there are no texts or the
+    alphabet does not fit in the vocabulary.
     """
 
     def usable() -> Iterator[str]:
@@ -50,9 +53,9 @@ def train_wordpiece(
         pieces = _learn(_counted(usable(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
         limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
         chars = _most_frequent(counts, _normalizer(lowercase), limit)
-        # The trainer numbers single-character pieces in the order of a hash table, which varies
-        # between runs, and breaks ties between equally frequent pairs by the lower number. Listing
-        # these pieces as special tokens fixes their numbers.
+        # The trainer numbers single-character pieces in hash-table order, which varies between
+        # runs, and resolves ties between equally frequent pairs in favor of the lower number.
+        # Listing these pieces as special tokens fixes their numbers.
         chars = sorted(char for char in chars if char in pieces)
         single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
         if not single:
@@ -60,7 +63,7 @@ def train_wordpiece(
         if (needed := len(SPECIAL) + len(single)) > vocab_size:
             raise ValueError(
                 f"vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters requires "
-                f"{needed}: raise it, or lower --alphabet"
+                f"{needed}: raise --vocab-size, or lower --alphabet"
             )
         learned = _learn(
             usable(),
@@ -164,9 +167,10 @@ def _most_frequent(
 
 @contextmanager
 def _library_threads(threads: int | None) -> Iterator[None]:
-    """Enable `threads` threads of the library in the block, by default one per core.
+    """Enable `threads` threads of the library inside the block, by default one per core.
 
-    They are disabled again afterwards, because a process that is forked while they run would hang.
+    The threads are disabled again afterwards, because a process that is forked while they run would
+    hang.
     """
     before = {name: value for name, value in os.environ.items() if name in _THREADS}
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"

@@ -135,7 +135,7 @@ def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert the fields of a query for URLs and forms. All values there are strings, so a class id
+    """Convert the fields of a query for URLs and forms. All values there are strings, so a class ID
     becomes `#` followed by the number."""
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}

@@ -39,7 +39,7 @@ class QueryParameters(BaseModel):
 
     classes: list[str] = Field(
         default_factory=list,
-        description="class names, or # followed by a class id; can be repeated",
+        description="class names, or # followed by a class ID; can be repeated",
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(

@@ -226,7 +226,11 @@ def test_the_expected_count_finds_a_truncation_with_a_valid_end(
         ('{"a.tar": -1}', ValueError, "the count of 'a.tar' is -1"),
         ('{"a.tar": true}', ValueError, "the count of 'a.tar' is True"),
         ('{"b.tar": 3}', ValueError, "a.tar is missing: add it"),
-        ('{"a.tar": 3, "b.tar": 3}', ValueError, "has no 'b.tar', in which 3 samples are expected"),
+        (
+            '{"a.tar": 3, "b.tar": 3}',
+            ValueError,
+            "does not contain 'b.tar', but 3 samples are expected",
+        ),
     ],
 )
 def test_expected_counts_that_do_not_match_the_folder_raise(

@@ -141,7 +141,7 @@ def test_an_invalid_label_file_raises_an_error_with_the_line(
     [
         (b'0.png,cat\n"1.png,' + b"x" * 200_000, r"line 2: field larger .*unclosed quote"),
         (b'0.png,cat\n"1.png,' + b"x\n" * 9_000, r"line 2: '1\.png,x\\nx.*…' is not of the form"),
-        ("0.png,cat\n1.png,crème\n".encode("latin-1"), r"line 2: not UTF-8 text"),
+        ("0.png,cat\n1.png,crème\n".encode("latin-1"), r"line 2 is not UTF-8 text"),
         (b"0.png,cat\n1\x00.png,cat\n", r"line 2: '1\\x00\.png' is missing"),
     ],
 )

@@ -128,7 +128,7 @@ def test_classes_are_the_sorted_folders_without_a_devkit(tmp_path: Path) -> None
     classes = Manifest.load(tmp_path / "out").classes
     assert [(info.name, info.attributes) for info in classes] == [(n, {}) for n in ilsvrc.CLASSES]
     assert samples(tmp_path / "out", "test") == expected_validation()
-    assert "classes have no words" in source.notes()[0]
+    assert "the classes have neither words" in source.notes()[0]
 
 
 @pytest.mark.parametrize("layout", ["tar", "flat"])
@@ -302,7 +302,10 @@ def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
         (b"<html>not found</html>", "is not a tar archive"),
         (ilsvrc.devkit(b"MATLAB 5.0 MAT-file" + bytes(500)), "meta.mat is damaged"),
         (ilsvrc.devkit(ilsvrc.meta_mat()[:-40]), "meta.mat is damaged"),
-        (ilsvrc.devkit(ilsvrc.meta_mat(fields=ilsvrc.FIELDS[:5])), "have no field children"),
+        (
+            ilsvrc.devkit(ilsvrc.meta_mat(fields=ilsvrc.FIELDS[:5])),
+            "do not have the field children",
+        ),
         (ilsvrc.devkit(truth=(2, 1, 9, 3, 1)), "line 3: '9' is not an ILSVRC2012_ID"),
         (ilsvrc.devkit(truth=(2, "x")), "line 2: 'x' is not an ILSVRC2012_ID"),
         (
@@ -340,7 +343,7 @@ def test_a_validation_image_without_label_in_the_devkit_raises(tars: Path) -> No
     ("name", "message"),
     [
         ("goldfish", "contains 'goldfish', which is not a synset ID such as n01440764"),
-        ("n09999999", "has class n09999999, which"),
+        ("n09999999", "contains class n09999999, which"),
     ],
 )
 def test_a_class_that_is_not_a_synset_of_the_devkit_raises(

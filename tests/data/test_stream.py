@@ -323,7 +323,7 @@ def test_tars_without_a_usable_sample_raise(classes: Path, tmp_path: Path) -> No
     write_tar(tmp_path / "a.tar", [("1.png", b"x"), ("1.cls", b"0")])
     for stream, message in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp, only")):
         loader = stream_loader(classes, f"{tmp_path}/a.tar", stream=stream)
-        with pytest.raises(ValueError, match=f"no usable sample in 1 tar.*{message}"):
+        with pytest.raises(ValueError, match=f"1 tar.* no usable sample: .*{message}"):
             take(loader, 1)
 
 
@@ -496,7 +496,7 @@ def test_an_invalid_stream_config_raises(stream: dict[str, Any], message: str) -
 
 
 def test_shuffle_shards_and_stream_are_mutually_exclusive() -> None:
-    with pytest.raises(ValidationError, match=r"with data\.stream, set stream\.buffer"):
+    with pytest.raises(ValidationError, match=r"set data\.stream\.buffer"):
         DataConfig(shards="x", shuffle_shards=2, stream=StreamConfig(shards="a.tar", samples=1))
 
 

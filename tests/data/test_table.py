@@ -74,7 +74,9 @@ def test_parquet_without_pyarrow_raises_an_error_with_the_install_command(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"requires pyarrow: pip install kway\[parquet\], or save"):
+    with pytest.raises(
+        ValueError, match=r"requires pyarrow: run pip install 'kway\[parquet\]', or save"
+    ):
         Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
 
 
@@ -193,8 +195,14 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: only for a table of images"),
-        (("--split", "s", "--test-fraction", 0.2), "--test-fraction: only without --split"),
+        (
+            ("--quality", 90, "--skip-bad"),
+            "--quality, --skip-bad: supported only for tables of images",
+        ),
+        (
+            ("--split", "s", "--test-fraction", 0.2),
+            "--test-fraction: cannot be combined with --split",
+        ),
     ],
 )
 def test_options_of_another_kind_of_table_raise(

@@ -192,6 +192,6 @@ def test_texts_with_image_augmentation_raise(texts: Path) -> None:
     flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
     with (
         open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"data\.augment is for images"),
+        pytest.raises(ValueError, match=r"data\.augment applies to images"),
     ):
         TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))

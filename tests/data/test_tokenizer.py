@@ -245,7 +245,7 @@ def test_a_damaged_folder_opened_by_transformers_raises_a_one_line_error(copy: P
 
 def test_a_slow_tokenizer_raises(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-    with pytest.raises(ValueError, match=r"is not a fast one \(ByT5Tokenizer\)"):
+    with pytest.raises(ValueError, match=r"is not a fast tokenizer \(ByT5Tokenizer\)"):
         open_tokenizer(str(tmp_path), max_length=6)
 
 

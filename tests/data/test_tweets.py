@@ -312,7 +312,7 @@ def test_an_unrelated_work_folder_raises_and_is_not_changed(tmp_path: Path) -> N
     (tmp_path / "work").mkdir()
     (tmp_path / "work/mine.txt").write_text("precious")
     file = lines(tmp_path / "a.txt", "a 🔥", "b 🎉")
-    with pytest.raises(ValueError, match="work contains other files"):
+    with pytest.raises(ValueError, match="work contains unrelated files"):
         Tweets((file,), tmp_path / "work").splits()
     assert (tmp_path / "work/mine.txt").read_text() == "precious"
 

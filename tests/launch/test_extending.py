@@ -110,7 +110,7 @@ def test_without_allow_import_no_command_imports_components_of_a_run(run, kway, 
         assert kway(*command) == 2
         error = capsys.readouterr().err
         assert "custom.0.kind imports code: add" in error or "backbone.kind, head" in error
-        assert f"--allow-import {COMPONENTS[-1]} if you trust it" in error
+        assert f"--allow-import {COMPONENTS[-1]} if you trust this code" in error
         assert not is_loaded()
     assert kway("train", run / "recipe.yaml", "--print-config", *ALLOWED) == 0
 
@@ -324,7 +324,10 @@ def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
     [
         ("def make(): return 3", "returns int: return an nn.Module"),
         ("def make(): return nn.Linear(2, 2)", "does not define its number of features"),
-        ("def make(pooling: str): pass", "parameter pooling, which is an option of every backbone"),
+        (
+            "def make(pooling: str): pass",
+            "parameter named pooling, but every backbone has an option",
+        ),
     ],
 )
 def test_a_component_that_is_not_a_backbone_raises_one_line(code, message, here):

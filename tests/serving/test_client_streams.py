@@ -64,7 +64,7 @@ def test_a_class_id_that_is_also_a_name_is_rejected_in_streams(client: Client) -
     verdict = client.query([3], TEXTS[:1]).results[0].verdicts[0]
     assert (verdict.class_id, verdict.class_name) == (3, "tabby cat")
     # URL parameters are strings, and another class is named "#3".
-    with pytest.raises(RejectedError, match="is the name of class 5 and the number"):
+    with pytest.raises(RejectedError, match="is both the name of class 5 and the ID"):
         next(client.stream([3], TEXTS))
 
 

@@ -98,7 +98,7 @@ def test_a_missing_extra_is_a_one_line_error_with_the_install_command(
         (line,) = done.stderr.splitlines()
         assert done.returncode == 2
         assert line.startswith("error: the module ")
-        assert "not installed: pip install 'kway[" in line
+        assert "is required but not installed: run pip install 'kway[" in line
         assert f"kway[{'serve' if arguments[0] == 'serve' else 'data'}]" in line
     assert list(tmp_path.iterdir()) == []
 

@@ -38,11 +38,11 @@ def test_torchrun_and_the_installed_command_have_the_same_losses(glyphs, tmp_pat
         (["data.shards=/nowhere"], "/nowhere"),
         (
             ["data.eval_split=other"],
-            "data.eval_split is 'other', but the shards have the splits train, test",
+            "data.eval_split is 'other', but the shards contain the splits train, test",
         ),
         (
             ["data.train_split=all"],
-            "data.train_split is 'all', but the shards have the splits train, test",
+            "data.train_split is 'all', but the shards contain the splits train, test",
         ),
         (["trian.global_batch=3"], "trian is not a known key: did you mean train?"),
         (["backbone.config.num_channels=3"], "num_channels is 3, but data.image.channels is 1"),
@@ -65,7 +65,7 @@ def test_a_run_cannot_resume_with_a_different_recipe(glyphs, tmp_path, capsys):
     assert main([recipe, "head.loss.kind=bce", "seed=3"]) == 2
     assert "was started with a different head.loss.kind, seed" in capsys.readouterr().err
     assert main([recipe, "resume=never"]) == 2
-    assert "has checkpoints, but resume is never" in capsys.readouterr().err
+    assert "contains checkpoints, but resume is never" in capsys.readouterr().err
 
 
 def test_a_duration_below_the_current_step_is_rejected(glyphs, tmp_path, capsys):

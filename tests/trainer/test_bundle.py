@@ -238,7 +238,7 @@ def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(
         *(3, 5, 6),
     ]
     with pytest.raises(
-        ValueError, match=r"'#3' is the name of class 5 and the number of '.*': .*'#5'"
+        ValueError, match=r"'#3' is both the name of class 5 and the ID of class '.*': .*'#5'"
     ):
         bundle.class_id("#3")
     for outside in (7, -1, "#7", "#" + "9" * 5000):
@@ -354,7 +354,7 @@ def test_an_unknown_key_is_reported(copy: Path) -> None:
 def test_a_file_name_outside_the_bundle_is_rejected(copy: Path) -> None:
     files = json.loads((copy / "bundle.json").read_text())["files"]
     edit(copy, files={**files, "../secret": {"bytes": 0, "sha256": "0" * 64}})
-    with pytest.raises(ValueError, match="points outside the bundle"):
+    with pytest.raises(ValueError, match="outside the bundle"):
         Bundle.open(copy)
 
 

@@ -379,23 +379,26 @@ def test_the_planner_measures_the_network(model_type):
         ({"model_type": "wide_resnet", "dropout": 1.0}, "dropout is 1.0"),
         ({"model_type": "cifar_resnet", "depth": 21}, r"depth is 21 .* use 20 or 26"),
         ({"model_type": "cifar_resnet", "depth": 2}, r"depth is 2 .* use 8 or 14"),
-        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 4, 2]}, r"is \[8, 4, 2\]: use three"),
-        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 16]}, r"is \[8, 16\]: use three"),
+        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 4, 2]}, r"is \[8, 4, 2\]: set three"),
+        ({"model_type": "cifar_resnet", "hidden_sizes": [8, 16]}, r"is \[8, 16\]: set three"),
         ({"model_type": "cifar_resnet", "num_channels": 3}, r"num_channels is 3, but .* is 1"),
         ({"model_type": "cifar_densenet", "depth": 42}, r"depth is 42 .* use 40 or 43"),
         ({"model_type": "cifar_densenet", "depth": 43, **BC}, r"depth is 43 .* use 40 or 46"),
         ({"model_type": "cifar_densenet", "growth_rate": 0}, "growth_rate is 0: all numbers"),
         ({"model_type": "cifar_densenet", "compression": 1.5}, "compression is 1.5:"),
         ({"model_type": "cifar_densenet", "compression": 0}, "compression is 0:"),
-        ({"model_type": "slc_cnn", "conv_channels": [4, 4]}, r"is \[4, 4\]: use six numbers"),
+        ({"model_type": "slc_cnn", "conv_channels": [4, 4]}, r"is \[4, 4\]: set six numbers"),
         ({"model_type": "slc_cnn", "conv_channels": [4, 4, 4, 0, 4, 4]}, "all numbers"),
         ({"model_type": "mlp", "hidden_sizes": []}, r"hidden_sizes is \[\]: all numbers"),
         ({"model_type": "mlp", "image_size": 0}, "image_size is 0: all numbers"),
         (
             {"model_type": "mlp"},
-            r"image_size is 28, images have 16 x 16 .* mlp accepts only one size",
+            r"image_size is 28, but images have 16 x 16 .* mlp accepts only one size",
         ),
-        ({"model_type": "slc_cnn"}, r"image_size is 32, images have 16 x 16 .* data.image.size"),
+        (
+            {"model_type": "slc_cnn"},
+            r"image_size is 32, but images have 16 x 16 .* data.image.size",
+        ),
     ],
 )
 def test_invalid_fields_are_reported_with_the_fix(fields, message):
@@ -407,7 +410,7 @@ def test_invalid_fields_are_reported_with_the_fix(fields, message):
 def test_images_of_another_size_are_rejected_by_fixed_size_networks(model_type):
     """Such sizes can come from `data.augment.progressive`, which the network's configuration does
     not contain."""
-    with pytest.raises(ValueError, match=r"image_size is 16, images have 12 x 12 pixels"):
+    with pytest.raises(ValueError, match=r"image_size is 16, but images have 12 x 12 pixels"):
         features(build(small(model_type)).eval(), noise(2, size=12))
 
 

@@ -123,7 +123,7 @@ def test_threads_can_read_concurrently(path) -> None:
 
 @pytest.mark.parametrize("outside", [-1, ROWS])
 def test_a_row_out_of_range_is_reported_without_reading(path, calls, outside) -> None:
-    with pytest.raises(ValueError, match=rf"class id {outside} is out of range 0 … 2499"):
+    with pytest.raises(ValueError, match=rf"class ID {outside} is out of range 0 … 2499"):
         open_rows(path).read([0, outside])
     assert calls == []
 

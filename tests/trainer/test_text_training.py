@@ -79,7 +79,7 @@ def of_type(model_type: str, **changes: object) -> dict:
         ({"backbone__config": of_type("convbert", embedding_size=16)}, "convbert ignores the att"),
         (
             {"backbone__config": {"model_type": "resnet"}},
-            "contains texts, but the backbone reads ima",
+            "contains texts, but the backbone processes ima",
         ),
     ],
 )
@@ -152,5 +152,5 @@ def test_a_backbone_that_cannot_process_tokens_is_a_one_line_error() -> None:
 
 def test_a_text_backbone_is_rejected_for_images(glyphs: Path, tmp_path: Path) -> None:
     recipe = glyph_recipe(glyphs, tmp_path / "run", backbone__config=TINY_BERT)
-    with pytest.raises(ValueError, match="contains images, but the backbone reads texts"):
+    with pytest.raises(ValueError, match="contains images, but the backbone processes texts"):
         train(recipe, rank_world())

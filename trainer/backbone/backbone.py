@@ -24,8 +24,7 @@ from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
-# Errors that transformers raises for fields that are not valid for a model or contradict each
-# other.
+# Errors that transformers raises for fields that are invalid for a model or contradict each other.
 _CONFIGURATION_ERRORS = (
     ValueError,
     TypeError,
@@ -43,7 +42,7 @@ class Backbone(nn.Module):
     `forward` accepts `{"pixel_values": uint8 [B, C, H, W]}` or `{"input_ids", "attention_mask":
     int64 [B, T]}`. Images are normalized here, on the device, so that loaders can pass uint8
     pixels. With several crops, uint8 [B, crops, C, H, W], the features of the crops are averaged.
-    Logits are linear in the features, so this equals averaging the logits.
+    Logits are linear in the features, so this is equivalent to averaging the logits.
     """
 
     mean: Tensor
@@ -58,8 +57,8 @@ class Backbone(nn.Module):
         self.pooling = pooling
         self.modality = "text" if image is None else "image"
         self.dim = _num_features(encoder)
-        # Networks with batch norm, which are convolutional, accept an empty batch. They must not
-        # get a dummy row, because it would change the statistics.
+        # Networks with batch norm are convolutional, so they accept an empty batch. Do not add a
+        # dummy row, because it would change the statistics.
         self._accepts_empty_batch = any(isinstance(part, _BatchNorm) for part in encoder.modules())
         if image is not None:
             constants = torch.tensor([image.mean, image.std], dtype=torch.float32)
@@ -69,7 +68,8 @@ class Backbone(nn.Module):
     @property
     def settings(self) -> Any:
         """The object with the encoder's settings, such as `vocab_size`, as attributes: its
-        transformers configuration, or an imported module itself."""
+        transformers configuration or, for an imported module, the module itself.
+        """
         return self.encoder.config if self._is_transformers else self.encoder
 
     @property
@@ -90,8 +90,8 @@ class Backbone(nn.Module):
 
     def _forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if not self._accepts_empty_batch and not len(next(iter(inputs.values()))):
-            # Attention cannot infer shapes from an empty batch. Compute one row and drop it. All
-            # parameters then have a gradient, as on other ranks, and it is zero.
+            # Attention cannot infer shapes from an empty batch. Compute one row and drop it. Every
+            # parameter then has a gradient, as on other ranks, but it is zero.
             row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
             return self._features(row)[:0]
         return self._features(inputs)
@@ -118,9 +118,9 @@ class Backbone(nn.Module):
             if output.shape[1:] != (self.dim,):
                 raise ValueError(
                     f"backbone {self.architecture} returns features of shape "
-                    f"{tuple(output.shape)}, but its dim requires [batch, {self.dim}]"
+                    f"{tuple(output.shape)}, but its dim requires shape [batch, {self.dim}]"
                 )
-            return output.clone()  # not a view, as below
+            return output.clone()  # not a view, for the reason given below
         hidden: Tensor = output.last_hidden_state
         if hidden.ndim == 4:  # a feature map [B, dim, h, w]
             if self.pooling == "cls":
@@ -129,8 +129,8 @@ class Backbone(nn.Module):
                     "tokens: use auto or mean"
                 )
             pooled = output.get("pooler_output")
-            # Not a view: FSDP registers hooks on a module's output, and an in-place change of a
-            # view loses them.
+            # Do not return a view: FSDP registers hooks on a module's output, and an in-place
+            # change of a view drops them.
             return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1).clone()
         if self.pooling != "mean":
             return hidden[:, 0].clone()
@@ -143,8 +143,8 @@ class Backbone(nn.Module):
 def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Backbone:
     """Build the backbone that `config` describes.
 
-    Random weights are drawn from torch's global generator: seed it first. Raises ValueError with
-    the setting if the configuration of the encoder is not valid.
+    Random weights are drawn from torch's global generator, which the caller must seed. Raises
+    ValueError that names the setting if the encoder configuration is not valid.
     """
     if isinstance(config, ImportedBackbone):
         return _imported(config, image)
@@ -156,8 +156,8 @@ def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
     encoder = import_component(config.kind, key="backbone")(**config.arguments)
     if not isinstance(encoder, nn.Module):
         raise ValueError(
-            f"backbone.kind is {config.kind}, which returns {type(encoder).__name__}: return an "
-            "nn.Module"
+            f"backbone.kind is {config.kind}, which returns an object of type "
+            f"{type(encoder).__name__}: return an nn.Module"
         )
     return _wrapped(encoder, config, image)
 
@@ -169,8 +169,9 @@ def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | N
 
 
 def _num_features(encoder: nn.Module) -> int:
-    """Return the number of features of an encoder from transformers or timm, or of a module of the
-    user."""
+    """Return the number of features of an encoder from transformers or timm, or of a user-defined
+    module.
+    """
     if isinstance(encoder, PreTrainedModel):
         config = encoder.config
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
@@ -179,7 +180,7 @@ def _num_features(encoder: nn.Module) -> int:
     if not isinstance(dim, int):
         raise ValueError(
             f"backbone {type(encoder).__name__} does not define its number of features: set "
-            "self.dim to an int"
+            "self.dim to an integer"
         )
     return dim
 
@@ -200,8 +201,8 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     if isinstance(settings, FixedSizeConfig) and image is not None:
         settings.check_image_size(image.size, image.size)
     try:
-        # The pooler's output is not used, so its weights would get no gradient, and DDP would wait
-        # for these.
+        # The pooler's output is not used, so its weights would never get a gradient, but DDP would
+        # wait for one.
         model: Any = MODEL_MAPPING[type(settings)]
         parameters = inspect.signature(model).parameters
         options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
@@ -247,7 +248,8 @@ def _named(name: str) -> PretrainedConfig:
         where = (
             "the folder does not contain a model for transformers"
             if Path(name).is_dir()
-            else "the folder does not exist, and the hub does not have it or is not reachable"
+            else "the folder does not exist, and the hub either does not contain such a model or "
+            "is not reachable"
         )
         raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
 
@@ -257,7 +259,8 @@ def _check_padding(settings: PretrainedConfig) -> None:
     if pad_id is not None and pad_id >= settings.vocab_size:
         raise ValueError(
             f"backbone.config.pad_token_id is {pad_id}, but vocab_size is {settings.vocab_size}: "
-            "set it to the padding token of the tokenizer, which is 0 for `kway tokenizer`"
+            "set it to the padding token ID of the tokenizer, which is 0 for tokenizers written by "
+            "`kway tokenizer`"
         )
 
 

@@ -1,7 +1,8 @@
-"""Batch norm modes: statistics over the rows of all ranks, local or frozen.
+"""Batch norm modes: statistics that are synchronized over the rows of all ranks, local to each
+rank, or frozen.
 
-Contains a synchronized batch norm for CPUs, which torch's SyncBatchNorm does not support, and
-functions for the buffers of a module, such as batch norm statistics.
+This module contains a synchronized batch norm that supports CPUs, unlike torch's SyncBatchNorm, and
+functions for a module's buffers, such as batch norm statistics.
 """
 
 from typing import Any, Literal
@@ -17,13 +18,13 @@ from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 class GroupBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
 
-    Up to rounding, the result equals that of a single process with the full batch. A rank may have
+    The result matches that of a single process with the full batch, up to rounding. A rank may have
     zero rows.
     """
 
     group: ProcessGroup | None = None
 
-    @torch.compiler.disable  # collectives and a count that is read on the host
+    @torch.compiler.disable  # it contains collectives and a count that is read on the host
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
@@ -72,16 +73,16 @@ class _GroupNormalize(torch.autograd.Function):
         mean_grad, mean_product = sums.chunk(2)
         by_input = grad - _per_channel(mean_grad) - centered * _per_channel(mean_product)
         by_input *= _per_channel(weight.to(inverse.dtype) * inverse)
-        # The gradients of weight and bias stay local: the strategy sums them over ranks like all
-        # others.
+        # The gradients of weight and bias stay local, because the strategy sums them over ranks
+        # like all other gradients.
         return by_input.to(x.dtype), by_weight, by_bias, None, None
 
 
 def _moments(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean [C], biased variance [C] and row count over all ranks (collective).
 
-    Merges the moments of the ranks as in Chan, Golub and LeVeque (1979). Summing squares instead
-    would lose precision when the mean is large.
+    Merges the moments of the ranks as described by Chan, Golub and LeVeque (1979). Summing squares
+    instead would lose precision if the mean is large.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     count = x.numel() // x.shape[1]
@@ -106,7 +107,7 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that always uses its stored statistics; scale and shift are trained."""
 
     def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
-        del mode  # ignored: `train()` is called on whole models
+        del mode  # ignored, because `train()` is called on entire models
         super().train(False)
         return self
 
@@ -114,7 +115,8 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
 @torch.no_grad()
 def follow_first_rank(module: nn.Module, group: ProcessGroup | None) -> None:
     """Copy the statistics of local batch norms from the first rank to all ranks, in one message
-    (collective). All ranks, and so the checkpoint, then have the same model."""
+    (collective). All ranks, and therefore the checkpoint, then have the same model.
+    """
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     if group is None or not buffers:
         return
@@ -131,8 +133,9 @@ def apply_batch_norm_mode(
     group: ProcessGroup | None,
     device: torch.device,
 ) -> None:
-    """Make the batch norms of a module synchronize over `group`, stay local, or freeze their
-    statistics."""
+    """Set the batch norms of a module to synchronize over `group`, to use local statistics, or to
+    freeze their statistics.
+    """
     layers = [child for child in module.modules() if type(child) is nn.BatchNorm2d]
     match mode:
         case "sync" if group is not None and device.type == "cuda":
@@ -148,14 +151,14 @@ def apply_batch_norm_mode(
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers in a module's state dict, by name."""
+    """Return the buffers that are part of a module's state dict, by name."""
     weights = {name for name, _ in module.named_parameters()}
     state = module.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if name not in weights}
 
 
 def copy_buffers(module: nn.Module) -> list[Tensor]:
-    """Copy all buffers."""
+    """Return copies of all buffers."""
     return [buffer.clone() for buffer in module.buffers()]
 
 

@@ -1,4 +1,4 @@
-"""The repeated blocks of an encoder, which are compiled, checkpointed and sharded one by one."""
+"""The repeated blocks of an encoder, which are compiled, checkpointed and sharded individually."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,10 +8,10 @@ from torch import _dynamo as dynamo
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# Elements. For a smaller table, a separate collective costs more than it saves.
+# Minimum number of elements. For a smaller table, a separate collective costs more than it saves.
 _LARGE_TABLE = 1_000_000
-# Compiled variants per block: sizes of images or texts, in training and in evaluation. The limit of
-# torch applies to all blocks together.
+# Maximum number of compiled variants per block, for the sizes of images or texts in training and in
+# evaluation. torch's own limit applies to all blocks together.
 _SHAPES_PER_BLOCK = 16
 
 
@@ -26,24 +26,26 @@ def repeated_blocks(encoder: nn.Module) -> Iterator[nn.Module]:
 
 
 def large_tables(encoder: nn.Module) -> Iterator[nn.Module]:
-    """Embeddings that are large enough to shard and gather separately, such as those of
-    multilingual vocabularies."""
+    """Yield the embeddings that are large enough to shard and gather separately, such as those of
+    multilingual vocabularies.
+    """
     for module in encoder.modules():
         if isinstance(module, nn.Embedding) and module.weight.numel() >= _LARGE_TABLE:
             yield module
 
 
 def compile_blocks(encoder: nn.Module) -> None:
-    """Replace the `forward` of each block, or of an encoder without blocks, by a compiled version.
+    """Replace the `forward` of each block, or of an encoder without blocks, with a compiled
+    version.
 
-    Compiling `forward` instead of the module keeps the parameter names, and the hooks of wrappers
-    such as FSDP stay outside the compiled code.
+    Compiling `forward` instead of the module preserves the parameter names and keeps the hooks of
+    wrappers such as FSDP outside the compiled code.
     """
     blocks = list(repeated_blocks(encoder)) or [encoder]
     for block in blocks:
         block.forward = torch.compile(block.forward)
-    # The recompile limit counts per code object, which blocks share. Each block may be compiled
-    # for several shapes and modes.
+    # The recompile limit applies to each code object, which blocks share. Each block may be
+    # compiled for several shapes and modes.
     limit = _SHAPES_PER_BLOCK * len(blocks)
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, limit)
 
@@ -52,8 +54,8 @@ def checkpoint_blocks(encoder: nn.Module) -> None:
     """Enable activation checkpointing in each block, so that activations are recomputed in
     backward.
 
-    Buffers that forward updates, such as those of batch norm, are updated twice. The caller must
-    restore their values after the first forward.
+    Buffers that the forward pass updates, such as those of batch norm, are updated twice. The
+    caller must restore their values from after the first forward pass.
     """
     for block in repeated_blocks(encoder):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,6 +1,6 @@
 """Checks that shards, tokenizer and backbone are compatible, before training or export.
 
-One small forward pass tests whether a backbone processes texts as kway requires.
+One small forward pass checks whether a backbone processes texts as kway requires.
 """
 
 from itertools import cycle, islice
@@ -16,25 +16,27 @@ from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
 _NUM_TEST_TOKENS = 8
-# Relative to the features' norm, above rounding. A random BERT has 2e-3 or more at its first token.
+# A bound relative to the features' norm, above rounding error. For a randomly initialized BERT, the
+# difference is at least 2e-3 at its first token.
 _EQUAL_TOLERANCE = 1e-5
-# Relative to the difference of two texts. It is 0 for backbones that respect the mask, and 3e-4 or
-# more for those that do not.
+# A bound relative to the difference between two texts. The value is 0 for backbones that respect
+# the mask, and at least 3e-4 for those that do not.
 _MASK_TOLERANCE = 1e-4
 
 
 def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
-    """Raise ValueError if the shards contain texts and the backbone reads images, or the reverse;
-    if tokens have no embedding or no position, or the padding token differs; or if `check_reading`
-    fails."""
+    """Raise ValueError if the shards contain texts but the backbone processes images, or the
+    reverse; if tokens have no embedding or no position, or the padding token differs; or if
+    `check_reading` fails.
+    """
     if manifest.modality != backbone.modality:
         stored, read = (
             "texts" if modality == "text" else "images"
             for modality in (manifest.modality, backbone.modality)
         )
         raise ValueError(
-            f"{recipe.data.shards} contains {stored}, but the backbone reads {read}: choose other "
-            "shards or another backbone"
+            f"{recipe.data.shards} contains {stored}, but the backbone processes {read}: choose "
+            "other shards or another backbone"
         )
     text = recipe.data.text
     if manifest.modality != "text" or text is None:
@@ -51,10 +53,11 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
 
 
 def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
-    """Return the padding token id after which positions are counted, and the maximum number of
-    tokens. Each is None if the backbone has no such property."""
+    """Return the padding token ID after which positions are counted, and the maximum number of
+    tokens. Each is None if the backbone does not define it.
+    """
     for name, part in backbone.encoder.named_modules():
-        # RoBERTa and related models number positions from the padding token's id + 1.
+        # RoBERTa and related models number positions starting at the padding token's ID + 1.
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
@@ -73,12 +76,12 @@ def _check_tokens(
             f"for {config.vocab_size}: set backbone.config.vocab_size to {tokenizer.vocab_size} or "
             "more, or choose the tokenizer of the backbone"
         )
-    # The embedding of the backbone's padding is never trained.
+    # The embedding of the backbone's padding token is never trained.
     pad_id = tokenizer.pad_id
     stated = getattr(config, "pad_token_id", None)
     if stated is not None and stated != pad_id:
         raise ValueError(
-            f"tokenizer {name} pads with token {pad_id}, but the backbone with {stated}: set "
+            f"tokenizer {name} pads with token {pad_id}, but the backbone pads with {stated}: set "
             f"backbone.config.pad_token_id={pad_id} or choose the tokenizer of the backbone"
         )
     if padding_row is not None and padding_row != pad_id:  # hard-coded in MPNet
@@ -89,7 +92,9 @@ def _check_tokens(
 
 
 def tokenizer_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the recipe's tokenizer; None if the recipe has none."""
+    """Return the digest of the recipe's tokenizer, or None if the recipe does not have a
+    tokenizer.
+    """
     text = recipe.data.text
     if text is None:
         return None
@@ -109,11 +114,11 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
     """Raise ValueError if texts that differ only after the first token have the same features, or
     if features depend on the tokens in the padding.
 
-    `num_positions` is the number of positions of the backbone, if limited. Training modes and
+    `num_positions` is the number of positions of the backbone, if it is limited. Training modes and
     torch's random state are not changed.
     """
     width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
-    if width < 4:  # too short for two tokens and two of padding
+    if width < 4:  # too short for two tokens and two padding tokens
         return
     kind = backbone.architecture
     try:
@@ -128,8 +133,8 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
         mean = backbone.pooling == "mean"
         fix = "choose another backbone" if mean else "use backbone.pooling=mean"
         raise ValueError(
-            f"backbone {kind} is causal or ignores its input: texts with the same first token have "
-            f"the same features with pooling {backbone.pooling}; {fix}"
+            f"backbone {kind} either is causal or ignores its input: texts with the same first "
+            f"token have the same features with pooling {backbone.pooling}; {fix}"
         )
     if (text - padded_differently).norm() > max(
         _MASK_TOLERANCE * differ, _EQUAL_TOLERANCE * text.norm()
@@ -142,8 +147,8 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
 
 @torch.no_grad()
 def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
-    """Return features [3, dim] of a text, the same text with other tokens in its padding, and
-    another text.
+    """Return the features [3, dim] of a text, of the same text with other tokens in its padding,
+    and of another text.
 
     All three are in one batch with one shape, so that equal features are bitwise equal, even on a
     GPU.
@@ -151,7 +156,8 @@ def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tens
     device = next(backbone.parameters()).device
     num_padding = width // 2
     num_tokens = width - num_padding
-    # From the end of the vocabulary: the special tokens at its beginning may have special effects.
+    # Take tokens from the end of the vocabulary, because the special tokens at its beginning may
+    # have special effects.
     usable = [i for i in reversed(range(backbone.settings.vocab_size)) if i != pad_id][: 3 * width]
     ids = list(islice(cycle(usable), 3 * width))
     text, other = ids[:num_tokens], [ids[0], *ids[width : width + num_tokens - 1]]

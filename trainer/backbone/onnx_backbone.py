@@ -1,7 +1,8 @@
-"""The backbone as ONNX: written and compared with torch at export, run by onnxruntime when serving.
+"""The backbone in ONNX format. Export writes it and compares it with torch; serving runs it with
+onnxruntime.
 
-On CPUs onnxruntime takes about half the time of eager torch for ResNet-50. The packages are the
-optional extra `onnx`; running needs only onnxruntime.
+On CPUs, onnxruntime takes about half the time of eager torch for ResNet-50. The extra `onnx`
+installs the packages; running the backbone requires only onnxruntime.
 """
 
 import copy
@@ -19,16 +20,16 @@ from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.backbone import Backbone
 
-# Maximum difference from torch's features, relative to the largest feature.
+# The maximum difference from torch's features, relative to the largest feature.
 TOLERANCE = 1e-4
 _EXPORT_NEEDS = ("onnx", "onnxscript", "onnxruntime")
 _IMAGES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
-# Batch sizes and text lengths for the comparison; they differ from those of the traced inputs.
+# Batch sizes and text lengths for the comparison, which differ from those of the traced inputs.
 _COMPARED_SHAPES = ((1, 5), (3, 2))
 
 
 def is_installed() -> bool:
-    """Return whether onnxruntime, which `OnnxBackbone` needs, is installed."""
+    """Return whether onnxruntime, which `OnnxBackbone` requires, is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
 
 
@@ -84,10 +85,12 @@ class _Positional(nn.Module):
 
 
 def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
-    """Write `backbone` to `file` for any batch size and text length. Image models need `image`.
+    """Write `backbone` to `file` for any batch size and text length. Image models require
+    `image`.
 
-    Raises ValueError if the packages are missing, torch cannot export the network, or
-    onnxruntime's features of random inputs differ from torch's by more than `TOLERANCE`.
+    Raises ValueError if the packages are missing, if torch cannot export the network, or if the
+    features that onnxruntime computes for random inputs differ from torch's by more than
+    `TOLERANCE`.
     """
     missing = [name for name in _EXPORT_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
@@ -119,7 +122,9 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
 
 
 def _plain(backbone: Backbone) -> Backbone:
-    """Return a copy as it is served: float32, on the CPU, without training settings."""
+    """Return a copy in the form in which it is served: in float32, on the CPU, without training
+    settings.
+    """
     plain = copy.deepcopy(backbone).to("cpu", torch.float32).eval().requires_grad_(False)
     plain.precision, plain.channels_last = None, False
     return plain
@@ -128,7 +133,7 @@ def _plain(backbone: Backbone) -> Backbone:
 def _random_inputs(
     backbone: Backbone, image: ImageConfig | None, batch: int, length: int
 ) -> dict[str, Tensor]:
-    """Return random images, or random tokens with one text that is shorter than the others."""
+    """Return random images, or random texts of which one is shorter than the others."""
     generator = torch.Generator().manual_seed(batch)
     if backbone.modality == "image":
         assert image is not None
@@ -157,7 +162,7 @@ def _compare(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence log messages and warnings of the exporter that are meant for its developers."""
+    """Suppress log messages and warnings that are intended for developers of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""The bundle: an exported model, a folder with everything that serving needs."""
+"""The bundle: an exported model in a folder that contains everything required for serving."""

@@ -1,4 +1,5 @@
-"""The exported model: a folder with everything that serving needs. It contains no pickles.
+"""The exported model: a folder that contains everything required for serving. It does not contain
+pickles.
 
 bundle.json                 the specification: preprocessing, loss, recalls, checksums (`spec.py`)
 classes.jsonl               one class per line
@@ -54,11 +55,11 @@ _DEFAULT_CACHE_BYTES = 64 * 2**20
 
 
 class Bundle:
-    """An open bundle. Data that grows with the number of classes stays on disk and is read on
+    """An open bundle. Data whose size grows with the number of classes stays on disk and is read on
     demand.
 
-    `classes[id]` is a class with its attributes. `names` finds classes by name. `thresholds` is
-    None for a model that was not evaluated.
+    `classes[id]` returns a class with its attributes. `names` finds classes by name. `thresholds`
+    is None if the model was not evaluated.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
@@ -119,8 +120,8 @@ class Bundle:
         """Read every file and compare its checksum. Raises ValueError with the first file
         that differs.
 
-        Set `class_weights` to false to skip the file of class weights, by far the largest with
-        many classes. `open` has checked its size and header.
+        Set `class_weights` to false to skip the file of class weights, which is by far the largest
+        file if there are many classes. `open` has already checked its size and header.
         """
         for name, expected in self._files.items():
             if name == WEIGHTS and not class_weights:
@@ -131,21 +132,22 @@ class Bundle:
                 )
 
     def class_id(self, name_or_id: str | int) -> int:
-        """Return the id of a class, given its exact name, its id, or "#" followed by its id.
+        """Return the ID of a class, given its exact name, its ID, or "#" followed by its ID.
 
         Raises ValueError for an unknown class, with the nearest names.
         """
         return self.names.id_of(name_or_id)
 
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
-        """Return the rows, float32 [n, dim], and biases of classes, read from disk."""
+        """Read the rows, float32 [n, dim], and the biases of classes from disk."""
         stored = self._rows.read(class_ids)
         bias = stored[:, self.spec.dim] if self.spec.bias else None
         return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
 
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
-        """Return the scores [B, n] of classes for features [B, dim]. Compare these with
-        thresholds."""
+        """Return the scores [B, n] of classes for features [B, dim], for comparison with
+        thresholds.
+        """
         loss = self.spec.loss
         return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
 
@@ -166,8 +168,9 @@ class Bundle:
         return self.thresholds.of(class_id, recall)
 
     def positives(self, class_id: int) -> int | None:
-        """Return the number of validation samples of a class; None if the model was not
-        evaluated."""
+        """Return the number of validation samples of a class, or None if the model was not
+        evaluated.
+        """
         return None if self.thresholds is None else int(self.thresholds.positives[class_id])
 
     @property
@@ -189,12 +192,12 @@ class Bundle:
     def load_backbone(self, *, allow_imports: Collection[str] = ()) -> Backbone:
         """Load the backbone with its trained weights, in evaluation mode, on the CPU.
 
-        A bundle contains no code. A backbone of the user's own is imported, and its path must be
-        in `allow_imports`.
+        A bundle does not contain code. A user-defined backbone is imported, so its import path must
+        be in `allow_imports`.
         """
         self.check_imports(allow_imports)
         config = self._backbone_config()
-        with torch.random.fork_rng(devices=[]):  # random initial weights are overwritten below
+        with torch.random.fork_rng(devices=[]):  # the random initial weights are overwritten below
             backbone = build_backbone(config, image=self.spec.image)
         file = self.path / BACKBONE
         try:
@@ -225,8 +228,7 @@ class Bundle:
         return config
 
     def load_tokenizer(self) -> Tokenizer:
-        """Load the tokenizer of a text model. It truncates texts to the same length as in
-        training."""
+        """Load the tokenizer of a text model. It truncates texts to the length used in training."""
         assert self.spec.text is not None, "only text models have a tokenizer"
         folder = self.path / TOKENIZER
         return open_tokenizer(str(folder), max_length=self.spec.text.max_length)

@@ -1,6 +1,7 @@
-"""The class list of a bundle. It stays on disk and opens immediately for any number of classes.
+"""The class list of a bundle. It stays on disk and opens immediately, regardless of the number of
+classes.
 
-classes.jsonl        {"name": …, "attributes": {…}}: one class per line, in order of id
+classes.jsonl        {"name": …, "attributes": {…}}: one class per line, in order of ID
 classes.safetensors  the end of each line, and the index of the names (`NameIndex`)
 """
 
@@ -23,7 +24,7 @@ from trainer.bundle.spec import INDEX, LINES, ClassEntry
 
 @paused_gc()
 def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
-    """Write the files of the class list into `folder`; returns the number of classes.
+    """Write the files of the class list to `folder` and return the number of classes.
 
     Raises ValueError for a duplicate name or an empty list.
     """
@@ -49,7 +50,7 @@ def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
 
 
 class ClassList:
-    """The classes of a bundle folder, read on demand."""
+    """The classes of a bundle folder, which are read on demand."""
 
     def __init__(self, folder: Path, num_classes: int) -> None:
         """Raises ValueError if the files do not contain `num_classes` classes."""
@@ -74,12 +75,12 @@ class ClassList:
         return len(self._ends)
 
     def __getitem__(self, class_id: int) -> ClassEntry:
-        """Return the class with this id. Raises IndexError outside 0 … K - 1."""
+        """Return the class with this ID. Raises IndexError if the ID is outside 0 … K - 1."""
         if not 0 <= class_id < len(self):
-            raise IndexError(f"class id {class_id} is out of range 0 … {len(self) - 1}")
+            raise IndexError(f"class ID {class_id} is out of range 0 … {len(self) - 1}")
         assert self._close.alive, "the file is closed"
         start, end = int(self._ends[class_id - 1]) if class_id else 0, int(self._ends[class_id])
-        # A damaged index must not cause a read of gigabytes or an OSError.
+        # Prevent a damaged index from causing a read of gigabytes or an OSError.
         is_inside = 0 <= start < end <= self._size
         line = os.pread(self._descriptor, end - start, start) if is_inside else b""
         try:
@@ -90,12 +91,12 @@ class ClassList:
             ) from error
 
     def close(self) -> None:
-        """Close the file. Do not read afterwards."""
+        """Close the file. Classes must not be read afterwards."""
         self._close()
 
 
 class _Names(Sequence[str]):
-    """The names of a class list as a sequence."""
+    """The names in a class list, as a sequence."""
 
     def __init__(self, classes: ClassList) -> None:
         self._classes = classes

@@ -1,7 +1,7 @@
-"""Class names: exact lookup, search as you type, and the names nearest to a misspelled name.
+"""Class names: exact lookup, incremental search, and suggestions for misspelled names.
 
-Designed for millions of names on disk. Every operation works on arrays, in chunks of bounded size,
-and reads only the names that it returns or compares.
+The module is designed for millions of names on disk. Every operation processes arrays in chunks of
+bounded size and reads only the names that it returns or compares.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _CANDIDATES = 200
 # Bytes of names searched at a time.
 _CHUNK = 1 << 22
-# difflib takes quadratic time, and a longer string is not a misspelled class name.
+# difflib takes quadratic time, and a longer string is unlikely to be a misspelled class name.
 _MAX_QUERY_CHARACTERS = 200
 
 
@@ -24,7 +24,7 @@ class NameIndex:
     """The search index of K names, created once when the names are written.
 
     `folded` contains the concatenated case-folded names in UTF-8, and `ends` [K] the end of each.
-    `hashes` [K] is in ascending order, and `by_hash` [K] has the class id of each hash.
+    `hashes` [K] is in ascending order, and `by_hash` [K] contains the class ID of each hash.
     """
 
     folded: NDArray[np.uint8]
@@ -45,7 +45,7 @@ def index_names(names: Sequence[str]) -> NameIndex:
 
 
 class ClassNames:
-    """The class list of a model. The id of a class is its index in the list."""
+    """The class list of a model. The ID of a class is its index in the list."""
 
     def __init__(self, names: Sequence[str], index: NameIndex | None = None) -> None:
         self.names = names
@@ -55,17 +55,17 @@ class ClassNames:
         return len(self.names)
 
     def id_of(self, wanted: str | int) -> int:
-        """Return the id of a class, given its exact name or the id itself: 3 or "#3".
+        """Return the ID of a class, given its exact name or the ID itself as 3 or "#3".
 
-        Raises ValueError for an unknown class, with the nearest names, and for an ambiguous "#3",
-        which is also the name of a class other than class 3.
+        Raises ValueError, with the nearest names, for an unknown class, and ValueError for an
+        ambiguous "#3" that is also the name of another class.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)
             if named is not None and number is not None and number < len(self) and number != named:
                 raise ValueError(
-                    f"{wanted!r} is the name of class {named} and the number of "
-                    f"{self.names[number]!r}: use '#{named}' or that name"
+                    f"{wanted!r} is both the name of class {named} and the ID of class "
+                    f"{self.names[number]!r}: use '#{named}' or {self.names[number]!r}"
                 )
             if named is not None:
                 return named
@@ -73,22 +73,24 @@ class ClassNames:
                 raise ValueError(self._unknown(wanted))
             wanted = number
         if not 0 <= wanted < len(self):
-            raise ValueError(f"class id {wanted} is out of range 0 … {len(self) - 1}")
+            raise ValueError(f"class ID {wanted} is out of range 0 … {len(self) - 1}")
         return wanted
 
     def id_of_name(self, name: str) -> int:
-        """Return the id of the class with exactly this name. Raises ValueError for an unknown
-        name."""
+        """Return the ID of the class with exactly this name. Raises ValueError for an unknown
+        name.
+        """
         found = self._exactly(name)
         if found is None:
             raise ValueError(self._unknown(name))
         return found
 
     def nearest(self, name: str, count: int = 3) -> list[str]:
-        """Return the names most similar to `name`, best first. Empty if no name is similar.
+        """Return the names most similar to `name`, best first. The list is empty if no name is
+        similar.
 
-        A fast first pass selects the names that share the most byte pairs with it; only these are
-        compared in full.
+        A fast first pass selects the names that share the most byte pairs with `name`; only these
+        are compared in full.
         """
         folded = name[:_MAX_QUERY_CHARACTERS].casefold()
         ratio = difflib.SequenceMatcher(b=folded, autojunk=False)
@@ -100,10 +102,10 @@ class ClassNames:
         return [close for score, _, close in sorted(scored)[:count] if score < -0.4]
 
     def search(self, text: str, *, limit: int, offset: int = 0) -> tuple[list[int], int]:
-        """Return the ids of names that contain `text`, ignoring case, and the total number of
+        """Return the IDs of names that contain `text`, ignoring case, and the total number of
         matches.
 
-        Names that start with `text` come first; otherwise the order is that of the class list.
+        Names that start with `text` come first. Within both groups, names are in class-list order.
         """
         if not text:
             return list(range(len(self))[offset : offset + limit]), len(self)
@@ -124,7 +126,7 @@ class ClassNames:
         return None
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of ids whose folded names are about `_CHUNK` bytes together."""
+        """Yield ranges of IDs whose folded names are about `_CHUNK` bytes in total."""
         first, total = 0, len(self)
         while first < total:
             limit = np.int64(self._start(first) + _CHUNK)
@@ -136,7 +138,7 @@ class ClassNames:
         return int(self._index.ends[class_id - 1]) if class_id else 0
 
     def _bytes_of(self, block: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the folded names of a block and the end of each within it."""
+        """Return the folded names of a block and the end position of each name within it."""
         start = self._start(block[0])
         ends = self._index.ends[block[0] : block[1]] - start
         return self._index.folded[start : start + int(ends[-1])], ends
@@ -144,8 +146,9 @@ class ClassNames:
     def _containing(
         self, text: bytes, block: tuple[int, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the ids, ascending, of a block's names that contain `text`, and whether each
-        starts with it."""
+        """Return the IDs, in ascending order, of the names in a block that contain `text`, and
+        whether each name starts with it.
+        """
         names, ends = self._bytes_of(block)
         found = np.flatnonzero(names[: max(0, len(names) - len(text) + 1)] == text[0])
         for position, byte in enumerate(text[1:], start=1):
@@ -153,14 +156,15 @@ class ClassNames:
         ids = np.searchsorted(ends, found, side="right")
         inside = found + len(text) <= ends[ids]
         ids, found = ids[inside], found[inside]
-        new = np.diff(ids, prepend=-1) != 0  # a name may contain it twice
+        new = np.diff(ids, prepend=-1) != 0  # a name may contain the text more than once
         ids, found = ids[new], found[new]
         starts = np.concatenate([[0], ends[:-1]])
         return ids + block[0], found == starts[ids]
 
     def _share_most_pairs(self, text: bytes) -> list[int]:
-        """Return the ids of the names with the largest share of byte pairs in common with
-        `text`."""
+        """Return the IDs of the names that have the largest fraction of byte pairs in common with
+        `text`.
+        """
         if not text:
             return []
         is_wanted = np.zeros(1 << 16, np.bool_)
@@ -182,7 +186,7 @@ class ClassNames:
         starts = np.concatenate([[0], ends[:-1]])
         common = np.zeros(len(names), np.uint8)
         common[:-1] = is_wanted[_pairs(names)]
-        # No pair starts at a name's last byte. Equal first or last bytes count like a common pair.
+        # No pair starts at a name's last byte. Equal first or last bytes count as a common pair.
         common[ends - 1] = names[ends - 1] == text[-1]
         common[starts] += names[starts] == text[0]
         shared = np.add.reduceat(common, starts, dtype=np.int32)
@@ -202,7 +206,9 @@ def _hash(name: str) -> int:
 
 
 def _encoded(text: str) -> bytes:
-    """Return the text in UTF-8. A client may send lone surrogates, which occur in no name."""
+    """Return the text in UTF-8. A client may send lone surrogates, which do not occur in any
+    name.
+    """
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -215,7 +221,7 @@ def _check_distinct(
     names: Sequence[str], hashes: NDArray[np.int64], by_hash: NDArray[np.int32]
 ) -> None:
     same = hashes[1:] == hashes[:-1]
-    if same.any():  # usually a duplicate name, very rarely a hash collision
+    if same.any():  # usually a duplicate name, rarely a hash collision
         seen: set[str] = set()
         for position in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
             if names[position] in seen:
@@ -224,7 +230,7 @@ def _check_distinct(
 
 
 def _number_in(wanted: str) -> int | None:
-    """Return the number in a text like "#3"; None for other texts."""
+    """Return the number in a text of the form "#3", or None for other texts."""
     if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
         return None
     # int() takes quadratic time for long strings of digits and rejects thousands of them.

@@ -26,7 +26,7 @@ from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
-_ROUNDING = 1e-5  # relative to the largest threshold
+_ROUNDING = 1e-5  # relative to the magnitude of the largest threshold
 
 
 def export_run(
@@ -40,15 +40,15 @@ def export_run(
     force: bool = False,
     allow_imports: Collection[str] = (),
 ) -> None:
-    """Write the newest model of a run as the bundle `out`, in a single process.
+    """Export the newest model of a run as the bundle `out`, in a single process.
 
     The bundle contains thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
     with fewer than `min_positives` validation samples uses the pooled threshold; the default
     depends on the recall (`least_positives`). `onnx` also writes the backbone for onnxruntime.
 
-    Raises the errors of `open_trained` and `write_onnx`, FileNotFoundError with the command to run
-    if the model was not evaluated at these recalls, and ValueError if `out` exists and `force` is
-    false.
+    Raises the errors of `open_trained` and `write_onnx`; FileNotFoundError, with the command to
+    run, if the model was not evaluated at these recalls; and ValueError if `out` exists and `force`
+    is false.
     """
     assert world.size == 1, "export runs in a single process"
     trained = open_trained(run, world, allow_imports=allow_imports)
@@ -75,8 +75,9 @@ def export_run(
 def _evaluation(
     run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
 ) -> Evaluation:
-    """Return the saved evaluation with all recalls. It is not computed here, as it may need many
-    ranks."""
+    """Return the saved evaluation with all recalls. It is not computed here, because it may require
+    many ranks.
+    """
     own = trained.recipe.evaluation.recalls
     wanted = sorted({*own, *recalls})
     if set(wanted) == set(own):
@@ -133,8 +134,9 @@ def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
 
 def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
     classes, pooled = evaluation.classes, evaluation.pooled
-    # A threshold equals the score of a sample. Another batch, engine or device may round that
-    # score down and miss the recall by the last bits, so lower thresholds by a small margin.
+    # A threshold equals the score of a sample. Another batch, engine or device may round that score
+    # down, so that the sample no longer reaches the threshold. Therefore lower the thresholds by a
+    # small margin.
     largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
     margin = _ROUNDING * largest
     precisions = _pooled_precisions(evaluation).tolist()
@@ -172,7 +174,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
     if head.tree.num_nodes == head.num_classes and not head.tree.has_children.any():
         yield from (_with_bias(block) for block in blocks)
         return
-    # The blocks of a tree are in node order, which differs from class order.
+    # The blocks of a tree are in node order, not in class order.
     rows = torch.empty(head.num_classes, head.dim + (head.bias is not None))
     for block in blocks:
         rows[block.class_ids] = _with_bias(block).cpu()
@@ -180,7 +182,9 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
 
 
 def _with_bias(block: ClassRows) -> Tensor:
-    """Return the rows as stored in a bundle: the bias of a class is appended to its row."""
+    """Return the rows as they are stored in a bundle: the bias of each class is appended to its
+    row.
+    """
     if block.bias is None:
         return block.rows
     return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)
@@ -190,10 +194,10 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
     recipe, head = trained.recipe, trained.task.head
     measures = "\n".join(f"| {name} | {value:.4f} |" for name, value in evaluation.metrics.items())
     alignment = (
-        "aligned with the Principle of Logit Separation: one logit alone is comparable over inputs"
+        "aligned with the Principle of Logit Separation: a single logit is comparable across inputs"
         if head.loss.aligned
-        else "NOT aligned with the Principle of Logit Separation: one logit alone may mislead; "
-        "prefer a model trained with `batch_ce` or `bce` for single-class queries"
+        else "NOT aligned with the Principle of Logit Separation: a single logit may be "
+        "misleading; prefer a model trained with `batch_ce` or `bce` for single-class queries"
     )
     query = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
     pooled = "\n".join(
@@ -213,18 +217,18 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 | head | {_head_of(recipe.head)}, {head.dim} features |
 | loss | {alignment} |
 | data | {trained.manifest.source} |
-| reads | {_reads(recipe.data)} |
+| input | {_reads(recipe.data)} |
 
 ## Measured on split `{recipe.data.eval_split}` ({evaluation.num_samples} samples)
 
-| measure | value |
+| metric | value |
 |---|---|
 {measures}
 
-The auprc and precision measures are means over classes of how well the logit of a class alone
-separates its samples from all others. The thresholds were chosen on this same split: expect
-slightly lower values on new data. A class with too few samples uses the pooled threshold, which
-reaches the recall over the samples of all classes together, not for each class. Its expected
+The auprc and precision metrics measure how well the logit of a class alone separates its samples
+from all others; they are means over classes. The thresholds were chosen on this same split, so
+expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
+which reaches the recall over the samples of all classes together, not for each class. Its expected
 precision is the mean over the classes:
 
 | recall | required samples | classes with fewer | expected precision of the pooled threshold |

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-# By name: dtype and shape, where None allows any length.
+# The dtype and shape of each array by name. None in a shape allows any length.
 Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
 
 
 def mapped_arrays(
     path: Path, expected: Shapes, *, optional: Shapes | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of the file `path`: all that are `expected` and any that are `optional`.
+    """Return the arrays of the file `path`: all `expected` arrays, and the `optional` arrays that
+    it contains.
 
-    Raises ValueError if the file has other arrays or is damaged.
+    Raises ValueError if the file contains other arrays or is damaged.
     """
     try:
         # The torch loader maps the file without a copy; the numpy loader copies it.

@@ -1,7 +1,7 @@
 """A safetensors file with one float32 matrix, written in blocks and read by row.
 
-Any safetensors reader can open the file. This is not a general writer: it supports a single
-row-major float32 tensor.
+Any safetensors reader can open the file. The writer supports only a single row-major float32
+tensor.
 """
 
 import json
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 _ITEM_BYTES = 4
-# Limits on rows and bytes of one preadv call, below those of the kernel.
+# Limits on the rows and bytes of one preadv call, below the kernel's limits.
 _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
-# The format's limit on the header size: a damaged length must not cause a read of gigabytes.
+# The format's limit on the header size, so that a damaged length does not cause a read of
+# gigabytes.
 _MAX_HEADER_BYTES = 100_000_000
 # Approximate overhead of a cached row in Python.
 _EXTRA_BYTES = 250
@@ -31,7 +32,7 @@ _LARGE_SHARE = 8
 def write_rows(
     path: Path, blocks: Iterable[Tensor], *, name: str, num_rows: int, width: int
 ) -> None:
-    """Write `blocks` [rows, width] in order as the tensor `name` [num_rows, width].
+    """Write `blocks` [rows, width], in order, as the tensor `name` [num_rows, width].
 
     Only one block is in memory at a time. Raises ValueError if the blocks do not add up to the
     shape or contain a non-finite number.
@@ -48,13 +49,13 @@ def write_rows(
             if not bool(torch.isfinite(rows).all()):
                 bad = int((~torch.isfinite(rows).all(1)).nonzero()[0]) + written
                 raise ValueError(
-                    f"{path.name}: row {bad} contains NaN or infinity: the run has diverged, "
-                    "export an earlier checkpoint"
+                    f"{path.name}: row {bad} contains NaN or infinity: training diverged; export "
+                    "an earlier checkpoint"
                 )
             file.write(rows.numpy().astype("<f4", copy=False).data)
             written += len(rows)
         if written != num_rows:
-            raise ValueError(f"{path.name}: got {written} rows for {num_rows} classes")
+            raise ValueError(f"{path.name}: received {written} rows for {num_rows} classes")
         file.flush()
         os.fsync(file.fileno())
 
@@ -69,10 +70,11 @@ def header_of(name: str, num_rows: int, width: int) -> bytes:
 
 
 class RowFile:
-    """Reads single rows of a float32 matrix on disk and caches recently used ones. Thread-safe.
+    """A thread-safe reader for single rows of a float32 matrix on disk, with a cache of recently
+    used rows.
 
-    Uses `pread` instead of a memory map: for mapped access the kernel reads megabytes ahead, and a
-    cold row then takes milliseconds instead of 0.06 ms.
+    It uses `pread` instead of a memory map: for mapped access, the kernel reads megabytes ahead,
+    and a read of an uncached row takes milliseconds instead of 0.06 ms.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class RowFile:
             raise
 
     def close(self) -> None:
-        """Close the file. Do not read afterwards."""
+        """Close the file. `read` must not be called afterwards."""
         self._close()
 
     def read(self, rows: Sequence[int]) -> Tensor:
@@ -98,7 +100,7 @@ class RowFile:
         assert self._close.alive, "the file is closed"
         outside = [row for row in rows if not 0 <= row < self.num_rows]
         if outside:
-            raise ValueError(f"class id {outside[0]} is out of range 0 … {self.num_rows - 1}")
+            raise ValueError(f"class ID {outside[0]} is out of range 0 … {self.num_rows - 1}")
         out = np.empty((len(rows), self.width), dtype="<f4")
         missing = self._cache.take(rows, out)
         for run in self._runs(rows, missing):
@@ -107,7 +109,7 @@ class RowFile:
         return torch.from_numpy(out)
 
     def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:
-        """Group positions into runs whose rows are consecutive in the file."""
+        """Group positions into runs of rows that are consecutive in the file."""
         longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
         run: list[int] = []
         for position in sorted(positions, key=rows.__getitem__):
@@ -170,7 +172,9 @@ class RowCache:
         self._lock = threading.Lock()
 
     def take(self, rows: Sequence[int], out: np.ndarray) -> list[int]:
-        """Copy cached rows to `out` [n, width]; returns the positions of rows not in the cache."""
+        """Copy cached rows to `out` [n, width] and return the positions of rows that are not in the
+        cache.
+        """
         if self._is_large(rows, out):
             return list(range(len(rows)))
         missing = []

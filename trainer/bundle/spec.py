@@ -17,15 +17,15 @@ from heads.losses import ScoreKind
 
 Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-# Format 2 does not contain validation counts of thresholds. Formats 2 and 3 do not contain the
-# logit map, which is `dot`.
+# Format 2 does not contain the validation counts of thresholds. Formats 2 and 3 do not contain the
+# logit map, which is always `dot`.
 FORMAT_VERSION, _OLDEST_VERSION = 4, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
 LINES, INDEX = "classes.jsonl", "classes.safetensors"
 THRESHOLDS = "thresholds.safetensors"
-TENSOR = "weight"  # the name of the tensor in WEIGHTS
+TENSOR = "weight"  # the name of the tensor in the file WEIGHTS
 _REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
 _ENCODER_CONFIG = f"{ENCODER}/config.json"
 _OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
@@ -38,51 +38,64 @@ class Spec(BaseModel):
 
 
 class ClassEntry(Spec):
-    """A class. Its index in the list is its id and its row."""
+    """A class. Its index in the list is its ID and its row number."""
 
     name: str = Field(min_length=1)
     attributes: dict[str, str] = {}
 
 
 class LossSpec(Spec):
-    """The training loss. `aligned`: it satisfies the Principle of Logit Separation."""
+    """The training loss. `aligned` means that it satisfies the Principle of Logit Separation."""
 
     kind: str
     aligned: bool
-    score: ScoreKind = Field("logit", description="score that thresholds are compared with")
+    score: ScoreKind = Field(
+        "logit", description="kind of score that is compared with the thresholds"
+    )
     eps: float = Field(0.0, description="epsilon of the `spherical` score")
 
 
 class RecallSpec(Spec):
-    """A recall and its pooled threshold. Accepting scores at or above a threshold reached this
-    recall in validation."""
+    """A recall and its pooled threshold. In validation, the scores at or above a threshold reached
+    this recall.
+    """
 
     recall: float = Field(gt=0, le=1)
-    pooled: Finite | None = Field(None, description="threshold over the positives of all classes")
+    pooled: Finite | None = Field(
+        None, description="threshold computed from the positives of all classes"
+    )
     pooled_samples: int | None = Field(
-        None, gt=0, description="validation samples that the pooled threshold was computed from"
+        None,
+        gt=0,
+        description="number of validation samples from which the pooled threshold was computed",
     )
     pooled_precision: float | None = Field(
         None,
         ge=0,
         le=1,
         description="fraction of the samples at or above the pooled threshold that belong to the "
-        "class, averaged over the classes with samples; 0 for a class that no sample reaches",
+        "class, averaged over the classes with samples; a class for which no sample reaches the "
+        "threshold counts as 0",
     )
     min_positives: int = Field(
-        gt=0, description="a class with fewer validation samples uses the pooled threshold"
+        gt=0,
+        description="minimum number of validation samples for which a class uses its own "
+        "threshold instead of the pooled one",
     )
 
 
 class TextSpec(Spec):
     """How texts are tokenized. The tokenizer itself is in a separate folder of the bundle."""
 
-    max_length: int = Field(gt=0, description="maximum tokens per text, including special tokens")
+    max_length: int = Field(
+        gt=0, description="maximum number of tokens per text, including special tokens"
+    )
 
 
 class BackboneSpec(Spec):
     """A backbone whose code is not in the bundle: its import path, its options, and the version of
-    its source at the time of the export."""
+    its source code at export.
+    """
 
     kind: str
     options: dict[str, Any]
@@ -94,10 +107,10 @@ class BundleSpec(Spec):
 
     pooling: Literal["auto", "cls", "mean"] = "auto"
     backbone: BackboneSpec | None = Field(
-        None, description="imported backbone; others are described in encoder/config.json"
+        None, description="imported backbone; other backbones are described in encoder/config.json"
     )
-    image: ImageConfig | None = Field(None, description="input of an image model")
-    text: TextSpec | None = Field(None, description="input of a text model")
+    image: ImageConfig | None = Field(None, description="input specification of an image model")
+    text: TextSpec | None = Field(None, description="input specification of a text model")
     num_classes: int = Field(gt=0)
     loss: LossSpec
     logits: LogitMapConfig = Field(
@@ -105,7 +118,9 @@ class BundleSpec(Spec):
     )
     bias: bool
     dim: int = Field(gt=0)
-    recalls: tuple[RecallSpec, ...] = Field((), description="recalls that have thresholds")
+    recalls: tuple[RecallSpec, ...] = Field(
+        (), description="recalls for which the bundle contains thresholds"
+    )
 
     @model_validator(mode="after")
     def _reads_one_thing(self) -> "BundleSpec":
@@ -121,15 +136,16 @@ class BundleSpec(Spec):
 
     @property
     def width(self) -> int:
-        """Numbers per class in the file of class weights: the row, then the bias if there is
-        one."""
+        """The number of values per class in the file of class weights: the row, and then the bias
+        if there is one.
+        """
         return self.dim + self.bias
 
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name:
-        raise ValueError(f"file name {name!r} points outside the bundle")
+        raise ValueError(f"file name {name!r} refers to a location outside the bundle")
     return name
 
 
@@ -178,7 +194,7 @@ def read_manifest(path: Path) -> BundleManifest:
     if isinstance(version, int) and not _OLDEST_VERSION <= version <= FORMAT_VERSION:
         fix = "update kway" if version > FORMAT_VERSION else "export the run again"
         raise ValueError(
-            f"{path} has bundle format {version}, and this version of kway reads "
+            f"{path} has bundle format {version}, but this version of kway reads formats "
             f"{_OLDEST_VERSION} to {FORMAT_VERSION}: {fix}"
         )
     try:

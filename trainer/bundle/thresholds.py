@@ -1,10 +1,10 @@
-"""The thresholds of a bundle's classes, and which threshold a query uses.
+"""The thresholds of a bundle's classes, and the rule that selects the threshold of a query.
 
 The threshold of a class at recall r is the score that a fraction r of its validation samples
-reaches: with 10 samples and a recall of 0.9, the 9th highest score. With few samples this estimate
-is too noisy to reach the recall on new data (`least_positives`). Such a class uses the pooled
-threshold, which is computed in the same way from the samples of all classes, each scored for its
-own class.
+reaches: with 10 samples and a recall of 0.9, it is the 9th highest score. With few samples, this
+estimate is too noisy to reach the recall on new data (`least_positives`). Such a class uses the
+pooled threshold, which is computed in the same way from the samples of all classes, each scored for
+its own class.
 
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN for a class without positives;
@@ -32,9 +32,9 @@ ThresholdSource = Literal["class", "pooled"]
 def least_positives(recall: float) -> int:
     """Return the minimum number of positives for which a class's own threshold can reach `recall`.
 
-    On average, only n / (n + 1) of new positives score at or above the lowest of n scores. A
-    recall of 0.9 therefore needs 9 positives, and 0.99 needs 99. For a recall of 1 no number
-    suffices; it is treated as 0.999.
+    On average, only n / (n + 1) of new positives score at or above the lowest of n scores. A recall
+    of 0.9 therefore requires 9 positives, and a recall of 0.99 requires 99. No number is sufficient
+    for a recall of 1, which is treated as 0.999.
     """
     recall = min(recall, 0.999)
     return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / (1 - 0.9) is above 9
@@ -42,13 +42,14 @@ def least_positives(recall: float) -> int:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The threshold of a class at a recall, with its validation counts. None means unknown.
+    """The threshold of a class at a recall, with its validation counts. None means that a value is
+    unknown.
 
     It was computed from `samples` validation samples: those of the class or, for a pooled
-    threshold, those of all classes. `class_reached` of the `class_samples` of the class reach the
-    threshold, and so do `all_reached` samples of any class. `expected_precision` is the fraction
-    of these that belong to the class or, for a pooled threshold, the mean of that fraction over
-    the classes with samples.
+    threshold, those of all classes. `class_reached` of the `class_samples` samples of the class
+    reach the threshold; over all classes, `all_reached` samples reach it. `expected_precision` is
+    the fraction of the latter that belongs to the class or, for a pooled threshold, the mean of
+    that fraction over the classes with samples.
     """
 
     score: float | None
@@ -62,8 +63,9 @@ class Threshold:
 
 @dataclass(frozen=True)
 class ClassThresholds:
-    """`positives` int32 [K], `thresholds` float32 [K, R] in the order of the R `recalls`, and
-    `reached` int32 [K, R, 2], which is None for bundles of format 2."""
+    """The thresholds of all classes: `positives` int32 [K], `thresholds` float32 [K, R] in the
+    order of the R `recalls`, and `reached` int32 [K, R, 2], which is None for bundles of format 2.
+    """
 
     recalls: Sequence[RecallSpec]
     positives: NDArray[np.int32]
@@ -74,7 +76,9 @@ class ClassThresholds:
     def open(
         cls, folder: Path, recalls: Sequence[RecallSpec], num_classes: int
     ) -> "ClassThresholds":
-        """Open the file that `write` wrote. Raises ValueError if its arrays do not match."""
+        """Open the file written by `write`. Raises ValueError if the shapes of its arrays do not
+        match.
+        """
         arrays: dict[str, Any] = mapped_arrays(
             folder / THRESHOLDS,
             {
@@ -106,8 +110,8 @@ class ClassThresholds:
     def of(self, class_id: int, recall: float) -> Threshold:
         """Return the threshold of a class at `recall`.
 
-        A class with too few positives uses the pooled threshold. Without a pooled threshold, score
-        and source are None. Raises ValueError for a recall without thresholds.
+        A class with too few positives uses the pooled threshold. If there is no pooled threshold,
+        score and source are None. Raises ValueError for a recall without thresholds.
         """
         column = self._column(recall)
         entry, positives = self.recalls[column], int(self.positives[class_id])

@@ -1,4 +1,4 @@
-"""Writes a bundle atomically, synced to disk and readable by all users."""
+"""Writes a bundle atomically. The files are synced to disk and readable by all users."""
 
 import os
 import shutil
@@ -44,12 +44,11 @@ def write_bundle(
     write_onnx: Callable[[Path], None] | None = None,
     force: bool = False,
 ) -> None:
-    """Write the bundle folder `path` atomically: completely or not at all.
+    """Write the bundle folder `path` atomically: either completely or not at all.
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
-    time. Text models need a `tokenizer`. `write_onnx` writes the backbone to the file that it is
-    passed. Raises ValueError if `path` exists and `force` is false, or if shapes do not
-    match.
+    time. Text models require a `tokenizer`. `write_onnx` writes the backbone to the path that it
+    receives. Raises ValueError if `path` exists and `force` is false, or if shapes do not match.
     """
     assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
@@ -95,13 +94,15 @@ def _write_classes(
 ) -> None:
     written = write_classes(folder, classes)
     if written != spec.num_classes:
-        raise ValueError(f"got {written} classes, expected {spec.num_classes}")
+        raise ValueError(f"received {written} classes, expected {spec.num_classes}")
     if thresholds is not None:
         thresholds.write(folder, written)
 
 
 def _json_of(manifest: BundleManifest) -> str:
-    """Omit `backbone` if it is None, because older versions reject the key."""
+    """Return the manifest as JSON. `backbone` is omitted if it is None, because older versions
+    reject the key.
+    """
     unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
     return manifest.model_dump_json(indent=1, exclude=unused)
 
@@ -117,7 +118,9 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def _make_durable(folder: Path) -> None:
-    """Sync every file to disk and make it readable by all users; safetensors writes mode 0600."""
+    """Sync every file to disk and make it readable by all users, because safetensors creates files
+    with mode 0600.
+    """
     for entry in [*folder.rglob("*"), folder]:
         entry.chmod(0o755 if entry.is_dir() else 0o644)
         sync(entry)

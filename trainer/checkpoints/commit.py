@@ -14,7 +14,7 @@ only after all ranks have completed the previous one:
 Renaming is the only step that makes the checkpoint visible, and a rename is atomic. If the run is
 killed at any point, the folder either has its final name and a complete manifest, or still ends in
 `.partial` and is deleted at the next start. Everything is synced before the rename: otherwise a
-power failure could leave the final name with files that are empty or cut off.
+power failure could leave a folder with the final name but with empty or truncated files.
 """
 
 import json
@@ -53,7 +53,7 @@ RESERVED_KEYS = frozenset({"world_size", "random_states", "best"})
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """The step of a committed checkpoint and, if there was an evaluation, its result."""
+    """The step of a committed checkpoint and, if it was evaluated, the result."""
 
     step: int
     best: float | None = None
@@ -61,8 +61,9 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints to keep: the newest `last`, those at multiples of `every_steps`, and the
-    best by `mode` (max or min)."""
+    """The checkpoints to keep: the newest `last`, those at multiples of `every_steps`, and the best
+    one according to `mode` (max or min).
+    """
 
     last: int
     every_steps: int | None = None
@@ -70,8 +71,9 @@ class Retention:
 
 
 def superseded(stored: Sequence[StoredCheckpoint], retention: Retention) -> set[int]:
-    """Return the steps to delete, never the newest. Among equal results the earliest is the
-    best."""
+    """Return the steps to delete, which never include the newest. Among equal results, the earliest
+    counts as the best.
+    """
     kept = set(sorted(entry.step for entry in stored)[-retention.last :])
     if retention.every_steps is not None:
         kept |= {entry.step for entry in stored if entry.step % retention.every_steps == 0}
@@ -104,9 +106,9 @@ class Save:
 class Commit:
     """Commits saves under `root`. Steps in `rejected` are neither counted nor deleted.
 
-    Every stage ends with an exchange of errors, so either all ranks raise or none does. A rank
-    retries its stage after a transient error, so every stage must work again after a partial
-    failure.
+    Every stage ends with an exchange of errors, so either all ranks raise an error or none does. A
+    rank retries its stage after a transient error, so every stage must succeed when repeated after
+    a partial failure.
     """
 
     root: Path
@@ -151,7 +153,8 @@ class Commit:
 
     def _together(self, what: str, stage: Callable[[], Any]) -> list[Any]:
         """Run `stage` on every rank and return all results in rank order. Raises OSError on all
-        ranks if the stage failed on any rank."""
+        ranks if the stage fails on any rank.
+        """
         result, failure = None, None
         try:
             result = retried(what, stage)
@@ -225,15 +228,16 @@ class Commit:
                 discard(path)
 
     def _stored(self, path: Path, step: int) -> StoredCheckpoint | None:
-        """Return the step and result of a checkpoint. None if it is rejected or altered; file
-        contents are not read."""
+        """Return the step and result of a checkpoint, or None if it is rejected or altered. File
+        contents are not read.
+        """
         if (step_of(path) or 0) > step or step_of(path) in self.rejected:
             return None
         try:
             manifest = inspect_checkpoint(path)
         except ValueError:
             return None
-        # Results of different measures are not comparable.
+        # Results for different metrics are not comparable.
         same = manifest.best is not None and manifest.best.measure == self.measure
         return StoredCheckpoint(
             manifest.step, manifest.best.value if manifest.best and same else None
@@ -241,11 +245,15 @@ class Commit:
 
 
 def _check_complete(temporary: Path, files: dict[str, FileDigest]) -> None:
-    """Check that rank 0, which commits, sees all files that the ranks reported, at full size."""
+    """Check that rank 0, which commits, sees all files that the ranks reported, with their full
+    size.
+    """
     present = {path.name for path in temporary.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         different = ", ".join(sorted(present ^ files.keys()))
-        raise OSError(f"rank 0 sees different files than the other ranks wrote: {different}")
+        raise OSError(
+            f"rank 0 sees different files from those that the other ranks wrote: {different}"
+        )
     for name, digest in files.items():
         with (temporary / name).open("rb") as file:  # opening makes NFS revalidate the size
             size = os.fstat(file.fileno()).st_size

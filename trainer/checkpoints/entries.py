@@ -1,4 +1,5 @@
-"""The tensors of a task in a checkpoint, by name. Names do not depend on strategy or world size.
+"""The tensors of a task in a checkpoint, by name. Names do not depend on the strategy or world
+size.
 
 backbone.…  head.…                    weights and buffers
 optimizer.backbone.….exp_avg          an optimizer's moment of a weight
@@ -23,8 +24,9 @@ _EMA = "ema."
 
 
 def model_entries(task: Task) -> dict[str, Tensor]:
-    """Return the weights and buffers, not copied: whole tensors or `Shard(0)` DTensors
-    (collective)."""
+    """Return the weights and buffers without copying them, as full tensors or `Shard(0)` DTensors
+    (collective).
+    """
     backbone = task.strategy.weights() | persistent_buffers(task.backbone)
     entries = {f"backbone.{name}": tensor.detach() for name, tensor in backbone.items()}
     for name, tensor in task.head.state_dict().items():
@@ -33,8 +35,9 @@ def model_entries(task: Task) -> dict[str, Tensor]:
 
 
 def averaged_entries(task: Task) -> dict[str, Tensor]:
-    """Return the model's entries under the names of their moving averages. A run with `train.ema`
-    is evaluated with these."""
+    """Return the model's entries under the names of their moving averages, with which a run with
+    `train.ema` is evaluated.
+    """
     averaged = task.live()
     return {
         f"{_EMA}{name}" if name in averaged else name: tensor
@@ -43,8 +46,9 @@ def averaged_entries(task: Task) -> dict[str, Tensor]:
 
 
 def training_entries(task: Task) -> dict[str, Tensor]:
-    """Return all tensors that a run resumes from: weights, buffers, optimizer moments and moving
-    averages (collective)."""
+    """Return all tensors from which a run resumes: weights, buffers, optimizer moments and moving
+    averages (collective).
+    """
     entries = model_entries(task)
     for name, moments in task.strategy.moments().items():
         for key, value in moments.items():
@@ -80,8 +84,8 @@ def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
 def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
-    Converts a checkpoint of an earlier version, which stores the bias of the head as the last
-    column of its weight. Raises the errors of `load_tensors`.
+    Also converts checkpoints of earlier versions, which store the head's bias as the last column of
+    its weight. Raises the errors of `load_tensors`.
     """
     columns = _bias_columns(entries, stored_shapes(checkpoint))
     targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
@@ -97,8 +101,9 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 def _bias_columns(
     entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
 ) -> dict[str, str]:
-    """Maps entries of the head's weight to those of its bias if `stored` has both in one tensor.
-    An optimizer's step counter, a scalar, is shared by both."""
+    """Map entries of the head's weight to those of its bias if `stored` contains both in one
+    tensor. Both share the optimizer's step counter, which is a scalar.
+    """
     pairs = {
         name.replace("head.bias", "head.weight"): name
         for name in entries
@@ -116,7 +121,7 @@ def _widened_shape(tensor: Tensor) -> torch.Size:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Return an uninitialized tensor with one more column, laid out like `tensor`."""
+    """Return an uninitialized tensor that has one more column than `tensor` and the same layout."""
     if not tensor.ndim:
         return torch.empty_like(tensor)
     mine = local(tensor)

@@ -1,5 +1,6 @@
-"""Messages between ranks about a checkpoint, as JSON and never pickled, and error messages for disk
-errors with the reason, the free space and the fix."""
+"""Messages between ranks about a checkpoint, encoded as JSON and never pickled, and messages for
+disk errors that give the reason, the free space and the fix.
+"""
 
 import errno
 import json
@@ -27,7 +28,7 @@ def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
 def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
     """Return a one-line message for an error while writing under `root`."""
     if isinstance(error, MemoryError):
-        return "out of memory: add memory to the machine or lower data.workers"
+        return "out of memory: add memory to the machine, or lower data.workers"
     attempts = ""
     if isinstance(error, RetriesExhaustedError) and isinstance(error.__cause__, OSError):
         error, attempts = error.__cause__, f" in {ATTEMPTS} attempts"

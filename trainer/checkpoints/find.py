@@ -26,7 +26,9 @@ _HASHING_THREADS = 8
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its folder and its state, which is everything except tensors."""
+    """A committed checkpoint: its folder and its state, which contains everything except
+    tensors.
+    """
 
     folder: Path
     state: dict[str, Any]
@@ -59,9 +61,9 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint and verify every file.
 
-    Raises FileNotFoundError with the existing steps if the folder does not exist;
-    ValueError with the folder and the file if a file is missing, added or altered; and
-    RetriesExhaustedError if a transient error persists.
+    Raises FileNotFoundError, with the existing steps, if the folder does not exist; ValueError,
+    with the folder and the file, if a file is missing, added or altered; and RetriesExhaustedError
+    if a transient error persists.
     """
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:
@@ -93,8 +95,8 @@ def _missing(folder: Path) -> str:
 
 
 def inspect_checkpoint(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint, after a check of the names and sizes of its files.
-    Contents are not read.
+    """Return the manifest of a checkpoint after checking the names and sizes of its files. Contents
+    are not read.
 
     Raises ValueError if a name or size differs.
     """
@@ -103,8 +105,8 @@ def inspect_checkpoint(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     if manifest.step != step_of(folder):
         raise ValueError(
-            f"checkpoint {folder} contains step {manifest.step}, which differs from its name: "
-            "rename or delete the folder"
+            f"checkpoint {folder} contains step {manifest.step}, but its name contains a different "
+            "step: rename or delete the folder"
         )
     present = {path.name for path in folder.iterdir()} - {MANIFEST_FILE}
     for name in sorted(manifest.files.keys() ^ present):
@@ -130,7 +132,7 @@ def _find(root: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
                 return found, {**result, "name": folder.name}
     except OSError as error:
         transient = is_transient(error)
-        fix = ", or delete that folder to resume from an older checkpoint" if transient else ""
+        fix = ", or delete that checkpoint to resume from an older one" if transient else ""
         line = f"the checkpoints in {root} are unreadable: {error}{fix}"
         return None, {**result, "error": line, "transient": transient}
     return None, result

@@ -1,8 +1,8 @@
 """The folder names under a run's `checkpoints`, and the renames between them.
 
-`step-00000010` is committed. `….partial` is being written. `….replaced` is an older copy of a step
-that is being saved again; it is valid until the new folder has its final name. `….discarded` is
-being deleted.
+`step-00000010` is a committed checkpoint. A folder `….partial` is being written. A folder
+`….replaced` is an older copy of a step that is being saved again; it is valid until the new folder
+has its final name. A folder `….discarded` is being deleted.
 """
 
 import re
@@ -20,8 +20,9 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in the name of a committed folder or of its replaced copy; None for other
-    names."""
+    """Return the step in the name of a committed folder or its replaced copy, or None for other
+    names.
+    """
     match = re.fullmatch(r"step-(\d{8,})", path.name.removesuffix(REPLACED), re.ASCII)
     step = int(match[1]) if match else None
     if step is None or path.name.removesuffix(REPLACED) != step_folder(path.parent, step).name:
@@ -35,7 +36,8 @@ def committed_folders(root: Path) -> list[Path]:
 
 
 def candidate_folders(root: Path) -> list[Path]:
-    """Committed folders and replaced copies, oldest first; a copy precedes the folder of its step.
+    """Return the committed folders and replaced copies, oldest first. A copy precedes the folder of
+    its step.
 
     Raises OSError if `root` exists but cannot be read, which must not be mistaken for a run
     without checkpoints.
@@ -49,15 +51,15 @@ def candidate_folders(root: Path) -> list[Path]:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete the folders that a killed run was writing or deleting, but no committed ones."""
+    """Delete the folders that a killed run was writing or deleting, but not the committed ones."""
     for path in root.iterdir():
         if re.fullmatch(r"step-\d+(\.partial|(\.replaced)?\.discarded)", path.name):
             _delete(path)
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Rename a finished folder to its final name. A complete copy of the step, new or old, is on
-    disk at every moment.
+    """Rename a finished folder to its final name. At every moment, a complete copy of the step, new
+    or old, is on disk.
 
     May be called again after a partial failure, for example if a file server reports an error for
     a rename that succeeded.
@@ -65,7 +67,7 @@ def publish(temporary: Path, folder: Path) -> None:
     older = folder.with_name(folder.name + REPLACED)
     if _exists(temporary) or not _exists(folder):
         sync(temporary)
-        if _exists(older):  # from a killed run; may be the only valid copy
+        if _exists(older):  # left by a killed run; may be the only valid copy
             if _exists(folder):
                 discard(folder)
         elif _exists(folder):
@@ -87,7 +89,9 @@ def settle_replaced(older: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Rename a folder, then delete it: a partly deleted folder must not look committed."""
+    """Rename a folder and then delete it, so that a partly deleted folder does not appear
+    committed.
+    """
     discarded = path.with_name(path.name + DISCARDED)
     _delete(discarded)
     path.rename(discarded)
@@ -99,10 +103,11 @@ def _exists(path: Path) -> bool:
 
 
 def mode_of(path: Path) -> int | None:
-    """Return the `st_mode` of a path without following links; None if the path does not exist.
+    """Return the `st_mode` of a path without following links, or None if the path does not
+    exist.
 
-    Raises OSError for disk errors. `os.path.lexists`, and `Path.is_dir` and `Path.is_file` since
-    Python 3.14, return False for them.
+    Raises OSError for disk errors, for which `os.path.lexists` and, since Python 3.14,
+    `Path.is_dir` and `Path.is_file` return False.
     """
     try:
         return path.lstat().st_mode

@@ -1,7 +1,7 @@
 """Loads the tensors of a verified checkpoint, and the random state of each rank, at any world size.
 
-The random state consists of torch's generators on the CPU and on the rank's device. The data loader
-is stateless: it derives its random numbers from (seed, sample).
+The random state consists of the states of torch's generators on the CPU and on the rank's device.
+The data loader is stateless: it derives its random numbers from (seed, sample).
 """
 
 import base64
@@ -39,8 +39,8 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
-    Raises ValueError with the tensor's name if the checkpoint does not contain it or has it in
-    another shape or dtype, and OSError if a rank cannot read the checkpoint.
+    Raises ValueError, with the tensor's name, if the checkpoint does not contain it or contains it
+    with another shape or dtype, and OSError if a rank cannot read the checkpoint.
     """
     stored = _metadata(checkpoint)
     for name, tensor in entries.items():
@@ -62,8 +62,8 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 
 def _metadata(checkpoint: Checkpoint) -> Metadata:
     for path in checkpoint.folder.glob("*.safetensors"):
-        # Open each file first: safetensors reports any failure to open as a missing file, without
-        # an errno.
+        # Open each file first, because safetensors reports every failure to open a file as a
+        # missing file, without an errno.
         retried(str(path), partial(_open, path))
     try:
         return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
@@ -80,13 +80,13 @@ def _check_matches(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: ob
     if known is None or known.size != tensor.shape:
         stored_as = "is missing" if known is None else f"has shape {list(known.size)}"
         raise ValueError(
-            f"checkpoint {checkpoint.folder}: {name} has shape {list(tensor.shape)} in this "
-            f"run and {stored_as} in the checkpoint: the recipe or the classes changed; use a "
-            "new run folder"
+            f"checkpoint {checkpoint.folder}: {name} has shape {list(tensor.shape)} in this run "
+            f"but {stored_as} in the checkpoint: the recipe or the classes changed; use a new run "
+            "folder"
         )
     if known.properties.dtype != tensor.dtype:  # a copy would round silently
         raise ValueError(
-            f"checkpoint {checkpoint.folder}: {name} is {tensor.dtype} in this run and "
+            f"checkpoint {checkpoint.folder}: {name} is {tensor.dtype} in this run but "
             f"{known.properties.dtype} in the checkpoint: the recipe changed; use a new run folder"
         )
 
@@ -107,9 +107,9 @@ def packed_random_state(world: World) -> str:
 
 
 def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> None:
-    """Restore the generators that have a stored state; seed the others from (seed, step, rank)."""
+    """Restore the generators whose state is stored, and seed the others from (seed, step, rank)."""
     mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
-    torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # of the CPU and every CUDA device
+    torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # seeds the CPU and every CUDA device
     states = stored_states(checkpoint, world)
     if "cpu" in states:
         torch.set_rng_state(states["cpu"])
@@ -118,8 +118,9 @@ def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> 
 
 
 def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
-    """Return the states that this rank can restore, by device type. Empty if the world size
-    differs; without CUDA if the checkpoint was written on CPUs."""
+    """Return the states that this rank can restore, by device type. The result is empty if the
+    world size differs, and does not contain CUDA if the checkpoint was written on CPUs.
+    """
     if checkpoint.state["world_size"] != world.size:
         return {}
     packed = base64.b64decode(checkpoint.state["random_states"][world.rank])

@@ -13,7 +13,7 @@ from trainer.checkpoints.folders import mode_of
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
-_MAX_BYTES = 64 * 2**20  # about 150 bytes per rank: enough for 400,000 ranks
+_MAX_BYTES = 64 * 2**20  # enough for 400,000 ranks at about 150 bytes each
 
 _FileName = Annotated[
     str, StringConstraints(pattern=r"^(state\.json|tensors-\d{5,}-of-\d{5,}\.safetensors)$")
@@ -50,8 +50,9 @@ class Manifest(_Strict):
     files: dict[_FileName, FileDigest]
 
     def render(self) -> bytes:
-        """Return the manifest file: the content and its SHA-256, in canonical form (the same
-        content always gives the same bytes)."""
+        """Return the manifest file: the content and its SHA-256, in canonical form, so that the
+        same content always gives the same bytes.
+        """
         content = self.model_dump()
         digest = hashlib.sha256(_compact(content)).hexdigest()
         return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
@@ -73,7 +74,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not stat.S_ISREG(mode_of(path) or 0):
         raise ValueError(f"{name} is missing; delete the folder to ignore it")
     if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"{name} is unreadable: larger than {_MAX_BYTES} bytes")
+        raise ValueError(f"{name} is unreadable: it is larger than {_MAX_BYTES} bytes")
     raw = path.read_bytes()
     try:
         version = _Versioned.model_validate_json(raw).format_version
@@ -94,11 +95,12 @@ def read_manifest(folder: Path) -> Manifest:
 def _check_version(folder: Path, version: int) -> None:
     if version > FORMAT_VERSION:
         raise ValueError(
-            f"checkpoint {folder} has a newer format than this version of kway reads: update kway"
+            f"checkpoint {folder} has a newer format than this version of kway supports: update "
+            "kway"
         )
     if version < FORMAT_VERSION:
         raise ValueError(
-            f"checkpoint {folder} has format {version}, and this version of kway reads "
+            f"checkpoint {folder} has format {version}, but this version of kway reads format "
             f"{FORMAT_VERSION}: use a new run folder"
         )
 

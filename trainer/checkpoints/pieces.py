@@ -1,4 +1,4 @@
-"""The pieces of tensors that each rank holds, and which rank writes which piece."""
+"""The pieces of tensors on each rank, and their assignment to the ranks that write them."""
 
 import hashlib
 import json
@@ -32,8 +32,9 @@ Description = list[str]  # key, name, elements of the tensor, elements of the pi
 
 
 def stored_name(name: str, dtype: torch.dtype) -> str:
-    """Return the safetensors name of the dtype of tensor `name`. Raises ValueError for other
-    dtypes."""
+    """Return the safetensors name of `dtype`. Raises ValueError, with the tensor's `name`, for a
+    dtype that is not supported.
+    """
     if dtype not in _DTYPES:
         raise ValueError(
             f"tensor {name} has dtype {dtype}, which checkpoints do not support: use one of "
@@ -44,7 +45,9 @@ def stored_name(name: str, dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of the tensor `name`: `tensor` is the part at `offsets` of a tensor of `shape`."""
+    """A box of the tensor `name`: `tensor` is the part of a tensor of `shape` that starts at
+    `offsets`.
+    """
 
     name: str
     offsets: tuple[int, ...]
@@ -62,7 +65,8 @@ class Piece:
 
 class Ownership:
     """Assigns pieces to ranks and caches the result. Ranks exchange the descriptions of their
-    pieces again only when these change."""
+    pieces again only if the descriptions change.
+    """
 
     def __init__(self, group: ProcessGroup | None, rank: int) -> None:
         self._group = group
@@ -82,7 +86,7 @@ class Ownership:
 
 
 def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
-    """Return the pieces of the entries on this rank. Empty shards are skipped.
+    """Return this rank's pieces of the entries. Empty shards are skipped.
 
     Raises ValueError with the tensor's name for a dtype that checkpoints do not support.
     """
@@ -91,8 +95,8 @@ def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
     pieces = []
     for item in planner.create_local_plan().items:
         assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
-        # Check dtypes here, where all ranks see the same ones and all of them raise. An error in
-        # the writer thread of some ranks would leave the others waiting.
+        # Check dtypes here, where all ranks see the same dtypes and all raise the error. An error
+        # in the writer thread of only some ranks would leave the other ranks waiting.
         stored_name(item.index.fqn, item.tensor_data.properties.dtype)
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, Tensor)
@@ -104,14 +108,16 @@ def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
-    """Return the bytes of a contiguous CPU tensor, not copied. As bytes, because numpy has no
-    bfloat16."""
+    """Return a contiguous CPU tensor as an array of bytes, without copying. Bytes are used because
+    numpy does not support bfloat16.
+    """
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
-    """Return the keys that each rank writes, from the pieces that each rank holds. Every key is
-    written once and the bytes are balanced."""
+    """Return the keys that each rank writes, given the pieces on each rank. Every key is written
+    once, and the bytes are balanced.
+    """
     sizes = {key: int(num_bytes) for rank in held for key, *_, num_bytes in rank}
     holders: dict[str, list[int]] = {}
     for rank, descriptions in enumerate(held):
@@ -120,8 +126,8 @@ def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
     _check_complete(held)
     owned: list[set[str]] = [set() for _ in held]
     load = [0] * len(held)
-    # Pieces with a single holder first, as they have no alternative; then the largest ones first,
-    # each to the rank with the least load so far.
+    # First assign the pieces that are on a single rank, because there is no alternative. Then
+    # assign the others, largest first, to the rank with the least load so far.
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
         owner = min(holders[key], key=lambda rank: (load[rank], rank))
         owned[owner].add(key)
@@ -130,8 +136,9 @@ def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
 
 
 def _check_complete(held: Sequence[Sequence[Description]]) -> None:
-    """Check that the pieces cover every tensor: a bug in a strategy must not create a checkpoint
-    with missing elements."""
+    """Check that the pieces cover every tensor, so that a bug in a strategy cannot create a
+    checkpoint with missing elements.
+    """
     expected: dict[str, int] = {}
     found: dict[str, int] = {}
     for _, name, elements, here, _ in {row[0]: row for rank in held for row in rank}.values():

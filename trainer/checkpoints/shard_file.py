@@ -2,9 +2,9 @@
 
 The file is hashed while it is written and is synced to disk when the call returns.
 
-DCP's `HuggingFaceStorageWriter` is not used: it builds the whole file in memory, a second copy of
-all tensors, and its output would have to be read again to compute the SHA-256. DCP's
-`HuggingFaceStorageReader` reads these files.
+DCP's `HuggingFaceStorageWriter` is not used because it builds the entire file in memory, which is a
+second copy of all tensors, and because its output would have to be read again to compute the
+SHA-256. DCP's `HuggingFaceStorageReader` reads these files.
 """
 
 import hashlib
@@ -21,8 +21,11 @@ _BLOCK_BYTES = 8 * 2**20
 
 
 def write_shard(path: Path, pieces: Sequence[Piece]) -> FileDigest:
-    """Write this rank's pieces and return the digest of the file. Raises OSError."""
-    # Widest elements first: the reader creates views of the file, which need aligned offsets.
+    """Write this rank's pieces and return the digest of the file. Raises OSError if writing
+    fails.
+    """
+    # Put the widest elements first, because the reader creates views of the file, which require
+    # aligned offsets.
     wide_first = sorted(pieces, key=lambda piece: (-piece.tensor.element_size(), piece.key))
     return write_file(path, _blocks(wide_first))
 
@@ -31,7 +34,7 @@ def _blocks(pieces: Sequence[Piece]) -> Iterator[memoryview]:
     header = _header(pieces)
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for piece in pieces:
-        # Copies one piece at a time from the device to the host.
+        # This copies one piece at a time from the device to the host.
         content = bytes_of(piece.tensor.cpu().contiguous()).data
         for begin in range(0, len(content), _BLOCK_BYTES):
             yield content[begin : begin + _BLOCK_BYTES]
@@ -58,8 +61,8 @@ def _header(pieces: Sequence[Piece]) -> bytes:
 def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
     """Write a new file, sync it to disk and return its digest.
 
-    Raises OSError if not everything could be written. After an error, write the whole file again:
-    a second fsync succeeds even if the first one lost pages.
+    Raises OSError if not everything could be written. After an error, write the whole file again: a
+    second fsync can succeed even if the first one lost pages.
     """
     digest, written = hashlib.sha256(), 0
     with path.open("wb") as file:

@@ -34,7 +34,7 @@ _REPORTED_WAIT_SECONDS = 0.01
 
 
 class Staging:
-    """A host buffer for all pieces that this rank writes, reused by every save.
+    """A host buffer for all pieces that this rank writes. Every save reuses it.
 
     It is pinned if the pieces are on CUDA. torch rounds pinned memory up to a power of two.
     """
@@ -43,8 +43,9 @@ class Staging:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Copy the pieces into the buffer and return pieces that view it. Overwrites the copies of
-        the previous save, which must have been written."""
+        """Copy the pieces into the buffer and return pieces that are views of it. Overwrites the
+        copies of the previous save, which must already be on disk.
+        """
         begins = self.reserve(pieces)
         copies = []
         for piece, begin in zip(pieces, begins, strict=True):
@@ -87,8 +88,9 @@ def _copy_tensor(source: Tensor, into: Tensor) -> None:
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """A failed save. `is_lost`: the checkpoint was not written; otherwise it was, but older
-    checkpoints could not be deleted."""
+    """A failed save. If `is_lost`, the checkpoint was not written. Otherwise it was written, but
+    older checkpoints could not be deleted.
+    """
 
     step: int
     reason: str
@@ -96,15 +98,16 @@ class SaveFailure:
 
 
 class CheckpointWriter:
-    """Writes checkpoints `root/step-…`. Creating, using and closing a writer is collective.
+    """Writes checkpoints to `root/step-…`. Creating, using and closing a writer are collective.
 
-    In the background, it needs host memory for one copy of what this rank writes (its shards and
-    its part of the replicated tensors), which is reused by later saves. In the foreground, it
-    copies one tensor at a time if the tensors are on a device, and none otherwise. At most one save
-    is in progress; the next one waits and logs how long it waited.
+    Saving in the background requires host memory for one copy of the pieces that this rank writes
+    (its shards and its part of the replicated tensors). Later saves reuse this memory. Saving in
+    the foreground copies one tensor at a time if the tensors are on a device; otherwise it copies
+    nothing. At most one save is in progress; the next save waits for it and logs how long it
+    waited.
 
-    If a save fails, `finish` raises OSError on all ranks. So does the next `save`, if it fails
-    too. `failures` reports the failure earlier, without a collective.
+    If a save fails, `finish` raises OSError on all ranks. The next `save` also raises OSError if it
+    fails too. `failures` reports the failure earlier, without a collective.
     """
 
     def __init__(
@@ -118,8 +121,9 @@ class CheckpointWriter:
         timeout_seconds: float = 600,
         print_line: Callable[[str], None] = print,
     ) -> None:
-        """`start_step` is the step that the run resumes from. Folders of later steps were rejected
-        on resume; they are neither counted nor deleted."""
+        """`start_step` is the step from which the run resumes. Folders of later steps were rejected
+        on resume; they are neither counted nor deleted.
+        """
         self._world = world
         self._print_line = print_line
         self._measure = config.keep_best.measure if config.keep_best else None
@@ -155,8 +159,9 @@ class CheckpointWriter:
                 self._thread.shutdown(wait=False)
 
     def reserve(self, entries: dict[str, Tensor]) -> None:
-        """Allocate the staging memory for these entries now (collective). Optional: it makes the
-        first save as fast as the later ones."""
+        """Allocate the staging memory for these entries now (collective). This is optional and
+        makes the first save as fast as later ones.
+        """
         if self._staging is not None:
             self.finish()
             self._staging.reserve(self._ownership.choose(entries))
@@ -164,12 +169,12 @@ class CheckpointWriter:
     def save(
         self, entries: dict[str, Tensor], state: dict[str, Any], *, best: float | None = None
     ) -> float:
-        """Save all entries and `state`, a JSON object with the key `step`; returns the seconds
+        """Save all entries and `state`, a JSON object with the key `step`, and return the seconds
         spent waiting for the previous save (collective).
 
-        `best` is the result of the evaluation at this step, if there was one; a non-finite value
-        is ignored. The current random state of each rank is saved too. In the background, entries
-        may be changed as soon as this returns.
+        `best` is the result of the evaluation at this step, if there was one; a non-finite value is
+        ignored. The current random state of each rank is saved too. When saving in the background,
+        entries may be changed as soon as this returns.
 
         If the previous save failed, this one is written in the foreground. Raises OSError on all
         ranks if a save in the foreground fails.
@@ -219,7 +224,7 @@ class CheckpointWriter:
         if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
             self._print_line(
                 f"the checkpoint of step {step} waited {waited:.2f} s for the checkpoint of step "
-                f"{self._pending_step}: save less often or to a faster disk"
+                f"{self._pending_step}: save less often, or save to a faster disk"
             )
         return waited
 
@@ -232,7 +237,7 @@ class CheckpointWriter:
         self._committed.append(folder)
         try:
             self._commit.retire(save.step)
-        except OSError as error:  # not fatal: this checkpoint is committed; the next save retries
+        except OSError as error:  # not fatal: the checkpoint is committed; the next save retries
             self._failures.append(SaveFailure(save.step, str(error), is_lost=False))
         return folder
 
@@ -240,7 +245,9 @@ class CheckpointWriter:
 def save_checkpoint(
     root: Path, entries: dict[str, Tensor], state: dict[str, Any], world: World, *, keep: int
 ) -> Path:
-    """Write one checkpoint in the foreground and delete all but the newest `keep` (collective)."""
+    """Write one checkpoint in the foreground and delete all but the newest `keep` checkpoints
+    (collective).
+    """
     config = CheckpointConfig(keep_last=keep, in_background=False)
     with CheckpointWriter(root, config, world, start_step=state["step"]) as writer:
         writer.save(entries, state)

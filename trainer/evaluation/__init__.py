@@ -1,4 +1,6 @@
-"""Exact distributed evaluation of a split: measures, thresholds, per-class results, confusions."""
+"""Exact distributed evaluation of a split: metrics, thresholds, per-class results and
+confusions.
+"""
 
 from trainer.evaluation.marginals import MarginalTopK
 from trainer.evaluation.measure import Evaluation, evaluate, evaluate_split, measure

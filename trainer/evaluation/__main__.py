@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 from data.processes import die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent()  # before slow imports, during which the launcher may be killed
+    die_with_parent()  # called before slow imports, during which the launcher may be killed
 
 import argparse
 from pathlib import Path
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--allow-import", action="append", default=[], metavar="MODULE:CLASS")
-    # Set by `kway eval`: the file to which the evaluated step is written.
+    # `kway eval` sets this option to the file to which the evaluated step is written.
     parser.add_argument("--step-to", type=Path, help=argparse.SUPPRESS)
     return parser
 

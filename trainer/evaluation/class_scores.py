@@ -1,7 +1,7 @@
 """Passes over all classes for the rows of a class group.
 
-The first pass computes top-k, true scores and single-logit (SLC) measures. A second pass counts the
-samples that reach given thresholds.
+The first pass computes the top-k classes, the scores of the true classes and the single-logit (SLC)
+metrics. A second pass counts the samples that reach given thresholds.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,17 @@ from trainer.evaluation.features import SplitRows, all_rows
 from trainer.evaluation.stopping import ShouldStop, StopChecks
 from trainer.world import World
 
-# Shape legend: N rows, n of them of this class group, C classes of a block, K of all, k best ones,
-# R thresholds.
+# Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
+# total; k best classes; R thresholds.
 
-_NO_CLASS = torch.iinfo(torch.int64).max  # sorts after any class with the same score
+_NO_CLASS = torch.iinfo(torch.int64).max  # sorts after every class with the same score
 _COPIES = 3  # copies of a block's scores in memory at the same time
 
 
 class Ranking:
-    """The k highest scores of each row over all blocks so far. Ties go to the lowest class id."""
+    """The k highest scores of each row over all blocks so far. Ties are broken in favor of the
+    lowest class ID.
+    """
 
     def __init__(self, k: int, like_N: Tensor) -> None:
         """`k` is at most the number of classes; `like_N` has the dtype and device of the scores."""
@@ -37,8 +39,8 @@ class Ranking:
 
     def add(self, scores_NC: Tensor, class_ids_C: Tensor, highest_N: Tensor) -> None:
         """Add a block of classes. `highest_N` is the maximum of each row."""
-        # After a few blocks, most rows have no new top-k score in a block. A row maximum, which
-        # detects these rows, is cheaper than a top-k.
+        # After a few blocks, most rows have no new top-k score in a block. The row maximum, which
+        # detects such rows, is cheaper than a top-k operation.
         rows = (highest_N >= self._scores[:, -1]).nonzero().squeeze(1)
         if len(rows) == 0:
             return
@@ -51,7 +53,9 @@ class Ranking:
         )
 
     def over_ranks(self, group: ProcessGroup | None) -> Tensor:
-        """Return the class ids [N, k] over the classes of all ranks, best first (collective)."""
+        """Return the best class IDs [N, k] over the classes of all ranks, best first
+        (collective).
+        """
         scores = torch.cat(all_gather_equal(self._scores, group), dim=1)
         class_ids = torch.cat(all_gather_equal(self._class_ids, group), dim=1)
         return sort_largest(scores, class_ids, self._k)[1]
@@ -59,8 +63,10 @@ class Ranking:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """`predicted` [n, k] class ids, best first; `true_scores` [n], the score of each row's own
-    class; and the measures of all K classes over the rows of all groups, on the CPU."""
+    """The scores of all classes: `predicted` [n, k] contains class IDs, best first; `true_scores`
+    [n] contains the score of each row's own class; the metrics of all K classes cover the rows of
+    all groups and are on the CPU.
+    """
 
     predicted: Tensor
     true_scores: Tensor
@@ -99,8 +105,8 @@ def score_classes(
         ranking.add(scores, class_ids, highest)
         at = positions_of_labels(labels, class_ids)
         true_scores[at[0]] = scores[at]
-        # Skip classes without a sample, which have no measures. `positives` covers all groups, so
-        # all of them skip the same classes and issue the same collectives.
+        # Skip classes without samples, which have no metrics. `positives` covers all groups, so all
+        # of them skip the same classes and issue the same collectives.
         present = positives[class_ids] > 0
         if present.any():
             own = scores if present.all() else scores[:, present]
@@ -117,16 +123,16 @@ def score_classes(
 
 
 def classes_at_once(head: ClassHead, num_rows: int) -> int:
-    """Return the number of classes per block, such that the scores fit the memory budget of the
-    head. It is the same in all groups along `data`, which measure each block together
-    (collective)."""
+    """Return the number of classes per block for which the scores fit the head's memory budget. It
+    is the same in all groups along `data`, which process each block together (collective).
+    """
     device = head.weight.device
     most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
     return max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, most)))
 
 
 def num_blocks(head: ClassHead, at_once: int) -> int:
-    """Return the number of blocks, of at most `at_once` nodes, with this rank's classes."""
+    """Return the number of blocks of at most `at_once` nodes that cover this rank's classes."""
     weights = head.engine.weights
     return -(-(weights.stop - weights.start) // at_once)
 
@@ -141,7 +147,9 @@ def _check_numbers(nan_class: Tensor, world: World) -> None:
 
 
 def _over_ranks(measures: list[ClassMeasures], group: ProcessGroup | None) -> ClassMeasures:
-    """Return the measures of all ranks' classes in ascending order, on the CPU (collective)."""
+    """Return the metrics of all ranks' classes, in ascending order of class, on the CPU
+    (collective).
+    """
     mine = ClassMeasures.concatenate(measures)
     tensors = {
         field.name: all_rows(getattr(mine, field.name), group).cpu()
@@ -159,7 +167,8 @@ def count_samples_above(
     world: World,
     should_stop: ShouldStop,
 ) -> Tensor:
-    """Count the samples whose score for a class is at or above each of the `thresholds` [R].
+    """Count, for each class, the samples whose score is at or above each of the `thresholds`
+    [R].
 
     Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
     class (collective). All classes are scored again, because the pooled thresholds are known only
@@ -190,8 +199,9 @@ def count_samples_above(
 def _counts(
     scores: Tensor, labels: Tensor, class_ids: Tensor, threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """For each class of a block, the number of its samples and of all samples at or above
-    `threshold`, [C] each."""
+    """Return two counts [C] for the classes of a block: samples of the class, and all samples, at
+    or above `threshold`.
+    """
     reaches_nC = scores >= threshold
     rows, columns = positions_of_labels(labels, class_ids)
     of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))

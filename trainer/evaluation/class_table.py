@@ -14,10 +14,10 @@ Order = Literal["index", "positives", "accuracy", "average_precision"]
 
 
 class ClassTable:
-    """The per-class results of an evaluation: columns [K] and sorted class ids."""
+    """The per-class results of an evaluation: columns [K] and sorted class IDs."""
 
     def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
-        """`names` [K] are in class-list order. Raises ValueError if their number is wrong."""
+        """`names` [K] must be in class-list order. Raises ValueError if their number is wrong."""
         classes = evaluation.classes
         if len(names) != len(classes.positives):
             raise ValueError(
@@ -27,7 +27,7 @@ class ClassTable:
         self.names = names
         self.recalls = classes.recalls
         self.positives = classes.positives.numpy()
-        # 0 / 0 gives NaN, like the other measures of a class without a sample.
+        # 0 / 0 gives NaN, like the other metrics of a class without samples.
         with np.errstate(invalid="ignore"):
             self.accuracy = evaluation.correct.numpy() / self.positives
         self.average_precision = classes.average_precision.numpy()
@@ -35,8 +35,9 @@ class ClassTable:
         self.threshold = classes.threshold.numpy()
 
     def order(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Return the class ids sorted by `by`. Ties are in order of id; classes without samples
-        come last."""
+        """Return the class IDs sorted by `by`. Ties are in order of ID; classes without samples
+        come last.
+        """
         if by == "index":
             ids = np.arange(len(self.names))
             return ids[::-1] if descending else ids
@@ -45,7 +46,7 @@ class ClassTable:
         return np.argsort(key, kind="stable")
 
     def measured(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Like `order`, but only classes with samples."""
+        """Like `order`, but only with classes that have samples."""
         ids = self.order(by, descending=descending)
         return ids[self.positives[ids] > 0]
 
@@ -56,7 +57,7 @@ class ClassTable:
         return ["class", "name", "positives", "accuracy", "average_precision", *at, *thresholds]
 
     def rows(self, ids: np.ndarray) -> Iterator[list[object]]:
-        """One row per class. Measures of a class without samples are empty cells."""
+        """Yield one row per class. Metrics of a class without samples are empty cells."""
         for j in ids.tolist():
             cells: list[object] = [j, self.names[j], int(self.positives[j])]
             if self.positives[j] == 0:

@@ -1,4 +1,6 @@
-"""Features of a split. Each rank computes its share; the ranks of a class group gather theirs."""
+"""Features of a split. Each rank computes its share, and the ranks of a class group gather their
+shares.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ from trainer.world import World
 class SplitRows:
     """The rows of a split that one class group evaluates, the same on all of its ranks.
 
-    `features` is [n, V, d]. V is the number of views (crops) of an image if they are kept
-    separate, otherwise 1. `labels` is [n].
+    `features` has shape [n, V, d], where V is the number of views (crops) of an image if they are
+    kept separate, otherwise 1. `labels` has shape [n].
     """
 
     features: Tensor
@@ -50,7 +52,7 @@ def gathered_rows(
             progress(len(batch.labels))
     nothing = torch.empty(0, dtype=torch.int64, device=world.device)
     mine = torch.cat([_no_features(task, features, world), *features])
-    features.clear()  # otherwise in memory twice during the gather
+    features.clear()  # otherwise they would be in memory twice during the gather
     group = task.head.engine.class_group
     return SplitRows(all_rows(mine, group), all_rows(torch.cat([nothing, *labels]), group))
 
@@ -73,7 +75,9 @@ def _no_features(task: Task, features: list[Tensor], world: World) -> Tensor:
 
 
 def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Gather [b, ...] of all ranks in `group`, in rank order; b may differ (collective)."""
+    """Gather tensors [b, ...] from all ranks in `group`, in rank order (collective). b may differ
+    between ranks.
+    """
     count = torch.tensor([len(tensor)], device=tensor.device)
     sizes = torch.cat(all_gather_equal(count, group)).tolist()
     return all_gather_rows(tensor, sizes, group)

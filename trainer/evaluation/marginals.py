@@ -1,10 +1,11 @@
-"""Marginalized top-k prediction from several views (crops) of an image (003, 5.2 and appendix C).
+"""Marginalized top-k prediction from several views (crops) of an image (paper 003, section 5.2 and
+appendix C).
 
 In each view, the probability of a k-tuple of classes is proportional to exp(sum of their scores /
 t). The marginal probability that class i is in the tuple is p_i = e_i sigma_(k-1)(e without e_i) /
 sigma_k(e), where e = exp(scores / t). The marginals are averaged over the views, and the k classes
 with the highest means are predicted. With one view this is plain top-k: p_i - p_j = (e_i - e_j)
-sigma_(k-1)(e without e_i and e_j) / sigma_k(e), so classes rank by their scores.
+sigma_(k-1)(e without e_i and e_j) / sigma_k(e), so classes are ordered by their scores.
 """
 
 from collections.abc import Callable
@@ -26,14 +27,15 @@ from trainer.evaluation.features import SplitRows
 
 # Shape legend: n images, V views of each, r images in one batch, B = r x V, C classes.
 
-_VIEWS_AT_ONCE = 2048  # larger: fewer reads of the class rows, but fewer classes per block
-_COPIES = 8  # of a block's scores in memory at the same time, in backward
+_VIEWS_AT_ONCE = 2048  # larger: fewer reads of class rows, but smaller blocks
+_COPIES = 8  # copies of a block's scores in memory at the same time during backward
 
 
 @dataclass(frozen=True)
 class MarginalTopK:
-    """The values of k, each from 1 to 100, and the `temperature` t that divides the scores: 1 in
-    appendix C, k tau in the loss `smooth_topk`."""
+    """The values of k, each from 1 to 100, and the `temperature` t that divides the scores. It is 1
+    in appendix C and k tau in the loss `smooth_topk`.
+    """
 
     ks: tuple[int, ...]
     temperature: float = 1.0
@@ -48,10 +50,12 @@ def marginal_top(
     head: ClassHead, rows: SplitRows, k: int, temperature: float, before_piece: Callable[[], None]
 ) -> Tensor:
     """Return the k classes [n, k] with the highest mean marginals, best first. k must be less than
-    the number of classes. Collective over the class group, whose ranks have the same rows.
+    the number of classes. The call is collective over the class group, whose ranks have the same
+    rows.
 
-    Scores are computed twice, first for the polynomials of each view over all classes, then for
-    the marginals, which depend on these polynomials. Scores of shape n x K are never in memory.
+    Scores are computed twice: first for the polynomials of each view over all classes, then for the
+    marginals, which depend on these polynomials. The full matrix of scores, n x K, is never in
+    memory.
     """
     found = []
     for features in rows.features.split(_images_at_once(rows)):
@@ -101,8 +105,9 @@ def _of_other_ranks(mine: SymmetricPolynomials, head: ClassHead) -> list[Symmetr
 def _gradients(
     parts: list[SymmetricPolynomials], others: list[SymmetricPolynomials], scale: float
 ) -> tuple[Tensor, ...]:
-    """Return the gradient of log sigma_k over all classes with respect to the log ratios of each
-    part, [B, k + 1] each."""
+    """Return the gradients of log sigma_k over all classes with respect to the log ratios of each
+    part, each [B, k + 1].
+    """
     leaves = [part.log_ratios.detach().requires_grad_() for part in parts]
     mine = [
         SymmetricPolynomials(part.largest, leaf) for part, leaf in zip(parts, leaves, strict=True)

@@ -1,9 +1,9 @@
-"""Exact distributed evaluation: every sample counts once, and scores of all samples x all classes
-are never in memory.
+"""Exact distributed evaluation: every sample counts once, and the full matrix of samples x classes
+is never in memory.
 
-The groups along `data` each evaluate a part of the rows. The ranks of a class group gather the
-features of these rows (n x d), and each rank scores its own classes in blocks. The counts of the
-groups are summed.
+Each class group (a position along the `data` axis) evaluates a part of the rows. The ranks of the
+group gather the features of these rows (n x d), and each rank scores its own classes in blocks. The
+counts are then summed over the groups.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,12 +37,12 @@ MOST_CONFUSIONS = 1000  # maximum number of pairs in an evaluation
 class Evaluation:
     """The result of an evaluation.
 
-    `metrics` are means over samples or classes, by name. `classes` has the measures of each class
-    in class-list order, NaN for a class without samples. `pooled` [R] has one threshold per recall
-    over all classes. `reached_pooled` [K, R, 2] counts, for each class, the samples whose score
-    for it reaches the pooled threshold: those of the class, and those of any class. `correct` [K]
-    counts the correct top-1 predictions of each class. `confusions` [M, 3] lists the most frequent
-    wrong predictions: true class, predicted class, number of samples.
+    `metrics` are means over samples or classes, by name. `classes` contains the metrics of each
+    class in class-list order, NaN for a class without samples. `pooled` [R] contains one threshold
+    per recall over all classes. `reached_pooled` [K, R, 2] counts, for each class, the samples
+    whose score for it reaches the pooled threshold: samples of the class, and samples of any class.
+    `correct` [K] counts the correct top-1 predictions of each class. `confusions` [M, 3] lists the
+    most frequent wrong predictions: true class, predicted class, number of samples.
     """
 
     metrics: dict[str, float]
@@ -71,7 +71,7 @@ def evaluate(
     accuracy SA, and `marginal` the marginalized top-k accuracy over the views of each image.
     `progress` is called with the number of samples of each batch of this rank. `should_stop` is
     called the same number of times on every rank and must return the same value on all of them; if
-    it returns true, all raise EvaluationStopped.
+    it returns true, all ranks raise EvaluationStopped.
     """
     was_training = task.training
     task.eval()
@@ -107,8 +107,9 @@ def evaluate_split(
     progress: Callable[[int], None] = lambda samples: None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
-    """Run `evaluate` on the recipe's evaluation split (collective). Pass the `manifest` of its
-    shards if it is already loaded."""
+    """Run `evaluate` on the recipe's evaluation split (collective). Pass the `manifest` of the
+    shards if it is already loaded.
+    """
     data = recipe.data
     with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
         loader = EvalLoader(
@@ -145,11 +146,11 @@ def measure(
     marginal: MarginalTopK | None = None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
-    """Compute all measures. Each class group passes its own `rows` (collective).
+    """Compute all metrics. Each class group passes its own `rows` (collective).
 
-    Memory: the features of the rows, n x d; scores up to the head's memory budget; and a few
-    numbers per class and row. Raises ValueError on every rank if a label is out of range, there is
-    no sample, or a score is NaN.
+    Memory use consists of the features of the rows (n x d), scores up to the head's memory budget,
+    and a few numbers per class and row. Raises ValueError on every rank if a label is out of range,
+    there are no samples, or a score is NaN.
     """
     num_classes, data_group = head.num_classes, head.engine.data_group
     labels = rows.labels
@@ -202,7 +203,7 @@ def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) 
     if num_outside:
         raise ValueError(
             f"{num_outside} labels of the split are out of range 0 … {num_classes - 1}: the shards "
-            "do not match the classes of the model"
+            "do not match the model's classes"
         )
     return all_reduce_sum(torch.bincount(labels, minlength=num_classes), group)
 
@@ -231,14 +232,15 @@ def most_confused(
     labels: Tensor, predicted: Tensor, num_classes: int, group: ProcessGroup | None
 ) -> Tensor:
     """Return the `MOST_CONFUSIONS` most frequent wrong predictions, int64 [M, 3]: true class,
-    predicted class, samples.
+    predicted class, number of samples.
 
-    `labels` [n] and `predicted` [n] are those of this rank's rows; counts are over all ranks of
-    `group` (collective). Ties are in order of class id.
+    `labels` [n] and `predicted` [n] belong to this rank's rows; counts cover all ranks of `group`
+    (collective). Ties are in order of class ID.
     """
     wrong = labels != predicted
     pairs, counts = (labels[wrong] * num_classes + predicted[wrong]).unique(return_counts=True)
-    # Each rank sends every pair once with its count, so never more pairs than samples.
+    # Each rank sends every pair once with its count, so it never sends more pairs than it has
+    # samples.
     pairs, counts = all_rows(pairs, group), all_rows(counts, group)
     pairs, positions = pairs.unique(return_inverse=True)
     totals = torch.zeros_like(pairs).index_add_(0, positions, counts)

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint of a run on a split, with optional settings, and saves the result."""
+"""Evaluates a run's checkpoint on a split, with optional settings, and saves the result."""
 
 import json
 from collections.abc import Callable
@@ -20,11 +20,11 @@ _IRRELEVANT = ("evaluation.batch", "data.workers", "data.eval_split")
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What to evaluate.
+    """A request to evaluate a run.
 
-    `checkpoint` is a step, by default the newest. `split` is by default the recipe's evaluation
-    split. `settings` (key=value) override the recipe's. Only import paths in `allow_imports` are
-    imported.
+    `checkpoint` is a step; by default, the newest checkpoint is used. `split` defaults to the
+    recipe's evaluation split. `settings` (key=value) override the recipe. Only import paths in
+    `allow_imports` are imported.
     """
 
     run: Path
@@ -49,8 +49,10 @@ class EvaluationRequest:
         )
 
     def folder(self) -> Path:
-        """Return the folder for the results. A different split or different settings have their own
-        folder, so that they do not replace the results that `kway export` uses."""
+        """Return the folder for the results. Results for a different split or different settings
+        are saved in a separate folder, so that they do not replace the results that `kway export`
+        uses.
+        """
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
         others = _changed_settings(own, recipe)
@@ -60,7 +62,7 @@ class EvaluationRequest:
 
 
 def _changed_settings(own: Recipe, requested: Recipe) -> list[str]:
-    """`key=value` of each setting that differs from the recipe's own and affects the result."""
+    """Return `key=value` for each setting that differs from the recipe and affects the result."""
     before = settings_of(own)
     return [
         f"{key}={json.dumps(value, separators=(',', ':'))}"
@@ -81,8 +83,9 @@ def evaluate_run(
     *,
     progress: Callable[[int], None] = lambda samples: None,
 ) -> int:
-    """Evaluate, save the result to `request.folder()` and return the checkpoint's step
-    (collective)."""
+    """Run the evaluation, save the result to `request.folder()` and return the checkpoint's step
+    (collective).
+    """
     recipe = request.recipe()
     step = {} if request.checkpoint is None else {"step": request.checkpoint}
     trained = open_trained(request.run, world, allow_imports=request.allow_imports, **step)

@@ -1,4 +1,4 @@
-"""Evaluations on disk: metrics as JSON, per-class results as safetensors."""
+"""Saved evaluations: metrics as JSON and per-class results as safetensors."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Stops an evaluation on all ranks at the same point.
 
-Ranks have different numbers of work pieces, but the check is collective. Every rank therefore makes
-the same number of checks.
+Ranks may have different numbers of pieces of work, but the check is collective. Every rank
+therefore makes the same number of checks.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ ShouldStop = Callable[[], bool]
 
 
 class EvaluationStopped(Exception):  # noqa: N818  not an error
-    """All ranks agreed to stop an evaluation before it had a result."""
+    """All ranks agreed to stop an evaluation before it produced a result."""
 
 
 def never_stop() -> bool:
-    """Return the `should_stop` of evaluations that cannot be stopped."""
+    """The `should_stop` callback of evaluations that cannot be stopped. Returns False."""
     return False
 
 
@@ -28,7 +28,7 @@ class StopChecks:
     the most pieces (collective).
 
     Call `check` before each piece and `check_remaining` after the last one. Both raise
-    EvaluationStopped on all ranks once `should_stop` returns true, which it must do on all ranks
+    EvaluationStopped on all ranks once `should_stop` returns true, which must happen on all ranks
     at the same check.
     """
 
@@ -45,6 +45,6 @@ class StopChecks:
             raise EvaluationStopped("the evaluation was stopped before it finished")
 
     def check_remaining(self) -> None:
-        """Make the remaining checks, which ranks with more pieces also make."""
+        """Make the remaining checks, to match the ranks with more pieces."""
         while self._num_left:
             self.check()

@@ -1,8 +1,8 @@
 """Reads this rank's collectives from torch's flight recorder.
 
 The recorder is a ring buffer that torch's C++ code fills for gloo and for NCCL, so it also covers
-the collectives of DDP, FSDP and DeepSpeed. It is off unless TORCH_FR_BUFFER_SIZE is set before the
-process group is created.
+the collectives of DDP, FSDP and DeepSpeed. It is disabled unless TORCH_FR_BUFFER_SIZE is set before
+the process group is created.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-# The recorder of gloo and other CPU backends, and that of NCCL, which exists in CUDA builds only.
+# The recorder of gloo and other CPU backends, and that of NCCL, which exists only in CUDA builds.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _POLLS_PER_READING = 10
 _WORLD_GROUP = "default_pg"
@@ -21,7 +21,7 @@ _WORLD_GROUP = "default_pg"
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a group of ranks; `number` counts the group's collectives from 1."""
+    """One collective of a group of ranks. `number` counts the group's collectives from 1."""
 
     name: str
     number: int
@@ -34,10 +34,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class RecordedCollectives:
-    """`newest` is the last collective that this rank issued, `pending` the oldest that has not
-    completed.
+    """The collectives in the recorder: `newest` is the last one that this rank issued, and
+    `pending` is the oldest one that has not completed.
 
-    `pending_seconds` is the time since `pending` was issued, by the wall clock, which can be set.
+    `pending_seconds` is the time since `pending` was issued, according to the wall clock, which can
+    be changed.
     """
 
     newest: Collective | None
@@ -46,11 +47,12 @@ class RecordedCollectives:
 
 
 class FlightRecorder:
-    """Reads the recorder, and reads it in full only if there may be new entries.
+    """Reads the recorder, in full only while a collective may be pending and at regular
+    intervals.
 
-    A full read takes milliseconds and holds the GIL. In a large world, some rank would be reading
-    in every step and would slow down all ranks. While collectives complete, nothing hangs and a
-    full read is not needed.
+    A full read takes milliseconds and holds the GIL. In a large world, at least one rank would be
+    reading in every step and would slow down all ranks. While collectives complete, nothing hangs,
+    so a full read is not needed.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,7 @@ class FlightRecorder:
         self._has_read = self._has_read and unchanged
         self._counts = counts
         self._num_polls += 1
-        # With several groups, one may hang while others make progress: read in full regularly.
+        # One of several groups may hang while others make progress, so do a full read regularly.
         is_due = self._recorded.pending is not None or self._num_polls % _POLLS_PER_READING == 0
         if is_due or (unchanged and not self._has_read):
             self._recorded = self.read()
@@ -87,8 +89,9 @@ class FlightRecorder:
 
 
 def _dumps() -> list[Callable[[bool], dict[str, Any]]]:
-    """Return functions that return each backend's recorder as a dict, with or without its
-    entries."""
+    """Return one function per backend that returns its recorder as a dict, with or without
+    entries.
+    """
 
     def reading(name: str) -> Callable[[bool], dict[str, Any]]:
         return lambda entries: json.loads(getattr(c10d, name)(entries, False))
@@ -105,11 +108,12 @@ def _entries() -> Iterator[dict[str, Any]]:
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
-    """Return whether a collective in the recorder has not completed, given the `status` of all
+    """Return whether a collective in the recorder is still pending, given the `status` of all
     groups.
 
-    The fields `state` and `retired` are not sufficient. On gloo `state` is always "scheduled". On
-    NCCL the parts of a coalesced collective, which share its sequence number, are never retired.
+    The fields `state` and `retired` are not sufficient. With gloo, `state` is always "scheduled".
+    With NCCL, the parts of a coalesced collective, which share its sequence number, are never
+    retired.
     """
     if entry["retired"] or entry["is_p2p"]:
         return False
@@ -119,6 +123,6 @@ def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
 
 def _collective(entry: dict[str, Any]) -> Collective:
     name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    # A group's name consists of numbers; its description is readable.
+    # Use the group's description, because its name consists only of numbers.
     title, description = entry["process_group"]
     return Collective(name, entry["collective_seq_id"], description or title)

@@ -11,14 +11,14 @@ from typing import Any
 from trainer.faults.flight_recorder import Collective
 
 _LIBRARIES = ("torch", "deepspeed", "contextlib")
-# List only the first few groups of ranks, so that the line stays readable.
+# Only the first few groups of ranks are listed, so that the line stays readable.
 _MAX_GROUPS = 4
 
 
 @dataclass(frozen=True)
 class RankState:
-    """`beat` increases while the rank is alive. `waited_seconds` is how long the rank has been
-    waiting in `pending`.
+    """The state of a rank. `beat` increases while the rank is alive. `waited_seconds` is the time
+    that the rank has been waiting in `pending`.
 
     `location` is the line that the main thread is executing: `module:line`.
     """
@@ -63,7 +63,7 @@ def _is_library(frame: FrameType) -> bool:
 def describe_hang(
     before: Mapping[int, RankState], after: Mapping[int, RankState], *, size: int
 ) -> str:
-    """Return the description of a hang, from the states of all ranks at two points in time.
+    """Return the description of a hang, given the states of all ranks at two points in time.
 
     A rank does not respond if its state is missing or if its beat did not increase in between.
     `size` is the world size.
@@ -84,7 +84,7 @@ def describe_hang(
 
 
 def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
-    """Return the description by a rank that cannot read the states of the others."""
+    """Return the description for a rank that cannot read the states of the other ranks."""
     return (
         f"{host}, which hosts the store of the process group, does not respond (stopped, exited or "
         f"unreachable); {_describe_waits({rank: own})[0]}: check that machine and its network"
@@ -92,7 +92,9 @@ def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`: in ascending order, three or more consecutive ranks as a range."""
+    """Return ranks as text: `rank 3`, or `ranks 0, 2-5`. Ranks are in ascending order; three or
+    more consecutive ranks form a range.
+    """
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -128,7 +130,7 @@ def _describe_state(state: RankState) -> str:
 
 
 def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
-    """Group the ranks that wait in the same collective, with the longest wait of each group."""
+    """Group the ranks that wait in the same collective, and give the longest wait of each group."""
     longest: dict[str, float] = {}
     waits = {rank: _describe_wait(state) for rank, state in states.items()}
     for rank, wait in waits.items():
@@ -149,7 +151,8 @@ def _describe_wait(state: RankState) -> str:
 def _group_ranks(
     texts: Mapping[int, str], singular: str, plural: str, rest: str = "at other locations"
 ) -> list[str]:
-    """`ranks 0, 2 wait in …`: one item for all ranks with the same text, and one with `rest`."""
+    """Return one item, such as `ranks 0, 2 wait in …`, for all ranks with the same text, and one
+    with `rest` for the others if there are too many."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
         by_text.setdefault(texts[rank], []).append(rank)

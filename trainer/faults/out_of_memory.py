@@ -18,12 +18,12 @@ from trainer.world import World
 _MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
-    "out of memory",  # CUDA, and errors that NCCL and cuDNN pass on
+    "out of memory",  # raised by CUDA, and forwarded by NCCL and cuDNN
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Cannot allocate memory",
-    "MemoryError",  # from a data loader worker, whose error arrives as text
+    "MemoryError",  # from a data loader worker, whose error is passed on as text
 )
-# Phases by the modules in the traceback: of kway, torch or transformers. The first match counts.
+# The phase for each module of kway, torch or transformers in the traceback. The first match counts.
 _PHASES = {
     "building": ("(building)",),
     "evaluation": ("trainer.evaluation",),
@@ -46,9 +46,7 @@ _ORDER = {
     "data": ("workers", "background"),
 }
 _MAX_SUGGESTIONS = 4
-_NO_SUGGESTION = (
-    "no remaining setting of the recipe saves memory: use more ranks or a smaller backbone"
-)
+_NO_SUGGESTION = "no other recipe setting saves memory: use more ranks or a smaller backbone"
 _NO_SUGGESTION_FOR_EVALUATION = "the batches cannot be smaller: use a machine with more memory"
 
 
@@ -63,9 +61,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bool = False) -> str:
-    """One line with the requested memory, the phase, and what to change in this recipe.
+    """Return one line with the requested memory, the phase, and the changes to try in this recipe.
 
-    `evaluating`: suggest options of `kway eval` instead.
+    If `evaluating`, it suggests options of `kway eval` instead.
     """
     phase = _phase(error)
     on_device = world.device.type != "cpu" and _is_of_device(error)
@@ -103,7 +101,7 @@ def _phase(error: BaseException) -> str | None:
 def _module(frame: FrameType) -> str:
     name: str = frame.f_globals.get("__name__", "")
     function = frame.f_code.co_name
-    # If building the model fails, the model itself is too large: smaller batches would not help.
+    # If building the model fails, the model itself is too large, so smaller batches would not help.
     if function.startswith("build_") and name.startswith(("heads.", "trainer.")):
         return "(building)"
     # DeepSpeed's optimizers are in many modules, so detect them by their caller.
@@ -137,8 +135,8 @@ def _suggestions(
         yield settings
     keys = list(_ORDER[phase or "forward"])
     if not on_device:
-        # Data loader workers use host memory. On CPUs the model does too, and its suggestions come
-        # first; with a device, the workers are the likelier cause.
+        # Data loader workers use host memory. On CPUs, the model also uses host memory, and its
+        # suggestions come first. With an accelerator, the workers are the more likely cause.
         keys = (
             [*keys, "workers", "background"] if world.device.type == "cpu" else ["workers", *keys]
         )
@@ -159,7 +157,7 @@ def _evaluation_suggestions(
     for key in ("evaluation",) if on_device else keys:
         if key in available:
             yield f"--set {available[key]}"
-    # Each process has its own device, but processes on one host share its memory.
+    # Each process has its own device, but the processes on a host share the host memory.
     if on_device:
         yield f"--nproc {2 * world.size}"
     elif world.size > 1:
@@ -167,7 +165,7 @@ def _evaluation_suggestions(
 
 
 def _available(recipe: Recipe, world: World) -> dict[str, str]:
-    """Return the changes that this recipe does not have yet, as `key=value`."""
+    """Return the changes that this recipe does not already contain, as `key=value`."""
     train = recipe.train
     rows = train.global_batch // world.size
     found = {
@@ -208,8 +206,9 @@ def _larger_groups(recipe: Recipe, world: World) -> str | None:
 
 
 def _fragmented(error: BaseException) -> str | None:
-    """Return the setting to change if torch has reserved enough memory, but in fragments too
-    small."""
+    """Return the setting to change if torch has reserved enough memory, but in fragments that are
+    too small.
+    """
     found = re.search(r"([\d.]+) (\w+) is reserved by PyTorch but unallocated", str(error))
     requested = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
     if not found or not requested or _bytes(found) < _bytes(requested):

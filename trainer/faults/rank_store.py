@@ -1,6 +1,7 @@
-"""The states of all ranks in the process group's store. Each rank writes its own and reads all.
+"""The states of all ranks in the process group's store. Each rank writes its own state and reads
+all states.
 
-A call to a store whose host is suspended never returns, regardless of its timeout. A separate
+A call to a store whose host is suspended never returns, regardless of the timeout. A separate
 thread therefore makes all calls, and callers wait for the result with their own timeout.
 """
 
@@ -23,21 +24,23 @@ class RankStore:
     """One rank's access to the shared states.
 
     `topic` must be the same on all ranks and different in every start, because the store may still
-    contain the states of an earlier start. Within `interval` seconds after any rank has claimed the
-    end of the run, `over` becomes true.
+    contain the states of an earlier start. `over` becomes true within `interval` seconds after any
+    rank has claimed the end of the run.
     """
 
     def __init__(self, topic: str, *, rank: int, size: int, interval: float) -> None:
         self.host = _host()
         self.over = False
         self._rank, self._size, self._interval = rank, size, interval
-        # A separate connection: the process group may block the other one while it waits.
+        # Use a separate connection, because the process group may block the other one while it
+        # waits.
         self._store = dist.PrefixStore(topic, _get_default_store().clone())  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=max(1.0, interval)))
         self._text = ""
         self._closed = False
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # A daemon thread: if it is stuck in the store, the process can still exit.
+        # Use a daemon thread, so that the process can exit even if the thread is stuck in the
+        # store.
         self._thread = threading.Thread(target=self._serve, name="watchdog store", daemon=True)
         self._thread.start()
 
@@ -46,18 +49,21 @@ class RankStore:
         self._text = text
 
     def read(self, *, limit_seconds: float) -> dict[int, str] | None:
-        """Return the texts of all ranks that wrote one; None if the store does not respond in
-        time."""
+        """Return the texts of all ranks that have written one, or None if the store does not
+        respond in time.
+        """
         return self._request(self._texts, limit_seconds)
 
     def claim(self, *, limit_seconds: float) -> bool | None:
-        """Declare the run over. Returns whether this rank was the first to do so; None if the
-        store does not respond in time."""
+        """Declare the end of the run. Returns whether this rank was the first to do so, or None if
+        the store does not respond in time.
+        """
         return self._request(self._claim, limit_seconds)
 
     def is_over(self, *, limit_seconds: float) -> bool | None:
-        """Return whether any rank has declared the run over; None if the store does not respond in
-        time."""
+        """Return whether any rank has declared the end of the run, or None if the store does not
+        respond in time.
+        """
         return self._request(lambda: self._store.check([_OVER]), limit_seconds)
 
     def close(self) -> None:
@@ -79,8 +85,8 @@ class RankStore:
             del self._store
 
     def _beat(self) -> None:
-        # Stop writing once the run is over: the store may be closed at any moment, and torch then
-        # prints errors.
+        # Stop writing once the run is over, because the store may be closed at any time and torch
+        # would then print errors.
         if self._text and not self.over:
             self._store.set(str(self._rank), self._text)
             self.over = self._store.check([_OVER])
@@ -116,6 +122,6 @@ class RankStore:
 def _host() -> str:
     """Return the process that hosts the store, as text."""
     address = os.environ.get("MASTER_ADDR", "this machine")
-    # The same rule as in torch: the launcher hosts the store, or rank 0 does.
+    # This is the same rule as in torch: either the launcher or rank 0 hosts the store.
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return f"{'the launcher' if by_launcher else 'rank 0'} on {address}"

@@ -1,7 +1,7 @@
 """Detects slow ranks, for which all other ranks wait in every step.
 
-Ranks are compared by their busy seconds, the time of a step without the time spent waiting in
-collectives. Wall-clock times of a synchronous step are the same on all ranks.
+Ranks are compared by their busy seconds: the duration of a step minus the time spent waiting in
+collectives. The wall-clock duration of a synchronous step is the same on all ranks.
 """
 
 import statistics
@@ -10,15 +10,18 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-# Minimum difference in seconds per step. In short steps a large factor alone is not significant.
+# Minimum difference in seconds per step. If steps are short, a large factor alone is not
+# significant.
 _MIN_DIFFERENCE_SECONDS = 0.01
 
 
 class Stragglers:
-    """Busy seconds of `size` ranks over the last `window` steps, and which ranks are slow.
+    """The busy seconds of `size` ranks over the last `window` steps, and the ranks that are
+    slow.
 
-    A rank is slow if its median is more than `factor` times the median of the other ranks' medians
-    and more than 10 ms longer. `notice` reports at most once every `minutes_between` minutes.
+    A rank is slow if its median exceeds the median of the other ranks' medians by more than a
+    factor of `factor` and by more than 10 ms. `notice` returns a message at most once every
+    `minutes_between` minutes.
     """
 
     def __init__(
@@ -35,12 +38,13 @@ class Stragglers:
         self._steps.append(tuple(busy_seconds))
 
     def busy_seconds(self) -> list[float]:
-        """Return each rank's median over the window; empty before the first step."""
+        """Return each rank's median over the window. The list is empty before the first step."""
         return [statistics.median(seconds) for seconds in zip(*self._steps, strict=True)]
 
     def slow_ranks(self) -> dict[int, float]:
-        """Return the slow ranks, each with the ratio of its median to that of the others. Empty
-        until the window is full."""
+        """Return the slow ranks, each with the ratio of its median to that of the other ranks. The
+        result is empty until the window is full.
+        """
         if len(self._steps) < (self._steps.maxlen or 0) or self._size == 1:
             return {}
         busy = self.busy_seconds()
@@ -53,10 +57,10 @@ class Stragglers:
         }
 
     def notice(self, now: float | None = None) -> str | None:
-        """Return a message about the slowest rank, if a rank is slow and the last message is long
-        enough ago.
+        """Return a message about the slowest rank if a rank is slow and enough time has passed
+        since the last message.
 
-        `now` is in seconds of any monotonic clock.
+        `now` is the time in seconds of any monotonic clock.
         """
         now = time.monotonic() if now is None else now
         if self._reported_at is not None and now - self._reported_at < self._seconds_between:
@@ -75,9 +79,11 @@ class Stragglers:
 
 
 def _median_without(order: Sequence[float], value: float) -> float:
-    """Return the median of the sorted list `order`, of at least 2 values, without `value`."""
+    """Return the median of the sorted list `order`, which has at least 2 values, after removing
+    `value`.
+    """
     index = bisect_left(order, value)
-    # Removing `value` shifts the elements from this index on down by one.
+    # Removing `value` shifts the elements after it down by one.
     low, high = (
         order[middle + (middle >= index)]
         for middle in ((len(order) - 2) // 2, (len(order) - 1) // 2)

@@ -1,14 +1,15 @@
-"""Terminates a rank that hangs in a collective and reports which ranks and operation hang.
+"""Terminates a rank that hangs in a collective, and reports the operation and the ranks that
+hang.
 
 Only time inside a collective counts: reading data, compiling, evaluating and writing may take any
-amount of time. The timeouts of the process groups are not enough: gloo's error does not name a
-rank, and NCCL's ends the process without a message.
+amount of time. The timeouts of the process groups are not sufficient: a gloo timeout error does not
+name a rank, and an NCCL timeout ends the process without a message.
 
 A thread in every rank publishes the rank's state (step, phase, line of code, pending collective)
 several times per second. When a collective has waited for almost `timeout_seconds`, the thread
 reads the states of all ranks. At the timeout it reads them again: a rank whose beat has not
-increased in between is dead or unreachable. The first rank to claim the report prints it, the
-others exit silently.
+increased in between is dead or unreachable. The first rank to claim the report prints it; the other
+ranks exit silently.
 """
 
 import secrets
@@ -33,7 +34,7 @@ from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
 
-# Time between the two reads of all states. A rank that is alive writes several times in between.
+# Time between the two reads of all states. A live rank writes its state several times in between.
 _GAP_SECONDS = 4.0
 _POLLS_PER_GAP = 8
 _STORE_TIMEOUT_SECONDS = 2.0
@@ -44,7 +45,7 @@ _States = dict[int, RankState]
 class LostRankError(RuntimeError):
     """Training cannot continue because another rank is lost. The message names the rank.
 
-    `is_reported`: another rank has printed the reason, so this message need not be printed.
+    If `is_reported`, another rank has printed the reason, so this message need not be printed.
     """
 
     def __init__(self, line: str | None) -> None:
@@ -55,10 +56,10 @@ class LostRankError(RuntimeError):
 class Watchdog:
     """Runs a thread in every rank that ends the process after `timeout_seconds` in one collective.
 
-    Entering the context is collective, and so is leaving it without an error. An error about a
-    lost rank is converted to LostRankError. With one rank the watchdog does nothing. The timeouts
-    of the process groups must be some seconds longer. Raises RuntimeError if torch's flight
-    recorder is off.
+    Entering the context is collective, and so is leaving it without an error. An error about a lost
+    rank is converted to LostRankError. With one rank, the watchdog does nothing. The timeouts of
+    the process groups must be several seconds longer than `timeout_seconds`. Raises RuntimeError if
+    torch's flight recorder is disabled.
     """
 
     def __init__(self, world: World, *, timeout_seconds: float, phases: Phases) -> None:
@@ -84,13 +85,13 @@ class Watchdog:
         topic = _new_topic()
         if self._recorder.read().newest is None:
             raise RuntimeError(
-                "torch's flight recorder, which the watchdog needs, is off: set "
+                "torch's flight recorder, which the watchdog requires, is disabled: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or unset it"
             )
         self._store = RankStore(
             topic, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
-        # Publish now, so that a state exists even if this rank stops right after this.
+        # Publish now, so that a state exists even if this rank stops immediately afterwards.
         self._store.publish(self._observe().to_json())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -103,10 +104,10 @@ class Watchdog:
     def explain(self, error: BaseException) -> str | None:
         """Return the message for an error about another rank; None if another rank has reported it.
 
-        Takes some seconds if the error is a timeout.
+        Takes several seconds if the error is a timeout.
         """
         if "Timed out waiting" not in str(error):
-            # The launcher reports which rank exited. This rank only needs to exit soon.
+            # The launcher reports the rank that exited. This rank only needs to exit promptly.
             over = self._store.over or self._store.is_over(limit_seconds=_STORE_TIMEOUT_SECONDS)
             return None if over else "another rank exited during a step"
         with self._report_lock:
@@ -137,7 +138,9 @@ class Watchdog:
             self._world.barrier()
 
     def _wait_for_all(self) -> RuntimeError | None:
-        """Keep watching until all ranks are done: one of them may have skipped a collective."""
+        """Keep watching until all ranks have finished, because one of them may have skipped a
+        collective.
+        """
         try:
             self._world.barrier()
         except RuntimeError as error:
@@ -188,8 +191,9 @@ class Watchdog:
         )
 
     def _recorded(self) -> RecordedCollectives:
-        """Return the recorder's collectives. A collective that raised is no longer pending in the
-        recorder, so report it as pending from here."""
+        """Return the recorder's collectives. A collective that raised an error is no longer pending
+        in the recorder, so it is added as pending here.
+        """
         if self._failed is not None:
             return RecordedCollectives(newest=self._failed, pending=self._failed)
         return self._recorder.poll()
@@ -218,16 +222,18 @@ class Watchdog:
         leave(FAILED)
 
     def _wait_for_readers(self) -> None:
-        """Give the other ranks time to read that the hang is reported. Rank 0 waits longest, as it
-        may host the store.
+        """Give the other ranks time to read that the hang is reported. Rank 0 waits longest because
+        it may host the store.
 
-        The exit of a rank breaks the connections on which the others wait.
+        When a rank exits, the connections on which the other ranks wait break.
         """
         time.sleep((2 if self._world.rank else 4) * self._interval)
 
 
 def _new_topic() -> str:
-    """Return a random name that no earlier start has used, the same on all ranks (collective)."""
+    """Return a random name that no earlier start has used. It is the same on all ranks
+    (collective).
+    """
     number = torch.tensor([secrets.randbits(62)])
     dist.broadcast(number, src=0)
     return f"watchdog-{number.item():x}"

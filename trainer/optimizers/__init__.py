@@ -1,6 +1,6 @@
 """Optimizers: their options in a recipe, the torch optimizer that they build and its cost.
 
-`Optimizer` is the registry: the classes that `optimizer.kind` of a recipe selects from.
+`Optimizer` is the registry of the classes that a recipe can select with `optimizer.kind`.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The base class of optimizers, and functions that build and use the optimizers of a run.
+"""The base class of optimizers, and functions that build and use a run's optimizers.
 
 An optimizer class defines options with their bounds, builds the torch optimizer, and states the
 cost of a step. To add one, write a subclass in its own file and add it to `__init__.py`.
@@ -21,16 +21,20 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class HeadOptions(FrozenConfig):
-    """Options for the head; None means the same as for the backbone."""
+    """Options for the head. None selects the value of the backbone."""
 
-    lr: float | None = Field(None, gt=0, description="peak learning rate; the schedule is the same")
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="peak learning rate of the head; the schedule is that of the backbone",
+    )
     weight_decay: float | None = Field(None, ge=0)
 
 
 class OptimizerKind(FrozenConfig, ABC):
     """Options of an optimizer. A subclass adds `kind: Literal[...]`, its own options and bounds."""
 
-    # A step depends on the norm of the full tensor, so strategies must not flatten it.
+    # Whether a step depends on the norm of the full tensor, so that strategies must not flatten it.
     needs_whole_tensors: ClassVar[bool] = False
     # Whether it supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
@@ -47,22 +51,25 @@ class OptimizerKind(FrozenConfig, ABC):
 
     @property
     def passes(self) -> int:
-        """The number of tensors of a weight's size that a step reads or writes. It reads weight,
-        gradient and moments, and writes weight and moments."""
+        """The number of tensors of the weight's size that a step reads or writes. It reads the
+        weight, the gradient and the moments, and writes the weight and the moments.
+        """
         return 3 + 2 * self.num_moments
 
     @abstractmethod
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        """Return the bytes that a step allocates for weights of `together` bytes, of which the
-        largest tensor has `largest`. torch updates tensors one by one on CPUs and all at once on
-        CUDA."""
+        """Return the number of bytes that a step allocates for weights of `together` bytes, whose
+        largest tensor has `largest` bytes. torch updates tensors one at a time on CPUs and all at
+        once on CUDA.
+        """
 
     @abstractmethod
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:
         """Build the torch optimizer for parameter `groups`. The rows of each parameter are sharded
-        over `norm_group`; optimizers that use norms of whole tensors need this group."""
+        over `norm_group`; optimizers that use the norms of full tensors require this group.
+        """
 
     @property
     def head_lr(self) -> float:
@@ -74,7 +81,7 @@ class OptimizerKind(FrozenConfig, ABC):
         return self.weight_decay if self.head.weight_decay is None else self.head.weight_decay
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of the torch optimizer: all options except those of the head."""
+        """Return the arguments of the torch optimizer: all options except the head's."""
         return self.model_dump(exclude={"kind", "head"})
 
 
@@ -89,12 +96,14 @@ def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -
 
 
 def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
-    """Build the head's optimizer, with its own rate and weight decay if the recipe sets them. The
-    bias of the classes is decayed too; a learned scale or offset is not. None for a factored head,
-    which updates itself."""
+    """Build the head's optimizer, with its own learning rate and weight decay if the recipe sets
+    them. Weight decay applies to the class biases too, but not to a learned scale or offset.
+    Returns None for a factored head, which updates itself.
+    """
     if isinstance(head, FactoredHead):
         return None
-    # One group per parameter: LAMB does not scale the steps of a group that has only vectors.
+    # Create one group per parameter, because LAMB does not scale the steps of a group that contains
+    # only vectors.
     groups = [
         {
             "params": [parameter],
@@ -113,10 +122,10 @@ def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tenso
 
 
 def create_moments_of(optimizer: Optimizer) -> None:
-    """Create the moments of all parameters with arbitrary values. Parameters do not change."""
+    """Create the moments of all parameters with arbitrary values. The parameters do not change."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # the rate also scales weight decay, so no parameter changes
+        group["lr"] = 0.0  # lr also scales weight decay, so the parameters do not change
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -16,7 +16,9 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 
 class LAMB(OptimizerKind):
-    """Adam with the step of each tensor scaled to the norm of the tensor, times the rate."""
+    """Adam in which the step of each tensor is scaled to the norm of the tensor, times the learning
+    rate.
+    """
 
     needs_whole_tensors: ClassVar[bool] = True
 
@@ -31,8 +33,8 @@ class LAMB(OptimizerKind):
 
     @property
     def passes(self) -> int:
-        # The step is a separate tensor that is written once and read twice, for its norm and for
-        # the update. The weight is read once more for its norm.
+        # The step is a separate tensor that is written once and read twice: for its norm and for
+        # the update. The weight is read once more to compute its norm.
         return super().passes + 4
 
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:

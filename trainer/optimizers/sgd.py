@@ -11,7 +11,7 @@ from trainer.optimizers.base import OptimizerKind
 
 
 class SGD(OptimizerKind):
-    """`torch.optim.SGD`: weight decay is added to the gradient, momentum is not dampened."""
+    """`torch.optim.SGD`: weight decay is added to the gradient, and momentum is not dampened."""
 
     trains_factored_head: ClassVar[bool] = True
 

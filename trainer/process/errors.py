@@ -11,7 +11,7 @@ from trainer.faults import LostRankError, advice, is_out_of_memory
 from trainer.process.exit_codes import BAD_INPUT, FAILED, code_of
 from trainer.world import World, is_lost_rank
 
-# The errors that `report_error` may explain.
+# The errors that `report_error` can explain.
 EXPLAINED = (
     ValueError,
     OSError,
@@ -26,9 +26,9 @@ _RANK_0_HEAD_START_SECONDS = 2
 def report_error(
     error: Exception, recipe: Recipe | None, world: World | None, *, evaluating: bool = False
 ) -> int | None:
-    """Print the error in one line; returns the exit code, or None for an unexpected error.
+    """Print the error in one line and return the exit code, or None for an unexpected error.
 
-    `evaluating`: suggest options of `kway eval` instead of recipe changes.
+    If `evaluating`, it suggests options of `kway eval` instead of recipe changes.
     """
     if isinstance(error, ModuleNotFoundError):
         missing = missing_extra(error)
@@ -51,12 +51,12 @@ def report_error(
 
 
 def print_error(line: str, code: int) -> int:
-    """Print one line, with the rank if there are several ranks; return `code`."""
+    """Print one line, with the rank if there are several ranks, and return `code`."""
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     prefix = f"rank {rank}: " if size != "1" else ""
     if rank != "0":
-        # If rank 0 has the same error, print it once: when rank 0 exits, the launcher stops this
-        # rank before it prints.
+        # If rank 0 has the same error, print it only once: when rank 0 exits, the launcher stops
+        # this rank before it prints the error.
         time.sleep(_RANK_0_HEAD_START_SECONDS)
     print(f"error: {prefix}{line}", file=sys.stderr, flush=True)
     return code

@@ -1,4 +1,4 @@
-"""Exit codes of a rank and of `kway`; docs/cluster.md has the table of errors.
+"""Exit codes of a rank and of `kway`; docs/cluster.md contains the table of errors.
 
 The exit code of a rank that was killed by a signal is 128 + the signal number, as in a shell.
 """
@@ -8,11 +8,13 @@ from data.retry import is_transient
 DONE = 0
 FAILED = 1
 BAD_INPUT = 2
-PREEMPTED = 75  # EX_TEMPFAIL in sysexits.h: run the same command again
+PREEMPTED = 75  # EX_TEMPFAIL in sysexits.h: the user should run the same command again
 INTERRUPTED = 130
 KILLED = 128
 
 
 def code_of(error: ValueError | OSError) -> int:
-    """FAILED for a transient error, which may not recur; BAD_INPUT for any other."""
+    """Return FAILED for a transient error, which may not recur, or BAD_INPUT for any other
+    error.
+    """
     return FAILED if is_transient(error) else BAD_INPUT

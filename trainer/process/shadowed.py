@@ -1,7 +1,7 @@
 """Reports a file or folder that shadows one of kway's packages, before it is imported.
 
-`python -m` puts the current folder first on `sys.path`, and `data` is a common name. This module
-is imported first and uses only the standard library.
+`python -m` puts the current folder first on `sys.path`, and `data` is a common folder name. This
+module is imported first and uses only the standard library.
 """
 
 import importlib.util
@@ -13,8 +13,9 @@ _BAD_INPUT = 2
 
 
 def check_packages(*names: str) -> None:
-    """Exit with code 2 and a one-line error if `import` would find other packages with these
-    names."""
+    """Exit with code 2 and a one-line error if `import` would find other packages with the names of
+    kway's packages.
+    """
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None:

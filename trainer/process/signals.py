@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - not an error
-    """The run was saved and stops because of a signal. The same command resumes it."""
+    """The run was saved and is stopping because of a signal. The same command resumes it."""
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(
@@ -32,8 +32,8 @@ class Preempted(Exception):  # noqa: N818 - not an error
 class StopSignals:
     """Records signals of STOP_SIGNALS in `received` inside the context.
 
-    A second Ctrl-C raises KeyboardInterrupt. Use it in the main thread, as Python requires for
-    signal handlers.
+    A second Ctrl-C raises KeyboardInterrupt. Use this class in the main thread, as Python requires
+    for signal handlers.
     """
 
     def __init__(self) -> None:

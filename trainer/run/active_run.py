@@ -27,10 +27,11 @@ from trainer.world import World
 class ActiveRun:
     """The open objects of a run, and the `state` that its next checkpoint stores.
 
-    `origin` is the provenance, which every checkpoint stores too. An epoch has `num_samples`.
-    `saved_step` is the step of the newest checkpoint. `best` is the result of the evaluation at
-    the state's step, if there was one and `checkpoint.keep_best` is set. `manifest` is stored so
-    that evaluations need not parse it again, which would create a second class list in memory.
+    `origin` is the provenance, which every checkpoint also stores. An epoch consists of
+    `num_samples` samples. `saved_step` is the step of the newest checkpoint. `best` is the result
+    of the evaluation at the current step, if there was one and `checkpoint.keep_best` is set.
+    `manifest` is kept so that evaluations need not parse it again, which would create a second
+    class list in memory.
     """
 
     recipe: Recipe
@@ -59,22 +60,23 @@ class ActiveRun:
         return duration.in_steps(num_samples=self.num_samples, global_batch=batch)
 
     def is_due(self, interval: Duration | None) -> bool:
-        """Return whether an interval ends with the state's step."""
+        """Return whether an interval ends at the current step."""
         step = self.state.step
         return interval is not None and step > 0 and step % self.steps(interval) == 0
 
     def is_evaluation_due(self, num_steps: int) -> bool:
-        """Return whether the current step needs an evaluation that has not been done. The last step
-        always does."""
+        """Return whether an evaluation is due at the current step and has not been done yet. At the
+        last step, an evaluation is always due.
+        """
         due = self.is_due(self.recipe.evaluation.every) or self.state.step == num_steps
         return due and self.state.evaluated < self.state.step
 
     def advance(self, state: TrainState) -> None:
-        """Set the state after a step and drop the evaluation result of the previous step."""
+        """Set the state after a step and discard the evaluation result of the previous step."""
         self.state, self.best = state, None
 
     def save(self) -> None:
-        """Save a checkpoint of the current state unless it exists already (collective)."""
+        """Save a checkpoint of the current state unless it already exists (collective)."""
         if self.saved_step == self.state.step or self.state.step == 0:
             return
         with self.task.phases("checkpoint"):
@@ -86,8 +88,9 @@ class ActiveRun:
         self.saved_step = self.state.step
 
     def stop_if_requested(self, signal_name: str | None) -> None:
-        """If the ranks agreed on a signal, save, wait until the checkpoint is committed and raise
-        Preempted (collective)."""
+        """If the ranks agreed on a stop signal, save a checkpoint, wait until it is committed and
+        raise Preempted (collective).
+        """
         if signal_name is not None:
             self.save()
             self.finish()
@@ -102,14 +105,14 @@ class ActiveRun:
                 self.report_saves()
 
     def report_saves(self) -> None:
-        """Report the checkpoints that were committed, and those that could not be written."""
+        """Report the checkpoints that were committed and those that could not be written."""
         self.telemetry.committed(self.writer.committed())
         for failure in self.writer.failures():
             name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
             self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
 
     def evaluate(self) -> None:
-        """Evaluate the model, or its moving average, on the evaluation split (collective)."""
+        """Evaluate the model, or its moving averages, on the evaluation split (collective)."""
         step, best = self.state.step, self.recipe.checkpoint.keep_best
         try:
             with self.task.phases("evaluation"), self.task.averaged():
@@ -133,7 +136,7 @@ class ActiveRun:
         if best is not None:
             if best.measure not in result.metrics:
                 raise ValueError(
-                    f"checkpoint.keep_best.measure is {best.measure}, but this run measures "
+                    f"checkpoint.keep_best.measure is {best.measure}, but this run computes only "
                     f"{', '.join(result.metrics)}: choose one of these"
                 )
             self.best = result.metrics[best.measure]

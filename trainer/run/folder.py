@@ -1,4 +1,6 @@
-"""A run's folder: the paths of its files, its recipe, and whether a recipe may continue the run."""
+"""A run's folder: the paths of its files, its recipe, and the check that a recipe may continue the
+run.
+"""
 
 import fcntl
 import os
@@ -15,15 +17,15 @@ from trainer.config import Recipe
 from trainer.imports import at_key, import_paths, setting_of, with_component
 from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_recipe, read_recipe
 
-# Settings that must not change within a run: training with a new value would not be a continuation
-# of the earlier steps. Those under _FREE may change.
+# Settings that must not change within a run: training with a new value would not continue the
+# earlier steps. Settings under _FREE may change.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
 _FREE = ("data.workers", "data.cache", "head.memory_mib", "data.eval_split")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths inside a run's folder, its lock and its recipe."""
+    """A run's folder: its paths, its lock and its recipe."""
 
     path: Path
 
@@ -53,7 +55,7 @@ class RunFolder:
     def check_writable(self) -> None:
         """Raise the errors of `locked`, and OSError if no checkpoint can be written.
 
-        Leaves no files behind. All ranks may call it at the same time.
+        Does not leave files behind. All ranks may call it at the same time.
         """
         with self._writable():
             for folder in (self.path, self.checkpoints):
@@ -104,14 +106,14 @@ class RunFolder:
     def check(self, recipe: Recipe) -> None:
         """Check that a recipe may continue the run in this folder.
 
-        Raises ValueError if the folder has checkpoints of a recipe with other fixed settings, or
-        any checkpoint if the recipe has `resume: never`.
+        Raises ValueError if the folder contains checkpoints of a recipe with different fixed
+        settings, or if it contains any checkpoint but the recipe sets `resume: never`.
         """
         if committed_folders(self.checkpoints):
             if recipe.resume == "never":
                 raise ValueError(
-                    f"run {self.path} has checkpoints, but resume is never: choose another run "
-                    "folder, or set resume=auto to continue the run"
+                    f"run {self.path} contains checkpoints, but resume is never: choose another "
+                    "run folder, or set resume=auto to continue the run"
                 )
             changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
@@ -139,7 +141,7 @@ class RunFolder:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """`path` itself or, if it does not exist, the nearest existing folder above it."""
+    """Return `path` itself or, if it does not exist, the nearest existing folder above it."""
     return next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
 
 
@@ -149,7 +151,7 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         for key in before.keys() | after.keys()
         if before.get(key) != after.get(key) and _under(key, _FIXED) and not _under(key, _FREE)
     }
-    # If a kind differs, all of its settings do: report only the kind.
+    # If a kind differs, all of its settings differ too: report only the kind.
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
     return sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
 
@@ -164,7 +166,7 @@ def _under(key: str, prefixes: Iterable[str]) -> bool:
 
 
 def flat_settings(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by their dotted keys; a list is a leaf."""
+    """Return the leaves of nested mappings by their dotted keys. A list counts as a leaf."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     items = ((f"{prefix}.{key}" if prefix else key, value) for key, value in tree.items())

@@ -30,7 +30,7 @@ _LIBRARIES = (
 
 @dataclass(frozen=True)
 class Change:
-    """A setting or a version that differs from the checkpoint's."""
+    """A setting or a version that differs from that in the checkpoint."""
 
     key: str
     old: str
@@ -48,9 +48,10 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
-    """Return the differences between the `current` provenance and that `stored` in a checkpoint.
+    """Return the differences between the `current` provenance and the provenance `stored` in a
+    checkpoint.
 
-    Empty for checkpoints of earlier versions, which do not store it.
+    The list is empty for checkpoints of earlier versions, which do not store the provenance.
     """
     if "recipe" not in stored:
         return []
@@ -63,7 +64,7 @@ def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Chang
 
 
 def _flat(provenance: dict[str, Any]) -> dict[str, Any]:
-    """`optimizer.lr`, …, `version.torch`, …"""
+    """Return the values by dotted key: `optimizer.lr`, …, `version.torch`, …"""
     versions = {"version": provenance["versions"]}
     return flat_settings(provenance["recipe"]) | flat_settings(versions)
 
@@ -83,6 +84,6 @@ def _versions() -> dict[str, str]:
     for name in _LIBRARIES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # imported from a source tree, or another package provides it
+        except PackageNotFoundError:  # a source tree, or another package provides it
             continue
     return found

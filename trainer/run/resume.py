@@ -1,4 +1,6 @@
-"""The state of a run other than its tensors, and resuming from its newest valid checkpoint."""
+"""The state of a run, except its tensors, and the code that resumes it from its newest valid
+checkpoint.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,9 +25,9 @@ from trainer.world import World
 class TrainState:
     """The state of a run after `step` updates.
 
-    `cursor` is the position in the data. `evaluated` is the last step with an evaluation.
-    `skipped` counts skipped updates. `loss_scale` is the state of fp16 loss scaling. `tree`,
-    `data` and `tokenizer` are digests; a run can only resume if they are the same.
+    `cursor` is the position in the data. `evaluated` is the last step with an evaluation. `skipped`
+    counts the skipped updates. `loss_scale` is the state of fp16 loss scaling. `tree`, `data` and
+    `tokenizer` are digests; a run can resume only if they have not changed.
     """
 
     step: int
@@ -41,8 +43,9 @@ class TrainState:
         return {**vars(self), "cursor": self.cursor.to_json()}
 
     def resumed(self, checkpoint: Checkpoint) -> "TrainState":
-        """Return the state in a checkpoint. Raises ValueError if its tree, shards or tokenizer
-        differ."""
+        """Return the state stored in a checkpoint. Raises ValueError if its tree, shards or
+        tokenizer differ.
+        """
         saved = checkpoint.state
         if saved["data"] != self.data:
             raise ValueError(
@@ -53,7 +56,8 @@ class TrainState:
         if saved["tree"] != self.tree:
             raise ValueError(
                 f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
-                "had other classes or label vectors: set data.shards to those shards or use a new "
+                "contained other classes or label vectors: set data.shards to those shards or use "
+                "a new "
                 "run folder"
             )
         own = {name: saved[name] for name in vars(self) if name in saved}
@@ -62,7 +66,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Notice:
-    """A finding on resume: a `line` to print and an event for the run's metrics."""
+    """A finding while resuming: a `line` to print and an event for the run's metrics."""
 
     event: Literal["refused", "changed"]
     line: str
@@ -71,8 +75,9 @@ class Notice:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The `state` that a run starts from, and a notice for each rejected checkpoint and each
-    changed setting or version."""
+    """The `state` from which a run starts, and a notice for each rejected checkpoint and each
+    changed setting or version.
+    """
 
     state: TrainState
     notices: list[Notice]
@@ -89,8 +94,9 @@ def resume(
 ) -> Resumed:
     """Load the newest valid checkpoint into the task and restore the random state (collective).
 
-    `start` is the state of a run without checkpoints, `origin` is this run's provenance. Raises
-    ValueError if the checkpoint does not belong to this run or is after step `num_steps`.
+    `start` is the state of a run without checkpoints, and `origin` is this run's provenance. Raises
+    ValueError if the checkpoint does not belong to this run or its step is greater than
+    `num_steps`.
     """
     checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
     state, notices = start, [_rejected(line) for line in rejected]
@@ -121,7 +127,7 @@ def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, worl
     # comes last, because creating moments and loading may draw random numbers.
     stored = stored_shapes(checkpoint)
     _check_average(checkpoint, task, stored)
-    # There are no moments before the first update, or with SGD without momentum.
+    # There are no moments before the first update or if SGD is used without momentum.
     if any(name.startswith("optimizer.") for name in stored):
         create_moments(task)
     entries = training_entries(task)

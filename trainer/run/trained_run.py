@@ -38,12 +38,12 @@ def open_trained(
     step: int | None = None,
     allow_imports: Collection[str] = (),
 ) -> TrainedRun:
-    """Load the newest valid checkpoint of the run in `path`, or that of `step`, at any world
-    size (collective). For a run with `train.ema` this loads the averaged weights. Only import
-    paths in `allow_imports` are imported.
+    """Load the newest valid checkpoint of the run in `path`, or the checkpoint of `step`, at any
+    world size (collective). For a run with `train.ema`, the averaged weights are loaded. Only
+    import paths in `allow_imports` are imported.
 
     Raises FileNotFoundError if there is no run or no valid checkpoint, and ValueError if the
-    checkpoint of `step` is damaged or the shards have changed since.
+    checkpoint of `step` is damaged or the shards have changed since it was saved.
     """
     folder = RunFolder(path)
     recipe = folder.load_recipe(allow_imports=allow_imports)

@@ -47,13 +47,14 @@ def open_loader(
 
 
 def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
-    """Return the names above each class in the shards' hierarchy; None if the recipe does not need
-    it."""
+    """Return the names above each class in the shards' hierarchy, or None if the recipe does not
+    require the hierarchy.
+    """
     return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
-    """Return the label vectors of the shards; None if their source does not provide any."""
+    """Return the label vectors of the shards, or None if their source does not provide any."""
     if manifest.label_vectors is None:
         return None
     return load_label_vectors(recipe.data.shards, manifest, recipe.data.cache)

@@ -1,4 +1,4 @@
-"""The exchange between all ranks once per step: stop signals, replaced samples and busy times."""
+"""The exchange between all ranks once per step of stop signals, replaced samples and busy times."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ class Agreed:
     """The result of the exchange, the same on every rank.
 
     `stop` is the name of the stop signal, if any rank received one. `bad` contains the indices of
-    the bad samples that the ranks replaced, `busy_seconds` one number per rank.
+    the bad samples that the ranks replaced, and `busy_seconds` contains one number per rank.
     """
 
     stop: str | None
@@ -57,7 +57,9 @@ class BusyTimer:
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Surround the collective `name`: a hook for `heads.collectives.collective_hook`."""
+        """Exclude the collective `name` from the busy time. This is a hook for
+        `heads.collectives.collective_hook`.
+        """
         begin = time.perf_counter()
         try:
             with self._outer(name):

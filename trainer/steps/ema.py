@@ -29,8 +29,9 @@ class MovingAverage:
             torch._foreach_lerp_(averages, [live[name] for name in self.averages], weight)
 
     def decay_at(self, step: int) -> float:
-        """Return the decay at `step`. Warmup lowers it in early steps, so that the initial weights
-        lose their influence quickly."""
+        """Return the decay at `step`. Warmup lowers the decay in early steps, so that the initial
+        weights lose their influence quickly.
+        """
         if not self.config.warmup:
             return self.config.decay
         return min(self.config.decay, (1 + step) / (10 + step))

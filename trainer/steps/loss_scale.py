@@ -10,7 +10,8 @@ _GROWTH_INTERVAL = 2000
 
 @dataclass
 class LossScale:
-    """The factor of the loss before backward; always 1 unless `dynamic`.
+    """The factor by which the loss is multiplied before backward. It is always 1 unless
+    `dynamic`.
 
     All ranks compute the same global gradient norm, so their scales are always equal.
     """
@@ -25,15 +26,18 @@ class LossScale:
         return cls(dynamic, _INITIAL if dynamic else 1.0)
 
     def overflowed(self) -> bool:
-        """Halve the scale after non-finite gradients. Returns False if that cannot help (the scale
-        is not dynamic or already minimal): the step is then non-finite in any precision."""
+        """Halve the scale after non-finite gradients. Returns False if the scale is not dynamic or
+        already minimal, in which case a lower scale cannot make the step finite.
+        """
         if not self.dynamic or self.value <= _LOWEST:
             return False
         self.value, self.good_steps = self.value / 2, 0
         return True
 
     def succeeded(self) -> None:
-        """Count a step without overflow; double the scale after many of them in a row."""
+        """Count a step without overflow, and double the scale after many consecutive steps without
+        overflow.
+        """
         if not self.dynamic:
             return
         self.good_steps += 1

@@ -1,4 +1,4 @@
-"""Micro-batches of a rank's share of a batch: their rows, targets and random numbers."""
+"""The micro-batches of a rank's share of a batch: their rows, targets and random numbers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from data.loading.batch import Batch
 
 
 def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    """`num_parts` batches of consecutive rows. Some may be empty."""
+    """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty."""
     rows = len(batch.labels)
     for part in range(num_parts):
         begin, end = rows * part // num_parts, rows * (part + 1) // num_parts
@@ -17,11 +17,13 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-    """Return the labels of `parts` and their weights; the weights are None if no rows are mixed.
+    """Return the labels of `parts` and their weights. The weights are None if there are no mixed
+    rows.
 
     With mixed rows, the labels [2 b] are the first classes of all rows followed by their second
     classes. The loss of a mixed row is then the weighted mean of the losses for its two classes.
-    With `batch_ce` it is larger by log 2, because the partition sum contains every row twice.
+    With `batch_ce`, the loss is larger by log 2, because the partition sum contains every row
+    twice.
     """
     labels = [part.labels for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
@@ -33,7 +35,7 @@ def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's random number generators on the CPU and on this device."""
+    """Return the states of torch's random number generators on the CPU and on `device`."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

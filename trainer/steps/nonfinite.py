@@ -17,10 +17,10 @@ _SUGGESTION = (
 
 
 class NonFiniteSteps:
-    """Counts the skipped updates of a run; at most `cap` are allowed.
+    """Counts the skipped updates of a run, of which at most `cap` are allowed.
 
-    `skipped`, the count so far, is part of the checkpoint. `key_of` returns the key of a sample;
-    None if samples have no keys.
+    `skipped`, the count so far, is part of the checkpoint. `key_of` returns the key of a sample. It
+    is None if samples do not have keys.
     """
 
     def __init__(
@@ -37,8 +37,9 @@ class NonFiniteSteps:
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including ranks of earlier
-        starts."""
+        """Drop the lines after `step` from the files of all ranks, including the ranks of earlier
+        starts.
+        """
         for path in run.glob("nonfinite-rank*.jsonl"):
             drop_lines_after(path, step)
 
@@ -50,7 +51,7 @@ class NonFiniteSteps:
         self._write(step, batch)
         self.skipped += 1
         files = self.path.with_name("nonfinite-rank*.jsonl")
-        line = f"step {step}: {reason}; the update was skipped, the samples are listed in {files}"
+        line = f"step {step}: {reason}; the update was skipped; see {files}"
         if self.skipped > self.cap:
             cap = f" (train.max_skipped_steps is {self.cap})"
             raise FloatingPointError(f"{line}: {_SUGGESTION}{cap}")

@@ -1,6 +1,6 @@
 """Strategies: how the backbone is distributed over ranks.
 
-`StrategyConfig` is the registry: the classes that `train.strategy.kind` of a recipe selects from.
+`StrategyConfig` is the registry of the classes that a recipe can select with `train.strategy.kind`.
 """
 
 from typing import Annotated

@@ -1,8 +1,8 @@
 """The interface of strategies. The base class `Strategy` implements it for a single process.
 
-Gradients are summed over ranks, not averaged: the gradients that come from the head are already
-those of the mean over the global batch. The tensors of a strategy are those of this rank: whole
-weights, or its pieces of them.
+Gradients are summed over ranks, not averaged: the head already returns gradients of the mean over
+the global batch. The tensors of a strategy are those of this rank: full weights or this rank's
+pieces of them.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from heads.gradients import squared_norm
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.strategies.cost import Shapes, Spread
 
-if TYPE_CHECKING:  # these import the recipe, which imports the strategies
+if TYPE_CHECKING:  # these modules import the recipe, which imports the strategies
     from trainer.backbone.backbone import Backbone
     from trainer.world import World
 
@@ -29,9 +29,9 @@ class StrategyKind(FrozenConfig, ABC):
     `__init__.py`.
     """
 
-    # Weights keep their memory format (channels_last).
+    # Whether weights keep their memory format (channels_last).
     keeps_memory_format: ClassVar[bool] = False
-    # `Strategy.weights` are DTensors, sharded by rows.
+    # Whether `Strategy.weights` are DTensors that are sharded by rows.
     weights_are_dtensors: ClassVar[bool] = False
 
     kind: str
@@ -43,12 +43,12 @@ class StrategyKind(FrozenConfig, ABC):
 
     @property
     def flattens_tensors(self) -> bool:
-        """Whether the optimizer gets flat pieces instead of whole tensors."""
+        """Whether the optimizer receives flat pieces instead of full tensors."""
         return False
 
     @property
     def label(self) -> str:
-        """The name in tables: the kind and its most important option."""
+        """The name shown in tables: the kind and its most important option."""
         return self.kind
 
     @abstractmethod
@@ -60,12 +60,14 @@ class StrategyKind(FrozenConfig, ABC):
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
         """Return the cost per rank of a step with `passes` forward passes, `parts` of which are
         followed by a backward pass. `units` contains the shapes of the backbone's weights, one item
-        per block; the last item has the weights outside the blocks."""
+        per block; the last item contains the shapes of the weights outside the blocks.
+        """
 
     @abstractmethod
     def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":
-        """Return the next strategy that needs less memory per rank, or None. `whole_tensors`: the
-        optimizer does not accept pieces of a tensor."""
+        """Return the next strategy that requires less memory per rank, or None. `whole_tensors`
+        means that the optimizer does not accept pieces of a tensor.
+        """
 
     def change_to(self, other: "StrategyKind") -> str:
         """Return the recipe override that changes this strategy to `other`."""
@@ -79,11 +81,11 @@ class StrategyKind(FrozenConfig, ABC):
 
 
 class Strategy:
-    """A single process: the backbone is not distributed.
+    """The strategy of a single process: the backbone is not distributed.
 
     Call `attach` once with the optimizer of `parameters`, the trainable parameters. All ranks must
-    call `forward` and `backward` the same number of times, if necessary with zero rows. `last`
-    marks the forward pass whose backward sums the gradients over ranks.
+    call `forward` and `backward` the same number of times, with zero rows if necessary. `last`
+    marks the forward pass whose backward pass sums the gradients over ranks.
     """
 
     def __init__(self, backbone: "Backbone") -> None:
@@ -129,12 +131,13 @@ class Strategy:
         create_moments_of(self.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights by name in their canonical form: whole, or as `Shard(0)` DTensors."""
+        """Return the weights by name in canonical form: as full tensors or `Shard(0)` DTensors."""
         return {name: p.detach() for name, p in self.backbone.named_parameters()}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return the optimizer's tensors, scalars included, by weight and by name, in canonical
-        form."""
+        """Return the optimizer's tensors, including scalars, by weight and by name, in canonical
+        form.
+        """
         return {
             name: tensors_of(self.optimizer, parameter)
             for name, parameter in self.backbone.named_parameters()
@@ -145,8 +148,9 @@ class Strategy:
     ) -> None:
         """Copy loaded values to the strategy (collective).
 
-        `weights` and `moments` are the results of the methods of these names, after a checkpoint
-        was loaded into them. Here these are the strategy's own tensors, so nothing is copied.
+        `weights` and `moments` are the results of the methods with these names, after a checkpoint
+        was loaded into them. In this base class they are the strategy's own tensors, so nothing is
+        copied.
         """
 
     # ---- averaging ----
@@ -158,12 +162,15 @@ class Strategy:
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
         """Return the canonical form of a tensor that is laid out like `live()[name]` (collective).
-        Shares memory if possible."""
+        The result shares memory if possible.
+        """
         del name
         return piece
 
     def piece(self, name: str, canonical: Tensor) -> Tensor:
-        """Return the inverse of `canonical` (collective)."""
+        """Return this rank's piece of a canonical tensor, the inverse of `canonical`
+        (collective).
+        """
         del name
         return canonical
 
@@ -172,6 +179,5 @@ class Strategy:
 
 
 def trainable_parameters(backbone: "Backbone") -> list[nn.Parameter]:
-    """Return the parameters that are trained. Walks all modules, so do not call this in every
-    step."""
+    """Return the trainable parameters. This walks all modules, so do not call it in every step."""
     return [p for p in backbone.parameters() if p.requires_grad]

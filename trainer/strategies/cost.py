@@ -11,7 +11,7 @@ from typing import Literal
 Group = Literal["class", "data", "world"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast", "reduce"]
 Phase = Literal["forward", "head", "backward", "optimizer", "step"]
-# The shapes of weights that belong together, such as those of a transformer block.
+# The shapes of a group of weights, such as those of a transformer block.
 Shapes = Sequence[tuple[int, ...]]
 
 FLOAT32 = 4
@@ -19,11 +19,11 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that runs `calls` times per step with `bytes` each; each call sends `messages`
-    messages.
+    """A collective that runs `calls` times per step, with `bytes` bytes and `messages` messages per
+    call.
 
-    `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, the output of an
-    all-gather. `hidden`: it overlaps with other work of its phase.
+    `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, or the output of
+    an all-gather. `hidden` means that the collective overlaps with other work in its phase.
     """
 
     what: str
@@ -37,13 +37,14 @@ class Collective:
 
     @property
     def total(self) -> int:
-        """Bytes of all calls."""
+        """The number of bytes of all calls."""
         return self.bytes * self.calls
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Float32 bytes on the rank that needs the most memory, and the collectives of a step.
+    """The number of float32 bytes on the rank that requires the most memory, and the collectives of
+    a step.
 
     `weights` and `gradients` persist. `updated` is the part of the weights that the rank's
     optimizer updates. `buckets` are the strategy's own buffers. `gathered` exists only during
@@ -59,7 +60,7 @@ class Spread:
 
     @classmethod
     def alone(cls, units: Sequence[Shapes]) -> "Spread":
-        """Return the cost for a single process, which has the whole backbone."""
+        """Return the cost for a single process, which stores the entire backbone."""
         whole = sum(numel(unit) for unit in units) * FLOAT32
         return cls(whole, whole, whole, 0, 0, ())
 

@@ -1,4 +1,4 @@
-"""DDP: every rank has a copy of the backbone, and gradients are summed bucket by bucket."""
+"""DDP: every rank stores a copy of the backbone, and gradients are summed one bucket at a time."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from trainer.backbone.backbone import Backbone
     from trainer.world import World
 
-_BUCKET = 25 << 20  # bytes; torch's default
+_BUCKET = 25 << 20  # in bytes; torch's default
 
 
 class DDP(StrategyKind):
-    """Every rank has a copy of the backbone."""
+    """DDP: every rank stores a copy of the backbone."""
 
     keeps_memory_format: ClassVar[bool] = True
 
@@ -61,7 +61,8 @@ class DDPStrategy(Strategy):
         if not self._has_warmed_up:
             self._has_warmed_up = True
             self._warm_up(inputs)
-        # no_sync must surround forward, not backward: DDP prepares its reducer in forward.
+        # no_sync must surround the forward pass, not the backward pass, because DDP prepares its
+        # reducer in forward.
         context: AbstractContextManager[None] = nullcontext() if last else self._wrapper.no_sync()
         with context:
             features: Tensor = self._wrapper(inputs)

@@ -1,9 +1,9 @@
 """DeepSpeed's ZeRO stages 0 to 3 behind the same interface, with torch's own optimizers.
 
-The DeepSpeed configuration is created from the recipe; there is no separate file. torch's autocast
-sets the precision. The trainer clips gradients and scales the loss, because the norm includes the
-head's shards. Checkpoints have the canonical form: tensors are gathered one at a time from
-DeepSpeed's flat pieces.
+The DeepSpeed configuration is generated from the recipe; there is no separate file. torch's
+autocast sets the precision. The trainer clips the gradients, because their norm includes the head's
+shards, and scales the loss. Checkpoints store tensors in canonical form: they are gathered one at a
+time from DeepSpeed's flat pieces.
 """
 
 import logging
@@ -48,14 +48,16 @@ if TYPE_CHECKING:
     from trainer.world import World
 
 _NEVER = 1_000_000_000
-# DeepSpeed's defaults, in elements: the gradient bucket, and the weights that may stay gathered.
+# DeepSpeed's defaults, in elements: the size of the gradient bucket and the limit on gathered
+# weights.
 _BUCKET = 500_000_000
 _MAX_LIVE = 1_000_000_000
 
 
 class DeepSpeed(StrategyKind):
-    """DeepSpeed ZeRO. Stages shard nothing (0), the moments (1), also the gradients (2), also
-    the weights (3)."""
+    """DeepSpeed ZeRO. Stage 0 shards nothing, stage 1 shards the optimizer moments, stage 2 also
+    shards the gradients, and stage 3 also shards the weights.
+    """
 
     kind: Literal["deepspeed"] = "deepspeed"
     stage: Literal[0, 1, 2, 3] = 2
@@ -155,8 +157,10 @@ class DeepSpeedStrategy(Strategy):
         self._engine.step()
 
     def zero_gradients(self) -> None:
-        """Clear the gradients. After a step there are none. To skip a step, make DeepSpeed detect
-        an overflow: only DeepSpeed's own overflow handling resets all of its internal state."""
+        """Clear the gradients. If a step was skipped, make DeepSpeed detect an overflow, because
+        only its own overflow handling resets all of its internal state. After a step there are no
+        gradients to clear.
+        """
         if self.stage == 0:
             super().zero_gradients()
             return
@@ -273,7 +277,9 @@ class DeepSpeedStrategy(Strategy):
     # ---- the optimizer's state ----
 
     def _state_names(self) -> tuple[dict[str, Tensor], list[str]]:
-        """Zero-dimensional tensors of the optimizer's state, and the names of the others."""
+        """Return the zero-dimensional tensors of the optimizer's state and the names of the other
+        tensors.
+        """
         for _, flat in flat_pieces(self._zero, self.stage):
             state = self.optimizer.state.get(flat, {})
             tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
@@ -312,8 +318,9 @@ def _import_quietly(world: "World") -> Any:
 
 
 def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
-    """Return the DeepSpeed configuration. The trainer itself handles batch sizes, precision,
-    learning rates and clipping."""
+    """Return the DeepSpeed configuration. It leaves batch sizes, precision, learning rates and
+    clipping to the trainer.
+    """
     return {
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": world.size,

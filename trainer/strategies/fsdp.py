@@ -1,5 +1,6 @@
-"""FSDP2: every rank has a shard of each weight's rows and gathers the weights of one block at a
-time for forward and backward."""
+"""FSDP2: every rank stores a shard of each weight's rows, and gathers the weights of one block at a
+time for the forward and backward passes.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class FSDP(StrategyKind):
-    """FSDP2: weights, gradients and moments of the backbone are sharded over all ranks."""
+    """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks."""
 
     weights_are_dtensors: ClassVar[bool] = True
 
     kind: Literal["fsdp"] = "fsdp"
     reshard_after_forward: bool = Field(
         True,
-        description="free the weights of a block after forward and gather them again in backward",
+        description="whether to free the weights of a block after the forward pass and gather them "
+        "again in the backward pass",
     )
 
     def start(self, backbone: "Backbone", world: "World") -> Strategy:
@@ -40,11 +42,11 @@ class FSDP(StrategyKind):
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
         padded = [padded_numel(unit, ranks) * FLOAT32 for unit in units]
         piece, again = sum(padded) // ranks, self.reshard_after_forward
-        # With resharding: the root, the current block and the prefetched next one. Without: all
-        # weights, from forward until backward.
+        # With resharding, the root, the current block and the prefetched next block are in memory;
+        # without resharding, all weights are in memory from forward until backward.
         largest = sorted(padded[:-1], reverse=True)[:2]
         whole = padded[-1] + sum(largest) if again else sum(padded)
-        # A block's unsharded gradients and the copy of them that is the input of the reduction.
+        # A block's unsharded gradients and their copy, which is the input of the reduction.
         whole += 2 * max(padded)
         collectives = [
             gathered("FSDP: weights", sum(padded), "forward", passes if again else parts),
@@ -58,8 +60,8 @@ class FSDP(StrategyKind):
 
 
 class FSDPStrategy(Strategy):
-    """torch's `fully_shard` over all ranks, on each block, each large embedding table and the
-    rest.
+    """Applies torch's `fully_shard` over all ranks to each block, to each large embedding table and
+    to the remaining modules.
 
     The gradients of every micro-batch are reduced immediately. Deferring the reduction to the last
     micro-batch would keep unsharded gradients in memory.
@@ -99,8 +101,9 @@ class FSDPStrategy(Strategy):
         return local(canonical)
 
     def _free_gathered_weights(self) -> None:
-        """Free weights that a forward pass gathered. They would be stale after a change of the
-        shards."""
+        """Free weights gathered by a forward pass, because they become stale when the shards
+        change.
+        """
         for module in self._modules():
             module.reshard()
 

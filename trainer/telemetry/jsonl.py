@@ -1,5 +1,6 @@
-"""JSONL files with one record per line, each with a step. A resumed run rewrites records of later
-steps."""
+"""JSONL files with one record per line, each with its step. A resumed run rewrites records of later
+steps.
+"""
 
 import json
 import math
@@ -15,16 +16,17 @@ _MAX_BUFFERED_BYTES = 4 * 2**20
 
 
 class JsonLines:
-    """A file to which records are appended without buffering.
+    """A file to which records are appended without buffering in the normal case.
 
     While the disk is full or returns transient errors, up to 4 MiB of lines are buffered in memory:
-    a run should not fail because of its log, in particular while a checkpoint in progress fills the
+    a run should not fail because of its log, for example while a checkpoint in progress fills the
     disk.
     """
 
     def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
-        """Drops lines after `after_step` and evaluations after `evaluated`, which will be written
-        again."""
+        """Drops lines after step `after_step` and evaluations after step `evaluated`, because they
+        will be written again.
+        """
         drop_lines_after(path, after_step, evaluated=evaluated)
         self.path = path
         self._file = path.open("ab", buffering=0)
@@ -33,8 +35,8 @@ class JsonLines:
     def write(self, record: dict[str, Any]) -> bool:
         """Append a record with the time in seconds since 1970. Non-finite numbers become null.
 
-        Returns whether all lines are in the file. Raises OSError if too many are in memory or the
-        error is not transient.
+        Returns whether all lines are in the file. Raises OSError if too many lines are buffered or
+        the error is not transient.
         """
         line = json.dumps(_finite({"time": round(time.time(), 3), **record}), allow_nan=False)
         self._buffered += f"{line}\n".encode()
@@ -58,10 +60,10 @@ class JsonLines:
 
 
 def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> None:
-    """Keep only the lines of steps up to `step`, and evaluations up to `evaluated` (None: up to
-    `step`), so that each record is in the file once.
+    """Keep only the lines of steps up to `step`, and evaluations up to `evaluated` (by default
+    `step`), so that each record is in the file only once.
 
-    Also drops lines that are not a record of a step, such as the incomplete last line of a killed
+    Also drops lines that are not records of a step, such as the incomplete last line of a killed
     run.
     """
     if not path.exists():
@@ -88,7 +90,8 @@ def _belongs(line: str, last_step: int, evaluated: int) -> bool:
 
 def _finite(value: Any) -> Any:
     """Replace NaN and infinity with None. JSON does not support them, and strict parsers reject
-    the notation of Python."""
+    Python's notation for them.
+    """
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -97,16 +100,18 @@ def _finite(value: Any) -> Any:
 
 
 class SampleLog:
-    """Logs the ids of every step's samples, one file per rank, for audits. Does nothing unless
-    `enabled`."""
+    """Logs the sample IDs of every step to one file per rank, for audits. Does nothing unless
+    `enabled`.
+    """
 
     def __init__(self, run: Path, *, rank: int, enabled: bool) -> None:
         self.path = run / f"samples-rank{rank}.jsonl" if enabled else None
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including ranks of earlier
-        starts."""
+        """Drop the lines after `step` from the files of all ranks, including the ranks of earlier
+        starts.
+        """
         for path in run.glob("samples-rank*.jsonl"):
             drop_lines_after(path, step)
 

@@ -1,7 +1,8 @@
-"""MFU: the model's operations as a fraction of the device's peak rate (PaLM, appendix B).
+"""Model FLOPS utilization (MFU): the rate of the model's operations as a fraction of the device's
+peak rate (PaLM, appendix B).
 
-Operations are counted once per input shape, on fake tensors. The count is therefore the same under
-every strategy and adds nothing to the time of a step. Recomputation (activation checkpointing,
+Operations are counted once per input shape, using fake tensors. The count is therefore the same
+under every strategy and does not slow down training steps. Recomputation (activation checkpointing,
 gradient caching) is not counted.
 """
 
@@ -20,15 +21,16 @@ from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import BackboneOptions, Recipe
 from trainer.devices import Precision, device_named
 
-# Backward takes twice the operations of forward: gradients of the weights and of the inputs.
+# The backward pass requires twice the operations of the forward pass, because it computes the
+# gradients of the weights and of the inputs.
 _PASSES = 3
 # Batch norm does not accept a single row.
 _ROWS = 2
 
 
 class ModelFlops:
-    """Counts the operations of training a recipe's backbone and head, per row: multiplications and
-    additions. The model for counting is built on the first call of `per_row`.
+    """Counts the operations (multiplications and additions) per row for training a recipe's
+    backbone and head. The first call of `per_row` builds the model used for counting.
     """
 
     def __init__(self, recipe: Recipe, num_classes: int) -> None:
@@ -37,11 +39,11 @@ class ModelFlops:
         self._counted: dict[tuple[int, ...], float] = {}
 
     def per_row(self, inputs: dict[str, Tensor]) -> float | None:
-        """Return the operations per row of `inputs`, [b, ...] each; None if the head has no
-        formula.
+        """Return the number of operations per row of `inputs`, each [b, ...], or None if there is
+        no formula for the head.
 
-        Raises RuntimeError if the encoder depends on the values of its inputs: fake tensors have
-        none.
+        Raises RuntimeError if the encoder depends on the values of its inputs, because fake tensors
+        do not have values.
         """
         backbone, head = self._backbone, self._recipe.head
         of_head = head_flops(head, dim=backbone.dim, num_classes=self._num_classes)
@@ -58,8 +60,9 @@ class ModelFlops:
 
 
 def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
-    """Return the operations of a forward pass for one row of `inputs`. `backbone` is on the meta
-    device."""
+    """Return the number of operations of a forward pass for one row of `inputs`. `backbone` is on
+    the meta device.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.device("meta"), mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
         rows = {
@@ -71,10 +74,10 @@ def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
 
 
 def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
-    """Return the operations of training the head on one row, over all ranks: 6 d per class whose
-    logit it computes.
+    """Return the number of operations for training the head on one row, over all ranks: 6 d for
+    each class whose logit the head computes.
 
-    None for heads that do not compute a row of logits (factored, hierarchical softmax).
+    Returns None for heads that do not compute a row of logits (factored, hierarchical softmax).
     """
     if head.weights.kind == "factored" or head.loss.over_nodes:
         return None
@@ -91,9 +94,9 @@ def _without_memory(config: BackboneOptions, image: ImageConfig | None) -> Backb
 def peak_flops(
     device: torch.device, precision: Precision, override_tflops: float | None
 ) -> float | None:
-    """Return the peak rate of `device` in operations per second; None if it is unknown.
+    """Return the peak rate of `device` in operations per second, or None if it is unknown.
 
-    `override_tflops`, from the recipe, takes precedence over the table of devices.
+    `override_tflops`, which comes from the recipe, takes precedence over the table of devices.
     """
     if override_tflops is not None:
         return override_tflops * 1e12
@@ -104,7 +107,7 @@ def peak_flops(
 
 
 class Utilization:
-    """Sums the operations of this rank's rows. Reports nothing if the peak rate is unknown."""
+    """Sums the operations of this rank's rows. Does not report MFU if the peak rate is unknown."""
 
     def __init__(
         self, flops: ModelFlops | None, peak: float | None, print_line: Callable[[str], None]
@@ -129,8 +132,9 @@ class Utilization:
         self._operations += per_row * len(next(iter(inputs.values())))
 
     def take(self, seconds: float) -> float | None:
-        """Return the MFU of the operations since the last call, which took `seconds`; None if
-        unknown."""
+        """Return the MFU of the operations since the last call, which took `seconds`, or None if it
+        is unknown.
+        """
         if self._flops is None or self._peak is None:
             return None
         ratio = self._operations / seconds / self._peak

@@ -2,8 +2,8 @@
 
 The time of a nested phase is not added to the outer phase, so that no time is counted twice.
 Evaluations and checkpoints are exceptions: they include the phases inside them, because they are
-not part of a step. Use a `Phases` from one thread only; other threads may read `current`, `counted`
-and `operation`.
+not part of a step. Use a `Phases` object from only one thread; other threads may read `current`,
+`counted` and `operation`.
 """
 
 import time
@@ -27,15 +27,17 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("checkpoint", "evaluation")
 
-# Events of several steps. Beyond this, events that the stream has passed are summed and dropped.
+# The number of events kept, enough for several steps. If there are more, events that the stream has
+# passed are summed and dropped.
 _MAX_UNREAD_EVENTS = 1000
 
 
 class Phases:
-    """`with phases("forward"): …` measures the time inside; `take` returns and resets the sums.
+    """`with phases("forward"): …` measures the time inside the block; `take` returns and resets the
+    sums.
 
-    On CUDA these are times of the stream, including waits for the host. They are measured with
-    CUDA events that are read later, so that a step does not synchronize with the device. On CPUs
+    On CUDA, the times are those of the stream, including waits for the host. They are measured with
+    CUDA events that are read later, so that a step does not synchronize with the device. On CPUs,
     they are host times.
     """
 
@@ -59,7 +61,7 @@ class Phases:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Surround the collective `name`: a hook for `heads.collectives.collective_hook`."""
+        """Measure the collective `name`. This is a hook for `heads.collectives.collective_hook`."""
         with self("communication"):
             self.operation = name
             try:
@@ -68,7 +70,8 @@ class Phases:
                 self.operation = None
 
     def take(self) -> dict[Phase, float]:
-        """Return the seconds by phase since the last call, without phases that did not occur.
+        """Return the seconds by phase since the last call. Phases that did not occur are
+        omitted.
 
         On CUDA, events that the stream has not reached yet are included in the next call.
         """
@@ -126,7 +129,7 @@ class _StreamTimeline:
         return taken
 
     def _sum_up(self) -> None:
-        """Sum the times of the events that the stream has passed."""
+        """Sum the times between events that the stream has passed."""
         while self._pieces and self._pieces[0][2].query():
             name, start, end = self._pieces.popleft()
             self._seconds[name] += start.elapsed_time(end) / 1000

@@ -1,4 +1,6 @@
-"""Console output of a run: speed and memory, as a progress bar on a terminal or as plain lines."""
+"""Console output of a run: speed and memory use, as a progress bar on a terminal or as plain
+lines.
+"""
 
 import sys
 import time
@@ -13,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-# Number of reports from which the remaining time is estimated: enough to include evaluations and
-# checkpoints, few enough to soon exclude the first steps, which compile and warm up.
+# Number of reports used to estimate the remaining time. It is large enough to include evaluations
+# and checkpoints, but small enough to soon exclude the first steps, which compile and warm up.
 _REPORTS = 50
 MemoryKind = Literal["resident", "device_allocated", "device_reserved", "device_peak"]
-# Terminal width in columns from which the long form is shown.
+# Minimum terminal width, in columns, for the long form.
 _WIDE_COLUMNS = 110
 
 
@@ -30,10 +32,10 @@ class Pace:
         self._reports = deque([(self._last_time, start_step)], maxlen=_REPORTS)
 
     def report(self, step: int, excluded_seconds: float) -> tuple[float, int]:
-        """Return the training time in seconds and the steps since the last report.
+        """Return the training time in seconds and the number of steps since the last report.
 
-        `excluded_seconds` (evaluations and checkpoints) do not count as training time, but the
-        estimate of the remaining time includes them.
+        `excluded_seconds` (the time of evaluations and checkpoints) does not count as training
+        time, but is included in the estimate of the remaining time.
         """
         now = time.perf_counter()
         elapsed = max(now - self._last_time - excluded_seconds, 1e-9)
@@ -49,8 +51,10 @@ class Pace:
 
 
 def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
-    """Return the memory in use, in bytes. `resident`: host memory of this process. On CUDA also the
-    device memory allocated by tensors, reserved by torch, and the peak allocated by tensors."""
+    """Return the memory in use, in bytes. `resident` is the host memory of this process. On CUDA,
+    the result also contains the device memory allocated by tensors, the device memory reserved by
+    torch, and the peak allocated by tensors.
+    """
     used: dict[MemoryKind, int] = {"resident": psutil.Process().memory_info().rss}
     if device.type == "cuda":
         used["device_allocated"] = torch.cuda.memory_allocated(device)
@@ -60,8 +64,9 @@ def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
 
 
 def limiting_memory(used: dict[MemoryKind, int]) -> int:
-    """Return the kind of memory that usually runs out first: device memory, or host memory on
-    CPUs."""
+    """Return the kind of memory that usually runs out first: host memory on CPUs, otherwise device
+    memory.
+    """
     return used.get("device_reserved", used["resident"])
 
 
@@ -120,7 +125,7 @@ class Screen:
         self.bar, self.bar_task = self._start_bar(start_step)
 
     def print_line(self, line: str) -> None:
-        """Print one line. It is wrapped at word boundaries on a terminal only."""
+        """Print one line. It is wrapped at word boundaries only on a terminal."""
         if self.bar is not None:
             width = self.console.width
             line = fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -142,17 +147,17 @@ class Screen:
             self.bar.stop()
 
     def _start_bar(self, start_step: int) -> tuple[Progress | None, TaskID]:
-        # Check isatty too: with FORCE_COLOR, rich treats a file as a terminal.
+        # Check isatty too, because rich treats a file as a terminal if FORCE_COLOR is set.
         if not (sys.stdout.isatty() and self.console.is_interactive):
             return None, TaskID(0)
         bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=None),  # the rest of the line
+            BarColumn(bar_width=None),  # use the rest of the line
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
             console=self.console,
             expand=True,
         )
         bar.start()
-        self.console.show_cursor(True)  # a killed rank could not restore it
+        self.console.show_cursor(True)  # a killed rank could not restore the cursor
         return bar, bar.add_task("", total=self.num_steps, completed=start_step, numbers="")

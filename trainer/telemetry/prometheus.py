@@ -17,7 +17,7 @@ from trainer.config import TelemetryConfig
 from trainer.telemetry.phases import PHASES, Phase, Phases
 from trainer.world import World
 
-# Number of a logged step -> metric name and help text.
+# For each number of a logged step, the metric name and help text.
 _STEP_GAUGES = {
     "loss": ("loss", "Loss of the last logged step"),
     "learning_rate": ("learning_rate", "Learning rate of the backbone"),
@@ -48,25 +48,27 @@ class Metrics:
         phases: Phases,
         skipped_steps: int = 0,
     ) -> None:
-        """`checkpoint_every` is in steps. `skipped_steps` were skipped before this process."""
+        """`checkpoint_every` is in steps. `skipped_steps` is the number of steps skipped before
+        this process.
+        """
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._slow: set[int] = set()
         self._step, self._global_batch = start_step, global_batch
         self._steps = self._counter("steps", "Optimizer steps of this process")
         self._samples = self._counter("samples", "Samples of these steps over all ranks")
-        self._checkpoints = self._counter("checkpoints", "Checkpoints of this process")
+        self._checkpoints = self._counter("checkpoints", "Checkpoints written by this process")
         self._lost = self._counter("lost_checkpoints", "Checkpoints that could not be written")
-        self._phases = self._counter("phase_seconds", "Time of this rank by phase", "phase")
+        self._phases = self._counter("phase_seconds", "Time spent by this rank, by phase", "phase")
         for phase in PHASES:
             self._phases.labels(phase)
         self._show_phase(phases)
         self._set("planned_steps", "Planned steps of the run", num_steps)
         self._set("checkpoint_every_steps", "Steps between two checkpoints", checkpoint_every)
-        help_text = "Time when this process started to report"
+        help_text = "Time at which this process started to report"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _STEP_GAUGES["restarts"][1], restarts)
-        # Set this at the start: an alert on its increase does not see the first value.
+        # Set this at startup, because an alert on its increase does not see the first value.
         self._set("skipped_steps", _STEP_GAUGES["skipped_steps"][1], skipped_steps)
         info = Info("kway_train_rank", "Identity of this rank", registry=self.registry)
         info.info(
@@ -80,12 +82,12 @@ class Metrics:
         self.beat(start_step)
 
     def beat(self, step: int) -> None:
-        """Record the heartbeat: `step` is done, or the run starts from it."""
+        """Record the heartbeat: `step` is complete, or the run starts from it."""
         self._steps.inc(step - self._step)
         self._samples.inc((step - self._step) * self._global_batch)
         self._step = step
         self._set("step", "Current step of the run", step)
-        help_text = "Time of the last step, or of the start before the first step"
+        help_text = "Time of the last step, or of startup before the first step"
         self._gauge("last_step_timestamp_seconds", help_text).set_to_current_time()
 
     def step(self, numbers: dict[str, Any]) -> None:
@@ -95,11 +97,12 @@ class Metrics:
         for phase, seconds in numbers["phases"].items():
             self._phases.labels(phase).inc(seconds)
         for kind, size in numbers["memory"].items():
-            self._set("memory_bytes", "Memory of this rank by kind", size, kind=kind)
+            self._set("memory_bytes", "Memory used by this rank, by kind", size, kind=kind)
 
     def busy(self, seconds: Sequence[float], slow: Mapping[int, float]) -> None:
-        """Set the busy seconds of each rank, in rank order, and for slow ranks the ratio to the
-        other ranks' time."""
+        """Set the busy seconds of each rank, in rank order, and the ratio of each slow rank's time
+        to that of the other ranks.
+        """
         for rank, value in enumerate(seconds):
             help_text = "Median time per step without waiting for other ranks"
             self._set("rank_busy_seconds", help_text, value, rank=str(rank))
@@ -123,11 +126,12 @@ class Metrics:
         if name == "evaluation":
             for measure, value in numbers.items():
                 if isinstance(value, int | float):
-                    self._set("evaluation", "Last evaluation by measure", value, measure=measure)
+                    self._set("evaluation", "Last evaluation by metric", value, measure=measure)
 
     def _show_phase(self, phases: Phases) -> None:
-        """Export this rank's phase, read at each scrape, so that a long evaluation is not mistaken
-        for a stalled step."""
+        """Export this rank's phase. It is read at each scrape, so that a long evaluation is not
+        mistaken for a stalled step.
+        """
         gauge = self._gauge("phase", "1 for the current phase of this rank", "phase")
         for phase in PHASES:
             gauge.labels(phase).set_function(partial(_is_in, phase, phases))
@@ -157,7 +161,7 @@ class Endpoint:
     def __init__(
         self, config: TelemetryConfig, local_rank: int, registry: CollectorRegistry
     ) -> None:
-        """Raises OSError if the port cannot be used, and ValueError if it is too large."""
+        """Raises OSError if the port cannot be used, or ValueError if it is too large."""
         assert config.port is not None
         port = config.port + local_rank if config.port else 0
         if port > _LAST_PORT:
@@ -172,7 +176,8 @@ class Endpoint:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise OSError(
                     f"telemetry.host is {config.host}, which is not an address of this machine "
-                    f"({error.strerror}): use 127.0.0.1, another address, or 0.0.0.0 for all"
+                    f"({error.strerror}): use 127.0.0.1, another address of this machine, or "
+                    "0.0.0.0 for all addresses"
                 ) from error
             raise OSError(
                 f"telemetry.port {port}{of_rank} on {config.host} cannot be used "

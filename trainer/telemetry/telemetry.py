@@ -30,11 +30,11 @@ _REPORTED_NUMBERS = ("loss", "learning_rate", "samples_per_second")
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
-    """The reports of one run. Every rank makes the same calls; ranks other than rank 0 only have
-    their endpoint. No method waits for another rank.
+    """The reports of one run. Every rank makes the same calls, but ranks other than rank 0 only
+    serve their endpoint. No method waits for another rank.
 
-    `flops` counts the operations of the model; pass it to report MFU. `checkpoint_every` is in
-    steps. `skipped_steps` is the number of steps that the run skipped before this process.
+    `flops` counts the model's operations; pass it to report MFU. `checkpoint_every` is in steps.
+    `skipped_steps` is the number of steps that the run skipped before this process.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
-        # Newest numbers of steps and evaluations, for a TrainJob.
+        # The latest numbers of steps and evaluations, for a TrainJob.
         self._newest: dict[str, float] = {}
         peak = None
         if flops is not None:
@@ -81,7 +81,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             skipped_steps=self.skipped_steps,
         )
         with ExitStack() as stack:
-            if self.config.port is not None:  # first: if the port is in use, nothing changes
+            if self.config.port is not None:  # first, because it may be in use
                 self.endpoint = stack.enter_context(
                     closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
                 )
@@ -97,12 +97,12 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self._opened.close()
 
     def print_line(self, line: str) -> None:
-        """Print one line on rank 0. It is wrapped at word boundaries on a terminal only."""
+        """Print one line on rank 0. It is wrapped at word boundaries only on a terminal."""
         if self.world.is_main:
             self.screen.print_line(line)
 
     def is_due(self, step: int) -> bool:
-        """Return whether the numbers of `step` (counted from 1) are logged."""
+        """Return whether `step` (counted from 1) is logged."""
         return step % self.config.log_every == 0 or step in (1, self.num_steps)
 
     def beat(
@@ -111,10 +111,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         busy_seconds: Sequence[float] = (),
         inputs: dict[str, Tensor] | None = None,
     ) -> None:
-        """Record that `step` is done.
+        """Record that `step` is complete.
 
-        `busy_seconds` has one number per rank: the time of the step without waiting for other
-        ranks. `inputs` are this rank's inputs, for the MFU.
+        `busy_seconds` contains one number per rank: the duration of the step, excluding the time
+        spent waiting for other ranks. `inputs` are this rank's inputs, for MFU.
         """
         self.metrics.beat(step)
         if inputs is not None:
@@ -135,10 +135,11 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         skipped_steps: int = 0,
         **more: float,
     ) -> None:
-        """Log a finished step that `is_due`. Rates are over the time since the last logged step.
+        """Log a completed step for which `is_due` returned true. Rates cover the time since the
+        last logged step.
 
-        `bad_samples` and `skipped_steps` are totals of the run so far. `more` is written to the
-        files only.
+        `bad_samples` and `skipped_steps` are totals for the run so far. `more` is written only to
+        the files.
         """
         self.metrics.beat(step)
         numbers: dict[str, Any] = {
@@ -215,11 +216,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             shared = self.config.port and self.world.local_size > 1
             others = f" (other ranks of this machine: ports up to {last})"
             self.print_line(f"metrics at {endpoint.url}{others if shared else ''}")
-        elif not self.config.port:  # any free port, which rank 0 does not know
+        elif not self.config.port:  # each rank uses any free port, which rank 0 does not know
             print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
 
     def _busy_ranks(self) -> dict[str, Any]:
-        """Return the slowest rank and busy times. Prints a message if a rank delays the others."""
+        """Return the slowest rank and the busy times. Prints a message if one rank delays the
+        others.
+        """
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
@@ -232,8 +235,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         return {"slowest_rank": slowest, "busy_seconds": busy}
 
     def _rates(self, step: int) -> dict[str, Any]:
-        """Return the rates over the time since the last report, excluding evaluations and
-        checkpoints."""
+        """Return the rates since the last report, excluding the time of evaluations and
+        checkpoints.
+        """
         phases = self._phases.take()
         excluded = sum(phases.get(phase, 0.0) for phase in OUTSIDE_STEPS)
         elapsed, steps = self._pace.report(step, excluded)
@@ -274,7 +278,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
     """Raise the errors that opening a `Telemetry` would raise: ValueError for a package that is not
-    installed, OSError for a port that cannot be used."""
+    installed, or OSError for a port that cannot be used.
+    """
     if config.tensorboard:
         check_tensorboard()
     if config.port is not None:

@@ -6,20 +6,21 @@ from typing import Any
 
 
 def check_tensorboard() -> None:
-    """Raise ValueError if the optional package is not installed."""
+    """Raise ValueError if the optional package tensorboard is not installed."""
     if find_spec("tensorboard") is None:
         raise ValueError(
-            "telemetry.tensorboard is true, but the package tensorboard is not installed: "
-            "pip install 'kway[tensorboard]', or set it to false"
+            "telemetry.tensorboard is true, but the package tensorboard is not installed: run pip "
+            "install 'kway[tensorboard]', or set telemetry.tensorboard=false"
         )
 
 
 class TensorBoard:
-    """Writes scalars by step. TensorBoard hides the data that earlier processes wrote after
-    `start_step`."""
+    """Writes scalars by step. TensorBoard hides data that earlier processes wrote after
+    `start_step`.
+    """
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # loads the optional package
+        from torch.utils.tensorboard import SummaryWriter  # imports the optional package
 
         purge_step = start_step + 1 if start_step else None
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step)

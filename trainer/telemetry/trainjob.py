@@ -1,8 +1,8 @@
-"""Reports progress in the status of a Kubeflow TrainJob, if the run is one.
+"""Reports progress in the status of a Kubeflow TrainJob, if the run was launched as one.
 
-With the feature gate TrainJobStatus, Kubeflow Trainer sets three environment variables: a URL, the
-path of a CA certificate and the path of a token, which is rotated. It accepts
-`{"trainerStatus": {…}}` at the URL and shows it in `kubectl get trainjob`.
+If the feature gate TrainJobStatus is enabled, Kubeflow Trainer sets three environment variables: a
+URL, the path of a CA certificate and the path of a token, which is rotated. It accepts
+`{"trainerStatus": {…}}` at the URL and shows the status in `kubectl get trainjob`.
 """
 
 import math
@@ -20,18 +20,19 @@ import httpx
 _ADDRESS = "KUBEFLOW_TRAINER_SERVER_URL"
 _AUTHORITY = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
-# Kubeflow requires this interval of its clients, as each report changes an object of the cluster.
+# Kubeflow requires clients to respect this interval, because each report changes an object in the
+# cluster.
 _INTERVAL_SECONDS = 5.0
 _TIMEOUT_SECONDS = 5.0
-_MAX_METRICS = 20  # an evaluation may have hundreds
+_MAX_METRICS = 20  # an evaluation may have hundreds of metrics
 _MAX_REASON_CHARACTERS = 300
 
 
 class TrainJobStatus:
-    """Sends the newest report from a separate thread, and the last one at the end.
+    """Sends the newest report from a separate thread, and the final report at the end.
 
-    Training never waits for it and never fails because of it. An error is logged once, and again
-    only after a report has succeeded.
+    Training never waits for a report and never fails because of one. An error is logged once, and
+    is logged again only after a report has succeeded.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class TrainJobStatus:
 
     @classmethod
     def of_environment(cls, print_line: Callable[[str], None]) -> "TrainJobStatus | None":
-        """Return the status of this TrainJob; None outside a TrainJob or if a variable is
-        missing."""
+        """Return the status of this TrainJob, or None outside a TrainJob or if a variable is
+        missing.
+        """
         found = [os.environ.get(name) for name in (_ADDRESS, _AUTHORITY, _TOKEN)]
         if found[0] is None:
             return None
@@ -120,10 +122,10 @@ class TrainJobStatus:
                 headers={"Authorization": f"Bearer {token}"},
                 verify=context,
                 timeout=_TIMEOUT_SECONDS,
-                trust_env=False,  # the server is in this cluster, not behind a proxy
+                trust_env=False,  # the server is in the same cluster, not behind a proxy
             )
             response.raise_for_status()
-        # ValueError: the token is not a valid header value, or the URL is not valid.
+        # ValueError means that the token is not a valid header value or the URL is not valid.
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
             if self._last_succeeded:
                 seconds = time.monotonic() - start

@@ -1,4 +1,6 @@
-"""Reads single files from a published archive by name, in any folder, without unpacking it."""
+"""Reads individual files from a published archive by name, in any of its folders, without unpacking
+it.
+"""
 
 import tarfile
 import zlib
@@ -13,9 +15,10 @@ _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
 def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Return the content of those of `names` that the archive, possibly compressed, contains.
+    """Return the contents of those files in `names` that the archive, which may be compressed,
+    contains.
 
-    Raises a one-line ValueError if the file is damaged, truncated or not an archive.
+    Raises ValueError with a one-line message if the file is damaged, truncated or not an archive.
     """
     found = {}
     try:
@@ -32,7 +35,7 @@ def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
 
 
 def _reject_other_format(archive: Path) -> None:
-    """Raise ValueError for a file that was never a tar. An empty file may be a truncated one."""
+    """Raise ValueError for a file that was never a tar. An empty file may be a truncated tar."""
     with archive.open("rb") as file:
         start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
     if start and not start.startswith(_COMPRESSED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
@@ -43,5 +46,5 @@ def _reject_other_format(archive: Path) -> None:
 
 
 def loose_files(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Return the content of those of `names` that are directly in `folder`."""
+    """Return the contents of those files in `names` that are directly in `folder`."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

@@ -1,6 +1,6 @@
 """Lists the image files of each class, from class folders or a label file.
 
-Image files are not opened here. Whether they are valid is checked later.
+Image files are not opened here; they are validated later.
 """
 
 import csv
@@ -24,7 +24,9 @@ _SHOWN = 60
 
 
 class File(NamedTuple):
-    """An image file. path: relative to the folder. split: None to choose it by hash."""
+    """An image file. path: its path relative to the folder. split: its split, or None if the split
+    is chosen by a hash.
+    """
 
     path: str
     class_name: str
@@ -35,8 +37,8 @@ class File(NamedTuple):
 class Listing:
     """Image files sorted by path.
 
-    folders: for nested class folders, maps each class to the names of the folders on its path.
-    skipped: files and folders that are ignored without an error.
+    folders: for nested class folders, a map from each class to the names of the folders on its
+    path. skipped: the files and folders that are ignored without an error.
     """
 
     files: list[File] = field(default_factory=list)
@@ -59,9 +61,10 @@ def why_not_file(path: Path) -> str:
 
 
 def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield entries of `folder` that are not class folders, with the reason why they are not read.
+    """Yield the entries of `folder` that are not class folders, each with the reason why it is not
+    read.
 
-    A broken link among them may stand for a class.
+    A broken link among them may represent a class.
     """
     for path in folder.iterdir():
         if not path.is_dir():
@@ -79,10 +82,10 @@ class _Directory(NamedTuple):
 
 
 def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
-    """List images in class folders, which are in `folder` itself or in its split folders.
+    """List the images in class folders, which are in `folder` itself or in its split folders.
 
-    nested: the class of an image is the folder that contains it, however deep (True), or the
-    topmost one (False). If several folders have the same name, their paths are used instead.
+    nested: whether the class of an image is the folder that contains it, at any depth, or the
+    topmost folder. If several folders have the same name, their paths are used instead.
 
     Raises ValueError for class folders that look like splits, for two folders of the same split,
     for a split without images, for a class name that is not UTF-8 and, if `nested` is None, for a
@@ -100,7 +103,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
             if not found:
                 raise ValueError(
                     f"{folder / name} does not contain class folders with images: add some, or "
-                    "remove it"
+                    "remove this folder"
                 )
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
@@ -132,7 +135,7 @@ def _class_names(
 
 
 def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) -> None:
-    """Raise ValueError if the classes are ambiguous, with the folders and images per level."""
+    """Raise ValueError, with the folders and images per level, if the classes are ambiguous."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
         images[directory.folders] += len(directory.images)
@@ -155,7 +158,9 @@ def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) ->
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Map subfolders to splits. Empty unless `folder` contains `train/` and a held-out split."""
+    """Map subfolders to splits. The result is empty unless `folder` contains `train/` and a
+    held-out split.
+    """
     found: dict[str, list[str]] = {}
     for path in _folders(folder):
         if (split := split_name(path.name)) in _SPLITS:
@@ -174,7 +179,7 @@ def _split_folders(folder: Path) -> dict[str, str]:
 def _reject_split_names(folder: Path) -> None:
     """Raise ValueError for a folder that looks like a split.
 
-    A class may be named train, but if such a folder contains folders, it is a split.
+    A class may be named train, but a folder with this name that contains folders is a split.
     """
     folders = _folders(folder)
     split_like = [f for f in folders if split_name(f.name) in _SPLITS]
@@ -218,7 +223,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
 
 
 def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
-    """Return those of `paths` that are images, and record the others as skipped."""
+    """Return the `paths` that are images, and record the others as skipped."""
     images = []
     for path in paths:
         if path.suffix.lower() not in ENDINGS:
@@ -240,9 +245,9 @@ def _check_name(folder: Path, class_name: str) -> None:
 
 
 def list_label_file(folder: Path, labels: Path) -> Listing:
-    """List the lines `file,class` of a label file. A heading `file,class` is skipped.
+    """List the lines `file,class` of a label file. A header line `file,class` is skipped.
 
-    Raises ValueError or FileNotFoundError with the line number.
+    Raises ValueError or FileNotFoundError, with the line number.
     """
     seen: dict[str, int] = {}
     listing = Listing()
@@ -253,7 +258,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
             raise ValueError(
                 f"{where}: {_cut(','.join(row))} is not of the form file,class: correct it"
             )
-        # Links are not resolved: an image may be a link to one outside the folder.
+        # Links are not resolved, because an image may be a link to a file outside the folder.
         name = os.path.relpath(os.path.join(root, row[0].strip()), root)
         if name.split(os.sep)[0] == os.pardir:
             raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: use files inside it")
@@ -272,7 +277,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
 
 
 def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of its first line, cells) of each row, except empty rows and the heading."""
+    """Yield (number of the first line, cells) for each row, except empty rows and the header."""
     with labels.open("rb") as file:
         reader = csv.reader(_lines(file, labels))
         while True:
@@ -295,7 +300,7 @@ def _lines(file: IO[bytes], labels: Path) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{labels}, line {number}: not UTF-8 text: save the file as UTF-8"
+                f"{labels}, line {number} is not UTF-8 text: save the file as UTF-8"
             ) from error
 
 

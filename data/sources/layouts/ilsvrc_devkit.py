@@ -39,7 +39,9 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Synset:
-    """A synset. parents: the synsets directly above, in order. num_images: 0 if unknown."""
+    """A synset. parents: the synsets directly above it, in order. num_images: the number of
+    training images, or 0 if unknown.
+    """
 
     wnid: str
     words: str
@@ -72,9 +74,10 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Read the archive, or a folder that contains `data/` or its two files.
+    """Read the devkit from the archive, or from a folder that contains `data/` or its two
+    files.
 
-    Raises FileNotFoundError if a file is missing and ValueError if one is damaged.
+    Raises FileNotFoundError if a file is missing, and ValueError if a file is damaged.
     """
     found = _files(path)
     if missing := {_META, _TRUTH} - found.keys():
@@ -99,10 +102,10 @@ def _files(path: Path) -> dict[str, bytes]:
 
 
 def _synsets(content: bytes) -> dict[int, Synset]:
-    """Return the synsets by ILSVRC2012_ID, the ID that `children` also uses."""
+    """Return the synsets by ILSVRC2012_ID, which is also the ID used in `children`."""
     table = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True)["synsets"])
     if missing := [name for name in _FIELDS if name not in (table.dtype.names or ())]:
-        raise ValueError(f"its synsets have no field {missing[0]}")
+        raise ValueError(f"its synsets do not have the field {missing[0]}")
     wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
     parents: defaultdict[int, list[str]] = defaultdict(list)
     for row in table:
@@ -123,7 +126,7 @@ def _synsets(content: bytes) -> dict[int, Synset]:
 
 
 def _text(value: object) -> str:
-    """Convert MATLAB text. An empty MATLAB string is an empty array."""
+    """Convert MATLAB text to a string. An empty MATLAB string is an empty array."""
     return "" if isinstance(value, np.ndarray) and not value.size else str(value)
 
 

@@ -1,8 +1,8 @@
 """Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
-Only tar headers are read; whether a member is a valid image is checked later. A bad header, a
-truncated tar and a missing end marker are errors here. Python's tarfile stops at them silently and
-loses the images that follow.
+Only tar headers are read; the images are validated later. A bad header, a truncated tar and a
+missing end marker are errors here, whereas Python's tarfile silently stops at them and loses the
+images that follow.
 """
 
 import os
@@ -31,13 +31,13 @@ TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = re.compile(r"_(\d{8})$")
-_THREADS = 8  # they mostly wait for the disk
+_THREADS = 8  # the threads mostly wait for the disk
 _FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE)
 
 
 class ImageEntry(NamedTuple):
-    """Bytes [offset, offset + size) of `file`, a path in the folder. `name` is unique."""
+    """An image: bytes [offset, offset + size) of `file`, a path in the folder. `name` is unique."""
 
     name: str
     file: str
@@ -48,14 +48,16 @@ class ImageEntry(NamedTuple):
 
 @dataclass
 class ImageList:
-    """Images sorted by name, identical for tars and folders. skipped: other files."""
+    """The images sorted by name, which are identical for tars and folders. skipped: the other
+    files.
+    """
 
     found: list[ImageEntry] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
 
 def list_training(folder: Path, report: Report = silent) -> ImageList:
-    """List ILSVRC2012_img_train.tar or train/.
+    """List the images in ILSVRC2012_img_train.tar or train/.
 
     Raises ValueError for a class that is not a synset ID. `report(done, total)` counts classes.
     """
@@ -76,10 +78,11 @@ def list_training(folder: Path, report: Report = silent) -> ImageList:
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
-    """List ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
+    """List the images in ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if neither
+    exists.
 
-    Images in a flat folder have only numbers; the devkit maps them to classes. Raises ValueError if
-    it is required and missing.
+    Images in a flat folder have only numbers, which the devkit maps to classes. Raises ValueError
+    if the devkit is required but missing.
     """
     tar, val = folder / VAL_TAR, folder / "val"
     if tar.is_file():
@@ -98,7 +101,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:
-    """Return the files of a class folder by relative path, and other entries as skipped."""
+    """Return the files of a class folder by relative path, and the other entries as skipped."""
     with os.scandir(folder / synset) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
@@ -155,8 +158,8 @@ def _flat(
 ) -> ImageList:
     if devkit is None:
         raise ValueError(
-            f"{where} does not contain labels: copy {DEVKIT}.tar.gz to the same folder, or pass it "
-            "with --devkit"
+            f"{where} does not contain labels: copy {DEVKIT}.tar.gz to the same folder, or pass "
+            "its path with --devkit"
         )
     listed = ImageList()
     for name, member in _image_members(listed, members, f"{tar}: " if tar else f"{where.name}/"):
@@ -175,7 +178,7 @@ def _flat(
 
 
 def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
-    """Rename images as if `val/` were flat, if the names stay unique, and sort them by name."""
+    """Rename images as if `val/` were flat, if the names remain unique, and sort them by name."""
     flat = [image.name.rpartition("/")[2] for image in images]
     names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
     return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
@@ -186,7 +189,7 @@ def _image_members(
 ) -> list[tuple[str, Member]]:
     """Return (file name, member) of the images among `members`, and record the others as skipped.
 
-    prefix: prepended to the skipped names.
+    prefix: a prefix for the skipped names.
     """
     images = []
     for member in sorted(members):
@@ -205,7 +208,7 @@ def _image_members(
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
     """Return the files of the tar `path`, or of the tar that is its member `inside`, in order.
 
-    512 bytes are read per member. Raises ValueError, with the tar, the position and a fix, for a
+    This reads 512 bytes per member. Raises ValueError, with the tar, the position and a fix, for a
     damaged header, a truncated tar, or a member that is neither a file nor a folder.
     """
     with path.open("rb", buffering=0) as file:
@@ -256,7 +259,7 @@ def _check_names(members: list[Member]) -> None:
 def _check_rest(descriptor: int, at: int, stop: int) -> None:
     """Raise ValueError unless only zero padding follows the end marker.
 
-    Members after the marker would not be read.
+    Members after the end marker would not be read.
     """
     while at < stop:
         chunk = os.pread(descriptor, min(1 << 20, stop - at), at)

@@ -1,6 +1,6 @@
 """Classes in a taxonomy such as WordNet or ImageNet's development kit.
 
-A synset may have several parents. The path of a class uses the first one listed.
+A synset may have several parents. The path of a class uses the first parent listed.
 """
 
 from collections import Counter
@@ -22,30 +22,31 @@ class Taxonomy(Protocol):
 
     @property
     def origin(self) -> str:
-        """The name of the taxonomy for messages."""
+        """The name of the taxonomy, for messages."""
 
     def synset(self, class_name: str) -> str:
         """Return the synset of the class with this name."""
 
     def words(self, synset: str) -> str:
-        """Return the names of a synset, separated by a comma and a space, best first."""
+        """Return the names of a synset, best first, separated by a comma and a space."""
 
     def parents(self, synset: str) -> tuple[str, ...]:
-        """Return the synsets directly above; empty for a root."""
+        """Return the synsets directly above a synset. The result is empty for a root."""
 
 
 TaxonomyOption = Annotated[
     Taxonomy | None,
     Option("--wordnet", type=Path),
     Field(
-        description="WordNet dict folder with the words and hierarchy of classes named by synset"
+        description="WordNet dict folder that provides words and a hierarchy for classes named by "
+        "synset"
     ),
 ]
 
 
 @dataclass(frozen=True)
 class ClassTaxonomy:
-    """The classes with these names in a taxonomy.
+    """The classes with the given names in a taxonomy.
 
     The methods raise ValueError for a class that is missing from the taxonomy, and for a cycle.
     """
@@ -56,8 +57,8 @@ class ClassTaxonomy:
     def attributes(self) -> list[dict[str, str]]:
         """Return `words`, `parents` (synsets separated by spaces) and `path` of each class.
 
-        A node of a path is named by the first of its words. Its synset is added if a sibling or a
-        node above has the same name.
+        The name of a node in a path is the first of its words. Its synset is added if a sibling or
+        a node above it has the same name.
         """
         chains = _above(self._chains)
         names = _node_names(self.taxonomy, chains)
@@ -72,7 +73,7 @@ class ClassTaxonomy:
         return attributes
 
     def notes(self) -> list[str]:
-        """Return one line if any synset has several parents."""
+        """Return one line if there are synsets with several parents."""
         nodes = {node for chain in self._chains for node in chain}
         several = [node for node in nodes if len(self.taxonomy.parents(node)) > 1]
         if not several:
@@ -84,7 +85,7 @@ class ClassTaxonomy:
 
     @cached_property
     def _chains(self) -> list[tuple[str, ...]]:
-        """For each class, the synsets from the root down to its own."""
+        """The synsets from the root down to that of the class, for each class."""
         return _chains(self.taxonomy, [self.taxonomy.synset(name) for name in self.class_names])
 
 
@@ -114,14 +115,16 @@ def _ancestors(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]
 
 
 def _above(chains: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Remove the last synset from each chain, unless other classes are below it or share it."""
+    """Remove the last synset from each chain unless other classes are below it or share it."""
     inner = {node for chain in chains for node in chain[:-1]}
     inner |= {node for node, count in Counter(c[-1] for c in chains).items() if count > 1}
     return [chain if chain[-1] in inner else chain[:-1] for chain in chains]
 
 
 def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """Return names of the nodes, distinct among siblings and from the names of their ancestors."""
+    """Return the names of the nodes, which are distinct among siblings and differ from the names of
+    their ancestors.
+    """
     above = {node: chain[:i] for chain in set(chains) for i, node in enumerate(chain)}
     first = {node: taxonomy.words(node).split(", ")[0] or node for node in above}
     same_name = Counter((up[-1:], first[node]) for node, up in above.items())

@@ -1,6 +1,6 @@
 """Small published networks for images like those of MNIST and CIFAR, as transformers models.
 
-`NETWORKS` is the registry by `model_type`.
+`NETWORKS` is the registry of networks by `model_type`.
 """
 
 from transformers import AutoConfig, AutoModel
@@ -21,8 +21,9 @@ NETWORKS: dict[str, type[ImageNetwork]] = {
 
 
 def register_networks() -> None:
-    """Register the networks with `AutoConfig` and `AutoModel`. May be called repeatedly."""
+    """Register the networks with `AutoConfig` and `AutoModel`. It can be called repeatedly."""
     for model_type, model in NETWORKS.items():
-        # exist_ok: our model takes precedence if a later transformers has one of the same name.
+        # With exist_ok, our model takes precedence if a later version of transformers has a model
+        # of the same name.
         AutoConfig.register(model_type, model.config_class, exist_ok=True)
         AutoModel.register(model.config_class, model, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Shared parts of the networks: initial weights, layers and configuration checks."""
+"""Components shared by the networks: initial weights, layers and configuration checks."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ class ImageNetwork(PreTrainedModel):
     """Computes `last_hidden_state` [B, `config.hidden_size`, h, w] from normalized images
     [B, C, H, W].
 
-    Initial weights follow He et al. (2015): normal with variance 2 / fan. For convolutions this is
-    the fan-out, as in the code that the authors of these networks published. The members of the
-    network's module list are compiled, checkpointed and sharded one by one.
+    Initial weights follow He et al. (2015): they are drawn from a normal distribution with variance
+    2 / fan. Convolutions use the fan-out, as in the published code of the networks' authors. The
+    members of the network's module list are compiled, checkpointed and sharded individually.
     """
 
-    config_class: type[PreTrainedConfig]  # set by transformers from the annotation of `config`
+    config_class: type[PreTrainedConfig]  # transformers sets this from the annotation of `config`
     main_input_name = "pixel_values"
     input_modalities = "image"
 
@@ -40,7 +40,8 @@ class FullyConnected(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=False)
-        # BatchNorm2d on images of one pixel, the only kind in `trainer/backbone/batch_norm.py`.
+        # This is BatchNorm2d on images of one pixel, because `trainer/backbone/batch_norm.py`
+        # supports only BatchNorm2d.
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,13 +55,14 @@ class FullyConnected(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution of odd kernel `size` with padding that keeps the image size at stride 1.
-    Without a bias, because batch norm has one."""
+    """Return a convolution with an odd kernel `size` and padding that keeps the image size at
+    stride 1. It does not have a bias, because batch norm has one.
+    """
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
 def check_positive(**fields: int | Sequence[int]) -> None:
-    """Raise ValueError for a field that is not a positive number or a list of these."""
+    """Raise ValueError for a field that is not a positive number or a list of positive numbers."""
     for name, value in fields.items():
         numbers = [value] if isinstance(value, int) else value
         if min(numbers, default=0) < 1:
@@ -70,7 +72,9 @@ def check_positive(**fields: int | Sequence[int]) -> None:
 def check_dropout(dropout: float) -> None:
     """Raise ValueError if `dropout` is not a probability below 1."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}, but must be at least 0 and below 1; 0 disables it")
+        raise ValueError(
+            f"dropout is {dropout}, but it must be at least 0 and below 1; 0 disables dropout"
+        )
 
 
 def layers_per_stage(depth: int, *, step: int, outside: int) -> int:
@@ -79,15 +83,16 @@ def layers_per_stage(depth: int, *, step: int, outside: int) -> int:
     if rest or n < 1:
         lower = step * max(n, 1) + outside
         raise ValueError(
-            f"depth is {depth} but must be {step} n + {outside}: use {lower} or {lower + step}"
+            f"depth is {depth}, but it must be {step} n + {outside}: use {lower} or {lower + step}"
         )
     return n
 
 
 @strict
 class FixedSizeConfig(PreTrainedConfig):
-    """The configuration of a network for images of a fixed size, because a layer has weights for
-    each pixel."""
+    """The configuration of a network that accepts only images of a fixed size, because a layer has
+    weights for each pixel.
+    """
 
     image_size: int = 32
     num_channels: int = 3
@@ -97,10 +102,10 @@ class FixedSizeConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def check_image_size(self, height: int, width: int) -> None:
-        """Raise ValueError if an image has another size, in pixels."""
+        """Raise ValueError if `height` and `width`, in pixels, differ from `image_size`."""
         if (height, width) != (self.image_size, self.image_size):
             raise ValueError(
-                f"backbone.config.image_size is {self.image_size}, images have {height} x "
-                f"{width} pixels, and {self.model_type} accepts only one size: set it to "
+                f"backbone.config.image_size is {self.image_size}, but images have {height} x "
+                f"{width} pixels, and {self.model_type} accepts only one size: set image_size to "
                 "data.image.size and remove other sizes from data.augment"
             )

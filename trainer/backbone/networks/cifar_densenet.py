@@ -16,18 +16,18 @@ from trainer.backbone.networks.base import (
 )
 
 _BLOCKS = 3
-_LEAST_SIDE = 4  # two transitions halve it
+_LEAST_SIDE = 4  # two transitions halve the side
 
 
 @strict
 class CifarDenseNetConfig(PreTrainedConfig):
     """`growth_rate` is the number of feature maps that a layer adds.
 
-    `bottleneck` adds a 1 x 1 convolution to 4 `growth_rate` maps to each layer. `compression` is
-    the fraction of maps that remain after a transition. DenseNet-BC has a bottleneck and
-    compression 0.5. `depth` counts the layers with weights, including the classifier: 3 n + 4, or 6
-    n + 4 with `bottleneck`. `dropout` follows each convolution except the first; the paper uses 0.2
-    without augmentation.
+    `bottleneck` adds to each layer a 1 x 1 convolution with 4 `growth_rate` output maps.
+    `compression` is the fraction of maps that remain after a transition. DenseNet-BC uses
+    bottlenecks and a compression of 0.5. `depth` counts the layers with weights, including the
+    classifier: 3 n + 4, or 6 n + 4 with `bottleneck`. `dropout` follows each convolution except the
+    first; the paper uses 0.2 without augmentation.
     """
 
     model_type = "cifar_densenet"
@@ -44,8 +44,8 @@ class CifarDenseNetConfig(PreTrainedConfig):
         check_dropout(self.dropout)
         if not 1 <= self.compression * self.maps[0] <= self.maps[0]:
             raise ValueError(
-                f"compression is {self.compression}: it is the fraction of the maps that remain "
-                "after a transition, at most 1 and large enough to leave at least one map"
+                f"compression is {self.compression}: set it to a fraction of at most 1 that leaves "
+                "at least one map after each transition"
             )
         super().__post_init__(**kwargs)
 
@@ -85,8 +85,9 @@ class DenseLayer(nn.Module):
 
 
 class CifarDenseNetModel(ImageNetwork):
-    """A 3 x 3 convolution and three dense blocks. A transition after each of the first two halves
-    the image size. Accepts images of any size from 4 x 4 pixels."""
+    """A 3 x 3 convolution and three dense blocks. A transition after each of the first two blocks
+    halves the image size. Accepts images of at least 4 x 4 pixels.
+    """
 
     config: CifarDenseNetConfig
 
@@ -109,7 +110,7 @@ class CifarDenseNetModel(ImageNetwork):
         height, width = pixel_values.shape[2:]
         if min(height, width) < _LEAST_SIDE:
             raise ValueError(
-                f"images have {height} x {width} pixels and cifar_densenet halves them twice: "
+                f"images have {height} x {width} pixels but cifar_densenet halves the size twice: "
                 f"set data.image.size to {_LEAST_SIDE} or more"
             )
         hidden = self.stem(pixel_values)
@@ -119,7 +120,9 @@ class CifarDenseNetModel(ImageNetwork):
 
 
 def _dense_block(inputs: int, remaining: int | None, config: CifarDenseNetConfig) -> nn.Sequential:
-    """Return a dense block and its transition to `remaining` maps; None: without a transition."""
+    """Return a dense block and its transition to `remaining` maps. None means that there is no
+    transition.
+    """
     parts: list[nn.Module] = []
     for _ in range(config.layers_per_block):
         parts.append(DenseLayer(inputs, config))

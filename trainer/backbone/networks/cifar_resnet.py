@@ -18,7 +18,8 @@ from trainer.backbone.networks.base import (
 class CifarResNetConfig(PreTrainedConfig):
     """`depth` counts the layers with weights, including the classifier: 6 n + 2.
 
-    `hidden_sizes` are the feature maps of the three stages. The last two halve the image size.
+    `hidden_sizes` are the numbers of feature maps of the three stages. Each of the last two stages
+    halves the image size.
     """
 
     model_type = "cifar_resnet"
@@ -32,7 +33,7 @@ class CifarResNetConfig(PreTrainedConfig):
         check_positive(hidden_sizes=self.hidden_sizes, num_channels=self.num_channels)
         if len(self.hidden_sizes) != 3 or list(self.hidden_sizes) != sorted(self.hidden_sizes):
             raise ValueError(
-                f"hidden_sizes is {self.hidden_sizes}: use three numbers in ascending order, "
+                f"hidden_sizes is {self.hidden_sizes}: set three numbers in ascending order, "
                 "because a shortcut can only add maps"
             )
         super().__post_init__(**kwargs)

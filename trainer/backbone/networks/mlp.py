@@ -15,7 +15,7 @@ from trainer.backbone.networks.base import (
 
 @strict
 class MlpConfig(FixedSizeConfig):
-    """`hidden_sizes` are the numbers of units of the layers."""
+    """`hidden_sizes` are the numbers of units per layer."""
 
     model_type = "mlp"
 
@@ -33,7 +33,7 @@ class MlpConfig(FixedSizeConfig):
 
 
 class MlpModel(ImageNetwork):
-    """Each layer is followed by batch norm and ReLU. Features are [B, dim, 1, 1]."""
+    """Fully connected layers, each followed by batch norm and ReLU. Features are [B, dim, 1, 1]."""
 
     config: MlpConfig
 
@@ -48,7 +48,7 @@ class MlpModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError if images do not have the size `image_size`."""
+        """Raises ValueError if the size of the images is not `image_size`."""
         self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:

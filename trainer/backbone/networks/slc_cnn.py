@@ -16,8 +16,9 @@ from trainer.backbone.networks.base import (
 
 @strict
 class SlcCnnConfig(FixedSizeConfig):
-    """`conv_channels` are the feature maps of the six convolutions. `hidden_size` is the number of
-    units of the dense layer."""
+    """`conv_channels` are the numbers of feature maps of the six convolutions. `hidden_size` is the
+    number of units of the dense layer.
+    """
 
     model_type = "slc_cnn"
 
@@ -27,15 +28,16 @@ class SlcCnnConfig(FixedSizeConfig):
     def __post_init__(self, **kwargs: object) -> None:
         if len(self.conv_channels) != 6:
             raise ValueError(
-                f"conv_channels is {self.conv_channels}: use six numbers, one per convolution"
+                f"conv_channels is {self.conv_channels}: set six numbers, one per convolution"
             )
         check_positive(conv_channels=self.conv_channels, hidden_size=self.hidden_size)
         super().__post_init__(**kwargs)
 
 
 class SlcCnnModel(ImageNetwork):
-    """Convolutions 1, 3 and 5 are 5 x 5, the others 1 x 1, each with batch norm and ReLU. A 3 x 3
-    max pooling with stride 2 follows convolutions 2, 4 and 6. Features are [B, dim, 1, 1].
+    """Convolutions 1, 3 and 5 are 5 x 5, and the others are 1 x 1. Each is followed by batch norm
+    and ReLU. A 3 x 3 max pooling with stride 2 follows convolutions 2, 4 and 6. Features are [B,
+    dim, 1, 1].
 
     The paper does not specify the padding. Here convolutions keep the image size and max pooling
     halves it, rounded up.

@@ -19,8 +19,9 @@ _STEM = 16
 
 @strict
 class WideResNetConfig(PreTrainedConfig):
-    """`depth` is 6 n + 4 and `width` multiplies the number of maps. `dropout` is applied between
-    the convolutions of a block; the paper uses 0.3 on CIFAR, 0.4 on SVHN, or none."""
+    """`depth` is 6 n + 4, and `width` multiplies the number of maps. `dropout` is applied between
+    the convolutions of a block. The paper uses no dropout, or 0.3 on CIFAR and 0.4 on SVHN.
+    """
 
     model_type = "wide_resnet"
 
@@ -41,8 +42,9 @@ class WideResNetConfig(PreTrainedConfig):
 
 
 class PreActivationBlock(nn.Module):
-    """Batch norm and ReLU precede each convolution. If the number of maps changes, the shortcut is
-    a 1 x 1 convolution of the first ReLU's output."""
+    """A residual block in which batch norm and ReLU precede each convolution. If the number of maps
+    changes, the shortcut is a 1 x 1 convolution of the first ReLU's output.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, stride: int, dropout: float) -> None:
         super().__init__()
