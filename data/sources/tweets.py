@@ -78,7 +78,8 @@ class Tweets(FirstPassSource):
     )
     emoji_form: Annotated[Literal["fold", "keep"], Option("--emoji")] = Field(
         default="fold",
-        description="remove (fold) or keep skin tones and variation selectors of labels",
+        description="fold: label with the fully qualified emoji, without skin tone; keep: label "
+        "with the emoji as written in the text",
     )
     users: Replacement = Field(
         default="replace", description="replace user names with @user, remove or keep them"
