@@ -30,7 +30,7 @@ from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.references import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
 
-# In the platform's own JSON, the `text` of a long tweet is truncated.
+# In the platform's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
 _LANGUAGE_NAMES = ("lang", "language")
 _ID_NAMES = ("id_str", "id", "tweet_id")
@@ -44,8 +44,9 @@ _RETWEETED = "retweeted_status"
 class Tweets(FirstPassSource):
     """Tweets labeled by their emoji. All emoji and parts of emoji are removed from the texts.
 
-    A key is `<language>/<id>-<file>-<offset>`; the language is `und` if it is unknown. Without
-    options for columns or fields, the usual names are used, including those of the platform's JSON.
+    A key is `<language>/<id>-<file>-<offset>`; the language is `und` if it is unknown. If the
+    options for columns or fields are not set, the usual names are used, including those of the
+    platform's native JSON.
     """
 
     kind = "tweets"
