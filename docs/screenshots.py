@@ -1,7 +1,7 @@
 """Takes the screenshots of the docs: `python -m docs.screenshots DEMO [--only report] [--out DIR]`.
 
-DEMO is the output folder of `kway demo`. The server of its bundle runs in this process and is
-queried for held-out images; the report compares its runs. The browser is the machine's Chromium.
+DEMO is the output folder of `kway demo`. This process serves its bundle and sends queries with
+held-out images. The report compares its runs. The browser is the Chromium installed on the machine.
 """
 
 import argparse
@@ -28,9 +28,11 @@ _GALLERY_SIZE = 3000
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.screenshots", description=__doc__)
-    parser.add_argument("demo", type=Path, metavar="DEMO", help="folder of `kway demo`")
-    parser.add_argument("--only", choices=("page", "report"), help="default: both")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder")
+    parser.add_argument("demo", type=Path, metavar="DEMO", help="output folder of `kway demo`")
+    parser.add_argument(
+        "--only", choices=("page", "report"), help="screenshots to take; default: both"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="output folder")
     arguments = parser.parse_args()
     if not (arguments.demo / "bundle").is_dir():
         parser.exit(

@@ -2,8 +2,7 @@
 
 python docs/tutorial.py [IMAGES] [--out FOLDER] [--epochs N]
 
-IMAGES is a folder that contains one folder of images per class. If it is omitted, the script draws
-images of 12 classes.
+IMAGES contains one folder of images per class. Without it, the script draws images of 12 classes.
 """
 
 import argparse
@@ -24,7 +23,7 @@ SMALL = (
     "backbone.config.depths=[1, 1, 1, 1]",
     "data.image={size: 48, resize: 54}",
 )
-# top-1 accuracy compares all classes; the others measure the logit of one class alone.
+# top-1 compares the logits of all classes; the other metrics use the logit of one class alone.
 MEASURES = {"top1": "top-1", "auprc": "AUPRC", "precision_at_recall_0.9": "P@R 0.9"}
 
 
@@ -35,7 +34,7 @@ def kway(*arguments: object) -> None:
 
 
 def draw_images(folder: Path, per_class: int = 40) -> None:
-    """A class is a color, a shape and a line width, drawn somewhere in noise."""
+    """Draw images. A class is a color, a shape and a line width, at a random position in noise."""
     rng = np.random.default_rng(0)
     for color, shape, width in product(("red", "green"), ("ellipse", "rectangle"), (1, 2, 4)):
         target = folder / f"{color} {shape} {width}"
@@ -74,7 +73,9 @@ def main(images: Path | None, out: Path, epochs: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("images", nargs="?", type=Path, help="one folder per class")
-    parser.add_argument("--out", type=Path, default=Path("tutorial"), help="a new folder")
+    parser.add_argument(
+        "images", nargs="?", type=Path, help="folder with one folder of images per class"
+    )
+    parser.add_argument("--out", type=Path, default=Path("tutorial"), help="new output folder")
     parser.add_argument("--epochs", type=float, default=5)
     main(**vars(parser.parse_args()))

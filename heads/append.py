@@ -1,7 +1,7 @@
-"""Append classes to a trained head, with the optimizer state of its parameters.
+"""Append classes to a trained head, and extend the optimizer state of its parameters.
 
-New classes become children of existing nodes, or roots. Existing rows and moments do not change;
-only their node numbers may.
+New classes become children of existing nodes, or roots. Existing rows and moments do not change,
+but their node numbers may change.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ _ROWS_AT_ONCE = 1 << 18
 def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
     """Return the tree with one new leaf per new class, and the new index of each old node [N].
 
-    `parents` are nodes of `tree`, -1 for a root; the new classes are K, K + 1, ... in order.
-    Raises ValueError if a parent is not a node.
+    `parents` are nodes of `tree`, or -1 for a root. The new classes are K, K + 1, ... in the order
+    of `parents`. Raises ValueError if a parent is not a node.
     """
     above = np.asarray(parents)
     if above.ndim != 1 or (above.size and above.dtype.kind not in "iu"):
         raise ValueError(
             f"parents have dtype {above.dtype} and shape {list(above.shape)}: pass a list of "
-            "integers, each a node or -1"
+            "integers, each of which is a node or -1"
         )
     above = above.astype(np.int64)
     outside = above[(above < -1) | (above >= tree.num_nodes)]
@@ -107,7 +107,7 @@ def _replace_in(
 def _grown_tree(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
     """Return the results of `append_to_tree`; an error on one rank is raised on all (collective).
 
-    Without this agreement, the other ranks would wait for the failed one in the next collective.
+    Without this agreement, the other ranks would wait for the failed rank in the next collective.
     """
     found, problem = None, None
     try:
@@ -133,12 +133,12 @@ def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) 
         raise ValueError("classes of a factored head have no parents: pass -1 for each class")
     if head.engine.log_prior is not None:
         raise ValueError(
-            f"the head has a prior for {head.num_classes} classes and none for new ones: create "
-            "the head without a prior"
+            f"the head has a prior for {head.num_classes} classes, but none for new classes: "
+            "create the head without a prior"
         )
     if head.engine.row_weighting.class_weights is not None:
         raise ValueError(
-            f"the head has class_weights for {head.num_classes} classes and none for new ones: "
+            f"the head has class_weights for {head.num_classes} classes, but none for new classes: "
             "create the head without class_weights"
         )
 

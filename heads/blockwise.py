@@ -2,8 +2,8 @@
 
 `heads/engine.py` iterates over the blocks and merges their statistics over blocks and ranks; this
 module computes a single block on one rank. Forward reduces the logits [G, C] to a few statistics
-per row. Backward turns the gradient of the statistics into that of the logits; two matrix products
-turn that into gradients of features and rows.
+per row. Backward converts the gradient of the statistics to the gradient of the logits, and then,
+with two matrix products, to the gradients of features and rows.
 """
 
 import math
@@ -17,8 +17,8 @@ from heads.logits import LogitMap, Margins
 from heads.losses import Block, Choice, LabelPositions, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
-# glibc serves larger allocations with mmap, which returns zeroed pages: each allocation would cost
-# a page fault every 4 KiB.
+# glibc serves larger allocations with mmap, which returns zeroed pages, so that each allocation
+# would cause one page fault per 4 KiB.
 _CACHED_BYTES = 16 << 20
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
@@ -29,9 +29,9 @@ class BlockwiseLogits:
     """The logits of G rows for this rank's classes, computed one block at a time.
 
     `features_Gd` are the features after the logit map, times its scale. `rows` and `bias` (None: no
-    bias) are per node. `offset` and `log_prior` [K] are added to the logits; `margins` is None for
-    a map without margin. `memory_bytes` bounds the memory of logits. `choice` are the classes that
-    the loss selected (None: all).
+    bias) are per node. `offset` and `log_prior` [K] are added to the logits. `margins` is None for
+    a map without a margin. `memory_bytes` limits the memory of logits. `choice` are the classes
+    that the loss selected (None: all).
     """
 
     weights: ClassWeights
@@ -53,11 +53,11 @@ class BlockwiseLogits:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
 
     def classes_at_once(self) -> int:
-        """Return the number of classes per block: their logits use an eighth of the budget.
+        """Return the number of classes per block, whose logits use an eighth of the budget.
 
-        A few temporaries of that size then fit, and a quarter of the budget remains for logits that
-        are saved for backward. It is a power of two, so that a batch with one more row usually has
-        the same blocks.
+        The remaining budget is enough for a few temporaries of that size, and for a quarter of the
+        budget of logits that are saved for backward. The number is a power of two, so that a batch
+        with one more row usually has the same blocks.
         """
         rows, dim = self.features_Gd.shape
         piece = self.memory_bytes // 8
@@ -86,11 +86,11 @@ class BlockwiseLogits:
         return self._reduced(block, logits_GC, labels, with_graph=with_graph)
 
     def recompute(self, block: ClassBlock, logits_GC: Tensor) -> "ComputedBlock":
-        """Compute the statistics again in backward, with a graph; the margins are set already."""
+        """Recompute the statistics in backward, with a graph. The margins are already applied."""
         return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
 
     def class_rows(self, block: ClassBlock) -> Tensor:
-        """Return the class rows [C, d] that the features are multiplied with."""
+        """Return the class rows [C, d] by which the features are multiplied."""
         rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
         return rows.to(self.compute_dtype)
 
@@ -99,7 +99,7 @@ class BlockwiseLogits:
         return LabelPositions.of(columns, len(block.class_ids))
 
     def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
-        """Compute logits without margin [G, C], in the first elements of a flat `out` if given."""
+        """Compute the logits without margin [G, C], in the first elements of `out` if given."""
         shape = len(self.features_Gd), len(block.class_ids)
         target = None if out is None else out[: math.prod(shape)].view(shape)
         shift_C = self._shift(block)
@@ -125,8 +125,8 @@ class BlockwiseLogits:
         self, margins: Margins, block: ClassBlock, rows_Cd: Tensor, labels: LabelPositions
     ) -> None:
         """Compute the true logits of the rows whose class is in the block, with their margin."""
-        # Compute these few products again in the precision of the statistics: the derivative of
-        # arccos is large near +-1, so a margin amplifies rounding errors of bf16 products.
+        # Recompute these few products in the precision of the statistics: the derivative of arccos
+        # is large near +-1, so a margin amplifies the rounding errors of bf16 products.
         features, vectors = self.features_Gd[labels.rows], rows_Cd[labels.columns]
         products = (features.to(self.stats_dtype) * vectors.to(self.stats_dtype)).sum(1)
         shift_C = self._shift(block)
@@ -155,7 +155,7 @@ class BlockwiseLogits:
     def add_gradients(
         self, block: ClassBlock, computed: "ComputedBlock", grad_stats: Stats, to: "GradientSums"
     ) -> None:
-        """Add the block's share to the sums over classes, and write the gradient of its rows."""
+        """Add the block's terms to the sums over classes, and write the gradient of its rows."""
         grad_GC = computed.gradient_of_logits(grad_stats)
         if to.bias is not None or to.scalars is not None:
             grad_C = grad_GC.sum(0)
@@ -189,8 +189,10 @@ class BlockwiseLogits:
         self.weights.put_gradient(block, grad_Cd, grad_nodes)
 
     def gradient_like(self, values: NodeValues) -> Tensor:
-        """Create a buffer for the gradients of path sums, which blocks write to. It is at least
-        float32, also if the products are bf16."""
+        """Create a buffer for the gradients of path sums, to which the blocks write.
+
+        Its dtype is at least float32, even if the products are bf16.
+        """
         every_class = self.choice is None
         return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
 
@@ -204,7 +206,7 @@ class ComputedBlock:
     stats: Stats
 
     def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
-        # Some statistics are class ids, which do not require a gradient.
+        # Some statistics are class IDs, which do not require a gradient.
         pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
         outputs, grads = zip(*pairs, strict=True)
         leaves = (self.leaf_GC, self.view.true)
@@ -219,14 +221,14 @@ class ComputedBlock:
 class SavedBlocks:
     """What forward saves for backward within the memory budget.
 
-    These are the graphs of all blocks if they fit, otherwise the logits of the first blocks.
+    Forward saves the graphs of all blocks if they fit, otherwise the logits of the first blocks.
     Backward recomputes the logits of the other blocks. For example, with budget M and 10 blocks
-    whose logits take M / 8 each, the first two are saved (a quarter of M) and eight are recomputed.
+    whose logits take M / 8 each, two blocks are saved (a quarter of M) and eight are recomputed.
 
     All logits are written to one buffer and all statistics to another (`BlockStatistics`), so that
-    everything else that a block allocates is freed before the next block. Small long-lived tensors
-    between these allocations would leave holes a few bytes too short for the next block's aligned
-    allocation, and the heap would grow with every block (sourceware bug 14581).
+    all other memory that a block allocates is freed before the next block. Small long-lived tensors
+    between these allocations would leave gaps that are a few bytes too small for the next block's
+    aligned allocation, and the heap would grow with every block (sourceware bug 14581).
     """
 
     def __init__(
@@ -246,12 +248,14 @@ class SavedBlocks:
             self._buffer = logits.features_Gd.new_empty(size)
 
     def buffer(self, index: int) -> Tensor | None:
-        """Return a flat tensor for the logits of a block, or None if graphs are saved. Blocks that
-        are not saved share the end of the buffer."""
+        """Return a flat tensor for the logits of a block, or None if graphs are saved.
+
+        Blocks that are not saved share the end of the buffer.
+        """
         return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
 
     def save(self, computed: ComputedBlock) -> None:
-        """Save the graph of the next block, if graphs are saved. Logits are in `buffer` already."""
+        """Save the graph of the next block if graphs are saved. Logits are already in `buffer`."""
         if self.graphs:
             self._computed.append(computed)
 
@@ -272,10 +276,11 @@ class SavedBlocks:
 
 @dataclass
 class GradientSums:
-    """Gradient buffers that the blocks of this rank add to or write to; None: not required.
+    """Gradient buffers to which the blocks of this rank add or write. None: not required.
 
-    `features` [G, d] is for the features after the logit map, `rows` [n, d] and `bias` [n, 1] for
-    path sums, and `scalars` [2] for the logarithm of the scale and for the offset.
+    `features` [G, d] is the gradient of the features after the logit map, `rows` [n, d] and `bias`
+    [n, 1] are the gradients of path sums, and `scalars` [2] are the gradients of the logarithm of
+    the scale and of the offset.
     """
 
     features: Tensor | None = None

@@ -34,13 +34,13 @@ def build_head(
 
     Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths` [K]
     (names of the nodes above each class, from the root down). `class_counts` [K] are the numbers
-    of training samples per class, used for balanced class weights, priors and the noise of nce.
+    of training samples per class. Balanced class weights, priors and the noise of nce use them.
 
     Raises ValueError if `config.num_classes` or the label vectors do not match `num_classes`.
     """
     if config.num_classes not in (None, num_classes):
         raise ValueError(
-            f"head.num_classes is {config.num_classes} and the shards have {num_classes} classes: "
+            f"head.num_classes is {config.num_classes}, but the shards have {num_classes} classes: "
             "correct or remove head.num_classes, or set data.shards to the intended shards"
         )
     tree = build_tree(
@@ -90,9 +90,9 @@ def build_tree(
 ) -> LabelTree:
     """Build or load the label tree for a recipe's class weights.
 
-    The sources are `label_vectors` [K, D], `class_paths` [K] or a file. The classes of a file are
+    The source is `label_vectors` [K, D], `class_paths` [K] or a file. The classes in a file are
     matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if
-    vectors or paths are missing, or if a tree has other classes or is of another kind.
+    vectors or paths are missing, or if a tree has different classes or is of a different kind.
     """
     weights = config.weights
     if weights.kind == "dense" or weights.kind == "factored":
@@ -114,7 +114,7 @@ def _tree_from_file(
     named = NamedTree.load(path)
     if len(named.classes) != num_classes:
         raise ValueError(
-            f"tree {path} has {len(named.classes)} classes and the data {num_classes}: "
+            f"tree {path} has {len(named.classes)} classes, but the data have {num_classes}: "
             "build the tree from the data's class list"
         )
     tree = named.tree if class_names is None else named.for_classes(class_names)
@@ -132,7 +132,7 @@ def _tree_from_file(
 def _tree_of_paths(num_classes: int, class_paths: Sequence[Sequence[str]] | None) -> LabelTree:
     if class_paths is None:
         raise ValueError(
-            "head.weights.tree.kind=hierarchy needs class paths, and the shards have none: set "
+            "head.weights.tree.kind=hierarchy needs class paths, but the shards have none: set "
             "kind=vectors or head.weights.tree.file"
         )
     return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
@@ -143,13 +143,13 @@ def _cover_tree(
 ) -> CoverTree:
     if label_vectors is None:
         raise ValueError(
-            "head.weights needs label vectors, and the shards have none: set "
+            "head.weights needs label vectors, but the shards have none: set "
             "head.weights.kind=dense, head.weights.tree.kind=hierarchy (if the shards have one) or "
             "head.weights.tree.file, or use shards with label vectors"
         )
     if len(label_vectors) != num_classes:
         raise ValueError(
-            f"there are {len(label_vectors)} label vectors and {num_classes} classes: "
+            f"there are {len(label_vectors)} label vectors, but {num_classes} classes: "
             "write the shards again with kway shard"
         )
     return build_cover_tree(label_vectors, base=config.base)
@@ -158,9 +158,9 @@ def _cover_tree(
 def _class_weights(
     kind: Literal["none", "balanced"], num_classes: int, class_counts: np.ndarray | None
 ) -> Tensor | None:
-    """Return the class weights [K], None for uniform ones.
+    """Return the class weights [K], or None if they are uniform.
 
-    Balanced weights are N / (K n_j), so that every class has the same total weight; the weight of a
+    Balanced weights are N / (K n_j), so that every class has the same total weight. The weight of a
     class without samples is 0.
     """
     if kind == "none":

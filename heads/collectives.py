@@ -1,7 +1,7 @@
 """Collectives of the head and the trainer: reductions, and gathers and scatters of uneven rows.
 
-If the group is None, there is a single process and every call is the identity. Ranks may have
-different numbers of rows, including 0; `sizes` lists them in rank order.
+If the group is None, there is a single process and every call is the identity. The number of rows
+may differ across ranks and may be 0; `sizes` lists the numbers in rank order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ def collective_hook(hook: Callable[[str], AbstractContextManager[None]]) -> Iter
 
 
 def hooked(name: str) -> AbstractContextManager[None]:
-    """Return the active hook's context for a collective; used around calls outside this module."""
+    """Return the active hook's context for a collective, for calls outside this module."""
     hook = _hook.get()
     return nullcontext() if hook is None else hook(name)
 
@@ -63,7 +63,7 @@ def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Overwrite `tensor` with that of the group's first rank, and return it."""
+    """Overwrite `tensor` with the tensor of the group's first rank, and return it."""
     if group is not None and group_size(group) > 1:
         with hooked("broadcast"):
             dist.broadcast(tensor, group=group, group_src=0)
@@ -71,7 +71,7 @@ def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Return every rank's tensor in rank order; all have the same shape."""
+    """Return the tensors of all ranks in rank order. All of them must have the same shape."""
     size = group_size(group)
     if size == 1 or tensor.numel() == 0:
         return [tensor] * size
@@ -82,7 +82,7 @@ def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]
 
 
 def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
-    """Gather [b, ...] of each rank to [sum(sizes), ...] on every rank; b is sizes[rank].
+    """Gather the rows [b, ...] of each rank as [sum(sizes), ...] on every rank; b is sizes[rank].
 
     Shorter tensors are padded to max(sizes), because the collective needs equal shapes.
     """

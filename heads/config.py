@@ -41,8 +41,8 @@ class LabelTreeConfig(_Config):
         _BASE,
         ge=1.001,
         le=1000,
-        description="base of the cover tree; smaller values give deeper, narrower trees (paper "
-        "000, section 5)",
+        description="base of the cover tree; smaller values give deeper, narrower trees (section "
+        "5 of paper 000)",
     )
     file: Path | None = Field(None, description="tree file written by `kway tree build`")
 
@@ -50,9 +50,11 @@ class LabelTreeConfig(_Config):
     def _one_origin(self) -> "LabelTreeConfig":
         if self.base != _BASE and (self.file is not None or self.kind == "hierarchy"):
             other = "file" if self.file is not None else "kind=hierarchy"
-            raise ValueError(f"base applies to trees of label vectors only: remove base or {other}")
+            raise ValueError(f"base applies only to trees of label vectors: remove base or {other}")
         if self.file is not None and self.kind == "hierarchy":
-            raise ValueError("a tree comes from a file or from the shards: remove file or kind")
+            raise ValueError(
+                "a tree is built from either a file or the shards: remove file or kind"
+            )
         return self
 
 
@@ -62,7 +64,8 @@ class _TreeConfig(_Config):
         0.0,
         ge=0,
         le=1,
-        description="exponent p; the gradient of an inner node is divided by (classes below it)^p",
+        description="exponent p: the gradient of an inner node is divided by the number of classes "
+        "below it to the power p",
     )
 
 
@@ -75,7 +78,7 @@ class UTreeConfig(_TreeConfig):
     def _every_node_a_class(self) -> "UTreeConfig":
         if self.tree.kind == "hierarchy":
             raise ValueError(
-                "inner nodes of a hierarchy are not classes, as a utree needs: set "
+                "inner nodes of a hierarchy are not classes, but a utree requires classes: set "
                 "weights.kind=vtree"
             )
         return self
@@ -90,8 +93,8 @@ class VTreeConfig(_TreeConfig):
 class FactoredConfig(_Config):
     """Dense rows, stored as a product, with a training cost independent of the number of classes.
 
-    For losses of sum z, sum z^2 and z_y, and without a bias. Training is plain SGD with the
-    optimizer's lr and weight_decay, without momentum.
+    Supports only losses that are functions of sum z, sum z^2 and z_y. A bias is not supported.
+    Training is plain SGD without momentum, with the optimizer's lr and weight_decay.
     """
 
     kind: Literal["factored"] = "factored"
@@ -109,16 +112,18 @@ class HeadConfig(_Config):
     logits: LogitMapConfig = Dot()
     loss: LossConfig = CrossEntropy()
     num_classes: int | None = Field(
-        None, gt=0, description="expected number of classes; an error if the data differ"
+        None, gt=0, description="expected number of classes; a mismatch with the data is an error"
     )
     class_weights: Literal["none", "balanced"] = Field(
-        "none", description="balanced: weight rows by the inverse frequency of their class"
+        "none",
+        description="class weights of the loss; balanced: inversely proportional to the class "
+        "frequency",
     )
     bias: bool = Field(
         default=None,
         validate_default=True,
-        description="bias with one entry per node, summed along the path of a class; default: true "
-        "for dot logits, unless weights are factored",
+        description="whether there is a bias, with one entry per node that is summed along the "
+        "path of a class; default: true for dot logits, unless weights are factored",
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="memory limit for logits per rank, in MiB")
@@ -155,7 +160,7 @@ class HeadConfig(_Config):
         if loss.over_nodes:
             if weights not in ("utree", "vtree") or self.class_weights != "none":
                 raise ValueError(
-                    f"{loss.kind} needs a tree and does not support class weights: choose "
+                    f"{loss.kind} needs a tree and does not support class weights: set "
                     "weights.kind=vtree and class_weights=none"
                 )
             if (
@@ -169,9 +174,9 @@ class HeadConfig(_Config):
         elif weights == "factored" and not loss.num_power_sums:
             family = [kind for kind, each in LOSSES.items() if each.num_power_sums]
             raise ValueError(
-                f"factored weights cannot train {loss.kind}: choose weights.kind=dense, or "
-                f"loss.kind of {', '.join(family)}"
+                f"factored weights do not support {loss.kind}: set weights.kind=dense, or set "
+                f"loss.kind to one of {', '.join(family)}"
             )
         if weights == "factored" and self.bias:
-            raise ValueError("factored weights have no bias: set bias=false")
+            raise ValueError("factored weights do not support a bias: set bias=false")
         return self

@@ -14,10 +14,10 @@ def sharded_rows(rows: Tensor, mesh: DeviceMesh, shape: torch.Size) -> DTensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; any other tensor unchanged."""
+    """Return this rank's part of a DTensor. Any other tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return all ranks' rows of a DTensor (collective); any other tensor unchanged."""
+    """Return all ranks' rows of a DTensor (collective). Any other tensor is returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -14,14 +14,14 @@ Forward
 
 Backward
   1. Differentiate the value with respect to the statistics of each block: tensors [G, ...].
-  2. Iterate over the blocks again. Each block turns the gradient of its statistics into that of its
-     logits. Two matrix products turn that into the gradient of its class rows and into its term of
-     the gradient of the features, which is a sum over all classes.
-  3. Sum over ranks: the terms of the features over the class group, tree nodes over their subtrees,
-     and all parameters over the data group.
+  2. Iterate over the blocks again. Each block converts the gradient of its statistics to the
+     gradient of its logits. Two matrix products convert that to the gradient of its class rows and
+     to its term of the gradient of the features, which is a sum over all classes.
+  3. Sum over ranks: the terms of the feature gradients over the class group, the gradients of tree
+     nodes over their subtrees, and the gradients of all parameters over the data group.
 
-For example, the statistics of cross-entropy are (logsumexp z, z_y). A row with logits 1, 2, 0, 3
-and label 1, in two blocks of two classes:
+For example, the statistics of cross-entropy are (logsumexp z, z_y). This table shows a row with
+logits 1, 2, 0, 3 and label 1, in two blocks of two classes:
 
     block     statistics   their gradient     gradient of the logits
     1, 2      2.313, 2     0.324, -1          0.324 softmax(1, 2) + (0, -1) = 0.087, -0.763
@@ -49,7 +49,7 @@ from heads.weights import ClassWeights, NodeValues
 
 @dataclass(frozen=True)
 class _Call:
-    """The options of one call of `Engine`, and what the ranks agreed on for it."""
+    """The options of one call of `Engine`, and what the ranks agreed on for this call."""
 
     agreement: Agreement
     grad_enabled: bool
@@ -69,7 +69,7 @@ class Engine:
 
     The ranks of `class_group` have different classes and compute the same rows; the ranks of
     `data_group` have the same classes and different rows. None means a single process.
-    `memory_bytes` bounds the memory of logits. `log_prior` [K] is added to the logits in training.
+    `memory_bytes` limits the memory of logits. `log_prior` [K] is added to the logits in training.
     """
 
     weights: ClassWeights
@@ -94,28 +94,28 @@ class Engine:
     ) -> Tensor:
         """Return the loss of the global batch, the same scalar on every rank (collective).
 
-        `features` [b, d] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
-        Gradients are those of the mean over the global batch, and complete: no further reduction is
-        needed for `parameters` or for these rows of `features`. A gradient that no rank requires is
-        not computed; ranks may require different ones. `row_weights` [b], on every rank or on none,
-        multiply the weights of the rows. In `training`, logits have the margin and the prior of the
-        logit map. `draw` is the number of the training step (`Loss.choose`); None computes all
-        classes. Without `over_data`, the gradients of `parameters` are not summed over the data
-        group.
+        `features` [b, d] and `labels` [b] are this rank's rows; b may differ across ranks and may
+        be 0. The gradients of `parameters` and of these rows of `features` are those of the mean
+        over the global batch. They are complete and need no further reduction. A gradient that no
+        rank requires is not computed; ranks may require different gradients. `row_weights` [b],
+        which multiply the weights of the rows, must be passed on every rank or on none. In
+        `training`, logits include the margin and the prior of the logit map. `draw` is the number
+        of the training step (`Loss.choose`); None computes all classes. Without `over_data`, the
+        gradients of `parameters` are not summed over the data group.
 
-        Raises, on every rank, ValueError if a label of any rank is outside the classes, if features
+        On every rank, raises ValueError if a label of any rank is outside the classes, if features
         and labels of any rank do not match, if a training step of a batch loss has fewer than two
-        rows, or if `over_data` is false and only some ranks train their weight; FloatingPointError
-        if the loss is NaN.
+        rows, or if `over_data` is false and only some ranks train their weight. Raises
+        FloatingPointError on every rank if the loss is NaN.
         """
         if row_weights is not None and row_weights.is_floating_point():
             # Cast first: a small weight may become 0 in the dtype of the computation, and `agree`
-            # must see the weights that are used.
+            # must receive the weights that are actually used.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
         agreement = self.agree(features, labels, parameters, row_weights)
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
-                "the head's weight requires a gradient on some ranks only, so its gradient cannot "
+                "the head's weight requires a gradient on only some ranks, so its gradient cannot "
                 "be accumulated over micro-batches: call head.requires_grad_ with the same value "
                 "on every rank"
             )
@@ -156,7 +156,7 @@ class Engine:
     def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
         """Return the `Rows` that `Loss.value` needs, for rows that are not ignored.
 
-        `labels` [m] are their labels and `factors` [m] their `row_weights`, if there are any.
+        `labels` [m] are the labels of these rows, and `factors` [m] their `row_weights`, if given.
         """
         is_uniform = self.row_weighting.class_weights is None and factors is None
         weights = None if is_uniform else self.row_weighting(labels, factors).to(dtype)
@@ -223,8 +223,8 @@ class _HeadLoss(torch.autograd.Function):
         ctx.engine, ctx.call, ctx.parameters, ctx.inputs = engine, call, parameters, inputs
         ctx.logits, ctx.blocks, ctx.saved = logits, blocks, saved
         ctx.statistics, ctx.global_loss = statistics, global_loss
-        # Saved for their version counters only: a weight that is modified in place before backward
-        # is an error.
+        # Saved only for their version counters: modifying a weight in place before backward is an
+        # error.
         ctx.save_for_backward(features, *(each for each in parameters if each is not None))
         return loss
 
@@ -238,8 +238,8 @@ class _HeadLoss(torch.autograd.Function):
         if not ctx.call.computes_gradients:
             return (None,) * 10
         logits: BlockwiseLogits = ctx.logits
-        # As in forward, even if the caller runs backward under autocast: the engine chooses the
-        # precision of each step itself.
+        # Disable autocast, as in forward, even if the caller runs backward under autocast: the
+        # engine itself chooses the precision of each step.
         with torch.autocast(grad_loss.device.type, enabled=False):
             grads_of_stats = ctx.global_loss.gradients(ctx.statistics, grad_loss)
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
@@ -280,8 +280,8 @@ class _GlobalRows:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
             row_weights = all_gather_rows(row_weights, group_sizes, engine.data_group)[counts]
         ignores = engine.row_weighting.ignore_index is not None
-        # An ignored row needs some valid class. Its choice does not matter: the loss skips the row,
-        # so that its gradient is zero.
+        # An ignored row needs a valid class. Any class will do, because the loss skips the row and
+        # its gradient is zero.
         known_G = labels_G.where(engine.row_weighting.counts(labels_G), 0)
         return cls(known_G, labels_m[counts], row_weights, counts if ignores else None)
 
@@ -332,7 +332,7 @@ def _gradient_buffers(
 ) -> GradientSums:
     """Create zeroed buffers for the gradients that are required.
 
-    A gradient is a sum over ranks: if one rank requires it, all ranks that contribute to it must
+    A gradient is a sum over ranks. If one rank requires it, all ranks that contribute to it must
     compute their terms.
     """
     sums = GradientSums()
@@ -365,7 +365,7 @@ def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
 
 
 def _reduced_nodes(ctx: Any, values: NodeValues | None, grad: Tensor | None) -> Tensor | None:
-    """Return the gradient of node vectors or biases, from that of path sums (collective)."""
+    """Return the gradient of node vectors or biases from the gradient of path sums (collective)."""
     if values is None or grad is None:
         return None
     engine: Engine = ctx.engine

@@ -1,8 +1,8 @@
 """The factored head: exact SGD on all K rows of the classifier at a cost independent of K.
 
-For losses that depend on the logits of a row only through sum z, sum z^2 and z_y (Vincent, de
-Brebisson and Bouchard 2015, arXiv 1412.7091; the general family in 1606.08061). It supports plain
-SGD with weight decay on dense class weights, without momentum and without label trees.
+The head supports losses that depend on the logits of a row only through sum z, sum z^2 and z_y
+(Vincent, de Brebisson and Bouchard 2015, arXiv 1412.7091; the general family is in 1606.08061). It
+supports plain SGD with weight decay on dense class weights, without momentum and label trees.
 
 The rows are stored as W = V U + 1 omega'. For features x, sum z = x's and sum z^2 = x'Q x with
 Q = W'W [d, d] and s = W'1 [d], so the loss needs no logits except those of the labels. The gradient
@@ -55,7 +55,7 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class _Batch:
-    """The result of a forward pass, and what its backward needs.
+    """The result of a forward pass, and the data that its backward pass needs.
 
     `rows` [b, d] are the rows of W at the labels; `by_stats` [b, 3] is the gradient of the global
     loss with respect to sum z, sum z^2 and z_y.
@@ -87,8 +87,8 @@ class FactoredHead(ClassHead):
     >>> head(features, labels).backward()  # gradients of the features, as with ClassHead
     >>> head.step(lr=0.1, weight_decay=5e-4)
 
-    The weight does not get a `.grad`, so optimizers skip it. Its recorded gradients are cleared by
-    the head's own `zero_grad` only, not by the `zero_grad` of a module that contains the head.
+    The weight does not get a `.grad`, so optimizers skip it. Its recorded gradients are cleared
+    only by the head's own `zero_grad`, not by the `zero_grad` of a module that contains the head.
     Reading `head.weight`, its rows or the `state_dict` (but not `parameters()`) first consolidates
     all K rows (`consolidate`). The weight is the only state of the head. To modify it, read
     `head.weight` again after each step. The singular values of U stay, up to a common scale,
@@ -148,7 +148,7 @@ class FactoredHead(ClassHead):
     ) -> Tensor:
         """See `ClassHead.forward` (collective); the statistics are always float64.
 
-        Also raises ValueError, on every rank, if the weight requires a gradient on some ranks only,
+        Also raises ValueError on every rank if the weight requires a gradient on only some ranks,
         because a step changes factors that all rows share.
         """
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
@@ -164,8 +164,8 @@ class FactoredHead(ClassHead):
     def step(self, lr: float, weight_decay: float = 0.0) -> None:
         """Take an SGD step: W <- (1 - lr weight_decay) W - lr G (collective).
 
-        G is the sum of the gradients since the last step or `zero_grad`. Without gradients nothing
-        changes.
+        G is the sum of the gradients since the last step or `zero_grad`. If there are no gradients,
+        the weight does not change.
         """
         gradient = self._reduced_gradient()
         if gradient is None:
@@ -220,9 +220,9 @@ class FactoredHead(ClassHead):
     def consolidate(self) -> None:
         """Convert the weight to plain rows: V <- V U + 1 omega', U = I, omega = 0.
 
-        This is not a collective. The next forward computes Q and s from scratch, like a run that
-        starts with these rows. Raises ValueError if other code modified the weight while factors
-        were pending.
+        This is not a collective. The next forward pass computes Q and s from scratch, as in a run
+        that starts with these rows. Raises ValueError if other code modified the weight while
+        factors were pending.
         """
         if self._factors is not None:
             self._check_unchanged()
@@ -318,9 +318,9 @@ class FactoredHead(ClassHead):
     def _update_moments(self, linear: Tensor, shift: Tensor, before: Tensor, after: Tensor) -> None:
         """Update Q and s for the dense part W A + 1 c' and for the rows of the labels.
 
-        The dense part alone would give these rows [n, d] the values `before`; their actual values
-        are `after`, already rounded to the dtype of the weight. Q and s therefore include the
-        rounding errors of the rows and do not drift from them.
+        The dense part alone would set these rows [n, d] to `before`. Their actual values are
+        `after`, already rounded to the dtype of the weight. Therefore Q and s include the rounding
+        errors of the rows and do not drift from them.
         """
         sparse = after - before
         cross = before.T @ sparse
@@ -345,7 +345,7 @@ class FactoredHead(ClassHead):
         agreement = self.engine.agree(features, labels, Parameters(weight), row_weights)
         if agreement.partly_frozen:
             raise ValueError(
-                "the factored head's weight requires a gradient on some ranks only: call "
+                "the factored head's weight requires a gradient on only some ranks: call "
                 "head.requires_grad_ with the same value on every rank"
             )
         labels = class_ids(labels)
@@ -373,8 +373,8 @@ class FactoredHead(ClassHead):
     def _label_rows(self, labels: Tensor, sizes: list[int]) -> Tensor:
         """Return the rows [b, d] of W at this rank's labels; zero for an ignored label.
 
-        Every rank fills in the rows that it holds, for the labels of the whole class group; the
-        reduce-scatter then returns each rank's own.
+        Every rank fills in the rows that it holds for the labels of the entire class group. The
+        reduce-scatter then returns to each rank the rows of its own labels.
         """
         group, held = self.engine.class_group, self._held()
         all_labels = all_gather_rows(labels, sizes, group)
@@ -384,8 +384,8 @@ class FactoredHead(ClassHead):
         return reduce_scatter_rows(rows, sizes, group)
 
     def _held_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the indices of `labels` [m] that are not ignored and belong to this rank's
-        classes, and the positions of these classes among this rank's rows."""
+        """Return the indices of the `labels` [m] that are not ignored and are classes of this rank,
+        and the positions of these classes among this rank's rows."""
         counted = self.engine.row_weighting.counts(labels).nonzero().squeeze(1)
         here, positions = self.engine.weights.held.find(labels[counted])
         return counted[here], positions
@@ -415,7 +415,7 @@ class FactoredHead(ClassHead):
         return value.detach(), by_stats[start : start + len(stats)]
 
     def _gather(self, tensor: Tensor, sizes: tuple[list[int], list[int]]) -> Tensor:
-        """Gather [b, ...] of each rank to the global batch [m, ...] on every rank (collective)."""
+        """Gather the rows [b, ...] of each rank as [m, ...], the global batch (collective)."""
         group = all_gather_rows(tensor, sizes[0], self.engine.class_group)
         return all_gather_rows(group, sizes[1], self.engine.data_group)
 
@@ -464,8 +464,8 @@ class FactoredHead(ClassHead):
         linear, square, true = by_stats.split(1, dim=1)
         packed = torch.cat([linear.T @ x, 2 * x.T @ (square * x)])
         all_reduce_sum(all_reduce_sum(packed, engine.class_group), engine.data_group)
-        # The row of a label is held by one rank of the class group, which needs the features of all
-        # rows with that label. Features are gathered in their own dtype, to send fewer bytes.
+        # One rank of the class group holds the row of a label and needs the features of all batch
+        # rows with that label. Features are gathered in their own dtype to send fewer bytes.
         here, positions = self._held_labels(self._gather(labels, sizes))
         rows = self._gather(true, sizes)[here] * self._gather(features, sizes)[here].double()
         positions, row = positions.unique(return_inverse=True)
@@ -516,8 +516,8 @@ def _num_statistics(loss: Loss) -> int:
         return loss.num_power_sums
     family = [kind for kind, each in LOSSES.items() if each.num_power_sums]
     raise ValueError(
-        f"the factored head cannot train {loss.kind}, which needs individual logits: use "
-        f"ClassHead, or one of {', '.join(family)}"
+        f"the factored head does not support {loss.kind}, which needs individual logits: use "
+        f"ClassHead, or one of the losses {', '.join(family)}"
     )
 
 

@@ -1,7 +1,8 @@
 """The d x d algebra of the factored head, whose K rows are W = V U + 1 omega'.
 
-Exact updates for W <- W A + 1 c' + (a few rows), after Vincent, de Brebisson and Bouchard 2015
-(arXiv 1412.7091). Pure float64 tensor algebra, independent of V, ranks and losses.
+This module computes exact updates for W <- W A + 1 c' + (a few rows), after Vincent, de Brebisson
+and Bouchard 2015 (arXiv 1412.7091). It is pure float64 tensor algebra and does not depend on V,
+ranks or losses.
 """
 
 from dataclasses import dataclass, replace
@@ -34,9 +35,9 @@ class Factors:
     def inverse(self, max_singular_value: float, dtype: torch.dtype) -> Tensor | None:
         """Return U^-1, or None if the rows must be consolidated.
 
-        That is the case if the singular values of U may leave [1/max, max] times a common scale, or
-        if the scale may bring rows of `dtype` near the end of its range. The rounding error of a
-        row of V grows with the condition number of U, not with its scale.
+        They must be consolidated if the singular values of U may leave [1/max, max] times a common
+        scale, or if the scale may bring rows of `dtype` close to the limits of its range. The
+        rounding error of a row of V grows with the condition number of U, not with its scale.
         """
         inverse, info = torch.linalg.inv_ex(self.transform)
         largest, widest = torch.finfo(dtype).max ** 0.25, max_singular_value**2
@@ -104,7 +105,7 @@ class RowsGradient:
 def _norm_bound(matrix: Tensor) -> Tensor:
     """Return an upper bound of the largest singular value: sqrt(norm_1 norm_inf).
 
-    It is tight near the identity.
+    The bound is tight near the identity.
     """
     magnitude = matrix.abs()
     return (magnitude.sum(0).max() * magnitude.sum(1).max()).sqrt()

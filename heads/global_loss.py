@@ -1,10 +1,10 @@
 """The loss of the global batch as a function of one rank's statistics.
 
-After one exchange, every rank has the statistics of all ranks. It treats those of the others as
-constants and differentiates with respect to its own, which needs no further collective. For
-example, cross-entropy of a row over two ranks is log(e^a + e^b) - z_y, where a and b are the
-logsumexp of the classes of rank 0 and rank 1. Rank 0 computes the derivative with respect to a,
-e^a / (e^a + e^b), and rank 1 that with respect to b; both computed the same value.
+After one exchange, every rank has the statistics of all ranks. It treats the statistics of other
+ranks as constants and differentiates with respect to its own, which needs no further collective.
+For example, the cross-entropy of a row over two ranks is log(e^a + e^b) - z_y, where a and b are
+the logsumexp of the classes of rank 0 and of rank 1. Rank 0 computes the derivative with respect to
+a, e^a / (e^a + e^b), and rank 1 the derivative with respect to b. Both compute the same loss.
 """
 
 import math
@@ -41,7 +41,7 @@ class BlockStatistics:
 class GlobalLoss:
     """The loss as a function of this rank's statistics, with those of the other ranks constant.
 
-    The ranks of a class group have different classes of the same rows, so their statistics are
+    The ranks of a class group have different classes and the same rows, so their statistics are
     merged. Along `data`, the class groups have different rows, so their totals are concatenated.
     `counts` selects the rows that are not ignored (None: all).
     """
@@ -111,7 +111,7 @@ class GlobalLoss:
 def _gather_stats(
     stats: Stats, gather: Callable[[Tensor, ProcessGroup | None], list[Tensor]], group: Any
 ) -> list[Stats]:
-    """Gather all ranks' statistics, packed into one [rows, width] tensor: one collective."""
+    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]."""
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
     packed = torch.cat(columns, dim=1)

@@ -1,8 +1,8 @@
 """Gradients over ranks: the squared norm for clipping, and summing instead of averaging.
 
 A `ClassHead` returns the loss of the global batch, so each rank's gradient of the backbone is a
-term of the total gradient. DDP and FSDP2 average gradients by default; the functions here make
-them sum the terms.
+term of the total gradient. DDP and FSDP2 average gradients by default. The functions in this module
+make them sum the terms.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-# On the CPU torch computes a float32 norm with a few running totals. For 1e8 numbers the square is
-# 2% too low; for pieces of this size its relative error is 3e-7.
+# On the CPU, torch computes a float32 norm with a few running totals. For 1e8 numbers the squared
+# norm is 2% too low; for pieces of this size its relative error is 3e-7.
 _PIECE = 1 << 16
 
 
@@ -37,7 +37,7 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 def sum_gradients(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """Communication hook of `DistributedDataParallel` that sums over `group` (None: all ranks).
+    """A `DistributedDataParallel` communication hook that sums over `group` (None: all ranks).
 
     >>> wrapped.register_comm_hook(None, sum_gradients)
     """

@@ -40,26 +40,27 @@ class ClassHead(nn.Module):
 
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
     with axes `data` and `class`; None means a single process. Every rank holds `weight`, its
-    contiguous rows [n, dim] of the node matrix, and `bias`, their entries [n] (None without a
-    bias; by default there is a bias if the logit map supports one). Leaves are initialized from a
+    contiguous rows [n, dim] of the node matrix, and `bias`, the entries [n] of these nodes (None
+    without a bias; by default there is a bias if the logit map supports it). Leaves follow a
     normal distribution with standard deviation `init_std`, as a function of (seed, class); inner
     nodes start at zero. The bias starts at the loss's initial value at the roots and at zero
     elsewhere, so that every class has that value once. If `logits` learns its scale or offset, they
     are the scalar parameters `log_scale` and `offset`, replicated on every rank.
 
-    Some losses need facts about the classes: `class_counts` [K], the numbers of training samples,
-    or `label_vectors` [K, D].
+    Some losses need information about the classes: `class_counts` [K], the numbers of training
+    samples, or `label_vectors` [K, D].
 
-    A row with label j has the weight `class_weights[j]` (None: 1); rows with the label
-    `ignore_index` are ignored. With `gradient_damping` p, the gradient of an inner node of a tree,
-    a sum over the classes below it, is divided by their number to the power p.
+    A row with label j has the weight `class_weights[j]` (None: 1). Rows with the label
+    `ignore_index` are ignored. The gradient of an inner node of a tree is a sum over the classes
+    below it. With `gradient_damping` p, the sum is divided by the number of these classes to the
+    power p.
 
-    A loss that samples classes draws new ones in every call in training mode with gradients. `draw`
-    counts these calls; a resumed run that restores it draws the same classes as an uninterrupted
-    one.
+    A loss that samples classes draws new classes in every call in training mode with gradients.
+    `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
+    uninterrupted run.
 
-    If `accumulates` is set, the gradients of several calls add up on each rank, and
-    `reduce_gradients` sums them over the mesh's `data` axis once.
+    If `accumulates` is set, the gradients of several calls are accumulated on each rank, and one
+    call of `reduce_gradients` sums them over the mesh's `data` axis.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
@@ -137,7 +138,7 @@ class ClassHead(nn.Module):
     def loss(self) -> Loss:
         return self.engine.loss
 
-    # Dynamo treats `draw` as a constant, so a compiled forward would be recompiled in every call.
+    # Dynamo treats `draw` as a constant, so a compiled forward would be recompiled on every call.
     @torch.compiler.disable
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
@@ -145,12 +146,12 @@ class ClassHead(nn.Module):
         """Return the loss of the global batch, a scalar that is the same on every rank
         (collective).
 
-        `features` [b, dim] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
-        `row_weights` [b], floats of at least 0, multiply the weight of each row in the mean; pass
-        them on every rank or on none. In training mode, logits have the margin and the prior of the
-        logit map.
+        `features` [b, dim] and `labels` [b] are this rank's rows; b may differ across ranks and may
+        be 0. `row_weights` [b], floats of at least 0, multiply the weight of each row in the mean.
+        Pass them on every rank or on none. In training mode, logits include the margin and the
+        prior of the logit map.
 
-        Raises, on every rank, ValueError for labels outside the classes or invalid row weights, and
+        On every rank, raises ValueError for labels outside the classes or invalid row weights, and
         FloatingPointError if the loss is NaN.
         """
         draw = None
@@ -189,7 +190,7 @@ class ClassHead(nn.Module):
         return self.tree.digest()
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return the weight [b] of each row in the mean; `factors` are its `row_weights`."""
+        """Return the weight [b] of each row in the mean; `factors` are the `row_weights`."""
         return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
@@ -198,7 +199,7 @@ class ClassHead(nn.Module):
         return self.evaluated_map()(features, classes)
 
     def evaluated_map(self) -> LogitMap:
-        """Return the logit map of evaluation and serving, with the current scale and offset."""
+        """Return the logit map for evaluation and serving, with the current scale and offset."""
         if self.log_scale is None and self.offset is None:
             return self._fixed_map
         scale, offset = self.logit_map.scale, self.logit_map.offset
@@ -237,7 +238,7 @@ class ClassHead(nn.Module):
         """Wrap a tensor with the layout of this rank's `weight` or `bias`, such as a moment of the
         optimizer, in a `Shard(0)` DTensor, which a checkpoint can reshard.
 
-        In a single process the tensor is returned unchanged, as is a scalar.
+        Scalars are returned unchanged, and so are all tensors in a single process.
         """
         if self.mesh is None or not rows.ndim:
             return rows
@@ -245,7 +246,7 @@ class ClassHead(nn.Module):
         return sharded_rows(rows, self.mesh["class"], shape)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ClassHead":
-        """Move the engine's plan and constants, too; called by `Module.to` and similar methods."""
+        """Also move the engine's plan and constants. `Module.to` and similar methods call this."""
         super()._apply(fn, recurse)
         device = self.weight.device
         if device != self.engine.weights.device and device.type != "meta":
@@ -279,7 +280,7 @@ class ClassHead(nn.Module):
     def initial_rows(
         self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
     ) -> np.ndarray:
-        """Return the initial rows [n, dim] of `heads/initial_rows.py`; subclasses may override."""
+        """Return the initial rows [n, dim] of `heads/initial_rows.py`. Can be overridden."""
         return initial_rows(weights, self.dim, seed=seed, std=std, first_class=first_class)
 
 

@@ -22,8 +22,8 @@ from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
 
-# The node id of an ignored label. It is negative, because any id of a class may be `ignore_index`
-# and also be the id of a node.
+# The node ID of an ignored label. It is negative, because `ignore_index` may be any class ID, which
+# may also be a node ID.
 _IGNORED_NODE = -100
 
 # Shape legend: b rows, S nodes of a block of scores, C classes of that block.
@@ -93,15 +93,15 @@ class HierarchicalSoftmaxHead(ClassHead):
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
         """Not supported: raises ValueError."""
         raise ValueError(
-            "hierarchical_softmax does not have a row of weights per class and cannot be exported "
-            "for queries about single classes: train with another head.loss"
+            "hierarchical_softmax does not have one row of weights per class and cannot be "
+            "exported for single-class queries: train with another head.loss"
         )
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
         """Yield log-probabilities [b, C] of this rank's classes, in blocks.
 
-        The first block is a collective: a block needs the siblings of the nodes on its paths, which
-        other ranks may hold, so every rank gathers all node vectors once.
+        The first block is a collective: every rank gathers all node vectors once, because a block
+        needs the siblings of the nodes on its paths, which other ranks may hold.
         """
         nodes, bias = self._of_all_nodes(self.weight), None
         if self.bias is not None:
@@ -125,7 +125,7 @@ class HierarchicalSoftmaxHead(ClassHead):
     def _leaves(self, labels: Tensor) -> Tensor:
         """Map labels to leaves; an out-of-range label becomes a node that the engine rejects."""
         if not is_integral(labels) or labels.device != self.leaf_of_class.device:
-            return labels  # the engine rejects these, too, on all ranks
+            return labels  # the engine also rejects these, on all ranks
         labels = class_ids(labels)
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]
@@ -142,8 +142,8 @@ class HierarchicalSoftmaxHead(ClassHead):
 class _ScoreBlock:
     """The nodes `start:stop`, the other nodes that their softmaxes need, and their path sums.
 
-    `nodes` [S] are all of these nodes, and `group` [S] is the index of the softmax that each one
-    belongs to. `layout` are the positions in `nodes` of [ancestors of `start`] + [start:stop].
+    `nodes` [S] are all of these nodes, and `group` [S] is the index of each node's softmax.
+    `layout` are the positions in `nodes` of [ancestors of `start`] + [start:stop].
     """
 
     nodes: np.ndarray
@@ -189,8 +189,8 @@ def _path_levels(
     """Plan the sums of values over the paths of the nodes `start:stop`.
 
     Returns the ancestors of the first node, root first, and for each depth the (child, parent)
-    positions in the layout [ancestors] + [nodes]. Adding parents to children in this order, from
-    the top level down, gives the path sums.
+    positions in the layout [ancestors] + [nodes]. Adding parents to children in this order, that
+    is, from the top level down, gives the path sums.
     """
     ancestors = tree.ancestors(start)
     layout = np.concatenate([ancestors, np.arange(start, stop)])

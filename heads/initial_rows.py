@@ -1,6 +1,6 @@
 """Initial values of a head.
 
-They depend on (seed, class, column) only, so they are the same for every world size.
+They depend only on (seed, class, column), so they are the same for every world size.
 """
 
 import numpy as np
@@ -32,8 +32,8 @@ def initial_rows(
 def initial_bias(weights: ClassWeights, loss: Loss, *, first_class: int = 0) -> NDArray[np.float32]:
     """Return the initial bias [n] of this rank's nodes.
 
-    It is the loss's initial value at roots and zero below, so that it occurs once in the path sum
-    of every class. A `first_class` other than 0 restricts it to roots whose class is at least that.
+    It is the loss's initial value at roots and zero at all other nodes, so that the value occurs
+    once in the path sum of every class. Roots whose class is below `first_class` are also zero.
     """
     tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
     roots = tree.parent[nodes] < 0

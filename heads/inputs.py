@@ -43,8 +43,11 @@ def class_ids(labels: Tensor) -> Tensor:
 
 
 class Parameters(NamedTuple):
-    """The parameters of a head that this rank holds: node vectors [n, d], the bias of the nodes
-    [n], and two scalars, the logarithm of the scale and the offset. None: not learned."""
+    """The parameters of a head that this rank holds.
+
+    These are node vectors [n, d], the bias of the nodes [n], and two scalars: the logarithm of the
+    scale, and the offset. None: not learned.
+    """
 
     vectors: Tensor
     bias: Tensor | None = None
@@ -103,9 +106,9 @@ class Agreement:
     `sizes` are the numbers of rows of the ranks of the class group, `group_sizes` those of the
     class groups along `data`. Ranks may require different gradients, but all ranks that contribute
     to a gradient must compute their terms. `needs_features`: a rank of the class group requires the
-    gradient of its features. `needs_vectors`: any rank requires that of a parameter.
-    `partly_frozen`: some ranks require that of a parameter and some do not. `needs_backward`: any
-    rank requires any gradient, so every rank runs a backward pass.
+    gradient of its features. `needs_vectors`: a rank requires the gradient of a parameter.
+    `partly_frozen`: only some ranks require the gradient of a parameter. `needs_backward`: a rank
+    requires any gradient, so every rank runs a backward pass.
     """
 
     sizes: list[int]
@@ -150,7 +153,7 @@ def agree(
         num_counting = int((row_weighting(ids, row_weights).where(~unknown, 1) > 0).sum())
         outside = int(unknown.sum())
     num_rows = len(labels) if fits else 0
-    # With row weights on some ranks only, these ranks would call a collective that others do not.
+    # With row weights on only some ranks, these ranks would call a collective that others do not.
     types = _type_code(features.dtype, weighted=row_weights is not None)
     needs = features.requires_grad, parameters.requires_grad
     numbers = [num_rows, num_counting, outside, not fits, tree_digest, types, *needs]
@@ -176,8 +179,8 @@ def agree(
         )
     if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
         raise ValueError(
-            f"the features of the ranks differ in dtype ({features.dtype} on this rank), or only "
-            "some ranks have row weights: pass the same dtype, and row weights on all ranks or on "
+            f"either the features of the ranks differ in dtype ({features.dtype} on this rank), or "
+            "only some ranks have row weights: pass one dtype, and row weights on all ranks or on "
             "none"
         )
     if any(outsides):

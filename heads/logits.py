@@ -4,8 +4,8 @@
     cosine   z_j = s cos(x, w_j) + o, in training with a margin on the logit of the true class
 
 A map defines the options of `head.logits` in a recipe and their math. Evaluation, export and
-serving call `LogitMap.__call__`; the engine applies the same steps block by block, with the margin
-and the prior of training. Losses see only the logits.
+serving call `LogitMap.__call__`. In training, the engine applies the same steps block by block and
+adds the margin and the prior. Losses receive only the logits.
 
 To add a map, subclass `LogitMap` and add the class to `AnyLogitMap`.
 """
@@ -33,8 +33,7 @@ M3 = Annotated[
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Rows of some classes: `class_ids` [C], `rows` [C, d] and their `bias` [C], None without
-    bias."""
+    """Rows of some classes: `class_ids` [C], `rows` [C, d] and `bias` [C] (None without a bias)."""
 
     class_ids: Tensor
     rows: Tensor
@@ -50,9 +49,9 @@ class ClassRows:
 
 
 class LogitMap(BaseModel):
-    """Options of a logit map. `evaluated` returns the map without those used only in training.
+    """Options of a logit map. `evaluated` returns the map without options for training only.
 
-    `normalizes`: the product is that of unit vectors, and there is no bias.
+    `normalizes`: the map multiplies unit vectors and does not support a bias.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -94,7 +93,7 @@ class LogitMap(BaseModel):
         return grad_vectors
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
-        """Map the cosine of a feature vector and its true row [b] to its value in training."""
+        """Map the cosines of feature vectors and their true rows [b] to the values in training."""
         raise NotImplementedError(f"{self.kind} logits do not support a margin")
 
     def evaluated(self, *, scale: float, offset: float) -> "LogitMap":
@@ -116,8 +115,8 @@ class LogitMap(BaseModel):
         """Return the logits float32 [n] of one class, for features [n, d] that may be mapped from a
         file larger than memory.
 
-        It is one NumPy product without a copy, which takes about half the time of products in
-        blocks or of torch's product.
+        This is one NumPy product without a copy, which takes about half as long as products in
+        blocks or torch's product.
         """
         weight = self.scale * self.normalized(row.rows)[0]
         found = np.empty(len(features), np.float32)
@@ -145,10 +144,10 @@ class Dot(LogitMap):
 
 class CosineMap(LogitMap):
     """s cos(x, w) + o. Training replaces the cosine of the true class, cos(theta), by
-    psi(m1 theta + m2) - m3 (ArcFace, Deng et al. 2019, eq 4, for all three margins).
+    psi(m1 theta + m2) - m3 (Eq. 4 of ArcFace, Deng et al. 2019, for all three margins).
 
-    psi equals the cosine up to pi and keeps decreasing beyond pi (SphereFace, Liu et al. 2017, eq
-    7): psi(phi) = (-1)^k cos(phi) - 2k with k = floor(phi / pi).
+    psi equals the cosine up to pi and keeps decreasing beyond pi (Eq. 7 of SphereFace, Liu et al.
+    2017): psi(phi) = (-1)^k cos(phi) - 2k with k = floor(phi / pi).
     """
 
     normalizes: ClassVar[bool] = True
@@ -174,7 +173,7 @@ class CosineMap(LogitMap):
 
 
 class Cosine(CosineMap):
-    """Cosine logits with any margins, by default none."""
+    """Cosine logits with any combination of margins, by default none."""
 
     kind: Literal["cosine"] = "cosine"
 
@@ -215,8 +214,10 @@ LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class MappedFeatures:
-    """`features` [b, d] and their mapped values, which class rows are multiplied with: `scale`
-    times the features after the logit map."""
+    """`features` [b, d] and the mapped features by which class rows are multiplied.
+
+    The mapped features are `scale` times the features after the logit map.
+    """
 
     logit_map: LogitMap
     features: Tensor
@@ -280,7 +281,7 @@ class Margins:
 def unit_vectors(vectors: Tensor) -> Tensor:
     """Divide each vector [n, d] by its Euclidean norm, in at least float32.
 
-    A vector whose norm is 0 (or so small that its square is 0) becomes zero and gets no gradient.
+    A vector whose norm is 0 (or so small that its square is 0) becomes zero and has no gradient.
     """
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Similarity of classes by their label vectors, and similarity accuracy (SA).
+"""Similarity of classes according to their label vectors, and similarity accuracy (SA).
 
 SA is the mean similarity of the predicted class to the true class. The K x K matrix of similarities
 is never computed.
@@ -17,9 +17,9 @@ _CHUNK = 1 << 16  # pairs of classes processed at a time; bounds the memory of t
 def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Tensor:
     """Return the similarity [n] of the classes `a` [n] and `b` [n] with label vectors [K, d].
 
-    It is max(0, (cos - lower) / (1 - lower)), as in SimLoss: exactly 1 for a class and itself, and
-    0 between a class with a zero vector and any other class. Raises ValueError for a `lower`
-    outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
+    It is max(0, (cos - lower) / (1 - lower)), as in SimLoss. It is exactly 1 for a class and
+    itself, and 0 for a class with a zero vector and any other class. Raises ValueError for a
+    `lower` outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
     """
     if not -1 <= lower < 1:
         raise ValueError(f"lower is {lower}: pass a cosine of at least -1 and below 1")

@@ -1,10 +1,11 @@
-"""Single-logit classification: how well one logit tells whether a sample belongs to its class.
+"""Single-logit classification: how well a single logit decides whether a sample is in its class.
 
-The measures of paper 002, section 6.1: average precision, precision at a given recall, and the
-threshold that reaches this recall, for one block of classes at a time. If the samples are spread
-over ranks, the ranks exchange the true scores and counts of scores above them, never all scores.
-For example, a class with the true scores 5 and 2 and the false scores 3 and 1 has the counts 1 (at
-or above 5) and 3 (at or above 2), hence the precisions 1/1 and 2/3 and the average precision 5/6.
+This module computes the metrics of section 6.1 of paper 002 for one block of classes at a time:
+average precision, precision at a given recall, and the threshold that reaches this recall. If the
+samples are distributed over ranks, the ranks exchange the true scores and the counts of scores at
+or above them, never all scores. For example, a class with the true scores 5 and 2 and the false
+scores 3 and 1 has the counts 1 (at or above 5) and 3 (at or above 2). Its precisions are therefore
+1/1 and 2/3, and its average precision is 5/6.
 """
 
 import math
@@ -25,7 +26,7 @@ _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "th
 
 @dataclass(frozen=True)
 class ClassMeasures:
-    """Measures of C classes at the R `recalls`; NaN for a class without positives.
+    """Metrics of C classes at the R `recalls`; NaN for a class without positives.
 
     `positives` [C] are the numbers of samples, and `average_precision` [C] is the area under the
     precision-recall curve. `threshold` [C, R] is the largest value for which `score >= threshold`
@@ -43,7 +44,7 @@ class ClassMeasures:
 
     @staticmethod
     def concatenate(blocks: Sequence["ClassMeasures"]) -> "ClassMeasures":
-        """Join the measures of disjoint blocks, in ascending order of class id."""
+        """Concatenate the metrics of disjoint blocks, in ascending order of class ID."""
         if not blocks or any(block.recalls != blocks[0].recalls for block in blocks):
             raise ValueError(
                 "cannot concatenate SLC measures: pass at least one block, and blocks with the "
@@ -55,7 +56,7 @@ class ClassMeasures:
         return replace(joined, **{name: getattr(joined, name)[order] for name in _PER_CLASS})
 
     def over_all_classes(self, num_classes: int) -> "ClassMeasures":
-        """Return measures with one row for each of the classes 0..num_classes - 1.
+        """Return metrics with one row for each of the classes 0..num_classes - 1.
 
         Classes that were not measured have no positives.
         """
@@ -90,15 +91,15 @@ def block_measures(
 ) -> ClassMeasures:
     """Measure the classes `class_ids` [C] from `scores` [N, C] of samples with `labels` [N].
 
-    The ranks of `group` pass the same classes and different samples; N may differ and be 0. Every
-    rank returns the measures over all samples (collective).
+    The ranks of `group` pass the same classes and different samples; N may differ and may be 0.
+    Every rank returns the metrics over all samples (collective).
 
     Average precision is the mean over the positives of the precision at their own score, where
-    samples with equal scores are counted together. Labels outside the block are negatives; a block
-    may be without classes. Precisions are float64; thresholds have the dtype of the scores. In
-    addition to the scores, memory is needed for their NaN mask and a working set of at most about
-    300 MB. Raises ValueError for NaN, shapes that do not match, a duplicate class or a recall
-    outside (0, 1].
+    samples with equal scores are counted together. Samples with labels outside the block are
+    negatives. A block may have no classes. Precisions are float64; thresholds have the dtype of the
+    scores. In addition to the scores, memory is needed for their NaN mask and for a working set of
+    at most about 300 MB. Raises ValueError for NaN, shapes that do not match, a duplicate class or
+    a recall outside (0, 1].
     """
     recalls = _checked_recalls(recalls)
     scores, num_classes = scores.detach(), len(class_ids)
@@ -121,7 +122,7 @@ def block_measures(
     first = before - (own.cumsum(0) - own)
     positions = torch.arange(len(columns), device=scores.device) + first[columns]
     ends = [0, *own.cumsum(0).tolist()]
-    # A frequent class makes C x P large; measure fewer classes at a time then.
+    # A frequent class makes C x P large. In that case, measure fewer classes at a time.
     width = max(1, _CHUNK // max([1, *positives.tolist()]))
     parts = []
     for start in range(0, max(1, num_classes), width):
@@ -165,8 +166,11 @@ def _measures(
 
 
 def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99)) -> Tensor:
-    """Return one threshold per recall [R] for all classes together: the largest that reaches the
-    recall over `true_scores` [N], the scores of samples for their own class."""
+    """Return one threshold per recall [R] for all classes together.
+
+    It is the largest threshold that reaches the recall over `true_scores` [N], the scores of
+    samples for their own class.
+    """
     recalls = _checked_recalls(recalls)
     if true_scores.numel() == 0:
         raise ValueError("a pooled threshold needs at least one true score, got none")
@@ -182,8 +186,8 @@ def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99
 def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and columns [n] of the true scores in a block of classes, ordered by column.
 
-    `labels` [N] may be of classes outside the block; `class_ids` [C] may be in any order. Raises
-    ValueError if they are not distinct.
+    `labels` [N] may be outside the block; `class_ids` [C] may be in any order. Raises ValueError if
+    the class IDs are not distinct.
     """
     ids, order = class_ids.sort()
     _check_distinct(ids)

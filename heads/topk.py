@@ -1,4 +1,4 @@
-"""The k largest scores of each row and their merge; ties are resolved by the lowest class id."""
+"""Selects and merges the k largest scores of each row. Ties are broken by the lowest class ID."""
 
 import torch
 from torch import Tensor

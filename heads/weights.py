@@ -1,11 +1,12 @@
-"""Sharded class weights: which node vectors a rank holds, and how they sum to class rows.
+"""Sharded class weights: the node vectors that a rank holds, and their sums, the class rows.
 
 Dense, U-tree and V-tree weights share one structure: w_class is the sum of the node vectors on the
-path from the root to the class (paper 000, eq 3). Nodes are numbered in depth-first pre-order and
-sharded contiguously, as `Shard(0)` does. Then the only vectors that a rank's classes need from
+path from the root to the class (Eq. 3 of paper 000). Nodes are numbered in depth-first pre-order
+and sharded contiguously, as `Shard(0)` does. Then the only vectors that a rank's classes need from
 other ranks are those of the ancestors of its first node, the boundary of the rank.
 
-For example, eight nodes on two ranks. The first node of rank 1 is 4; its ancestors are 0 and 1:
+In this example, two ranks hold eight nodes. The first node of rank 1 is 4, whose ancestors are 0
+and 1:
 
     node      0  1  2  3   4  5  6  7
     parent    -  0  1  1   1  0  5  5
@@ -37,8 +38,8 @@ from heads.tree import LabelTree
 
 # Number of parents whose children are summed at a time; bounds the memory beyond the gradient.
 _PARENTS_AT_ONCE = 8192
-# The path of every class is stored. Label trees are far less deep, and 1,000 nodes per class still
-# fit in memory.
+# The path of every class is stored. This limit is far above the depth of label trees, and 1,000
+# nodes per class still fit in memory.
 _DEEPEST = 1000
 
 # Shape legend: N nodes, n nodes of this rank, C classes of a block, d features, M boundary nodes.
@@ -85,9 +86,10 @@ class NodeValues:
 class ClassWeights:
     """The rows `start:stop` of a label tree's node matrix V [N, d] that one rank holds.
 
-    The class stores indices only. The head passes the values: node vectors [n, d], or the bias as
-    [n, 1]. With `damping` p, the gradient of an inner node, a sum over the classes below it, is
-    divided by their number to the power p. Raises ValueError for a tree of more than 1,000 levels.
+    This class stores only indices. The head passes the values: node vectors [n, d], or the bias as
+    [n, 1]. The gradient of an inner node is a sum over the classes below it. With `damping` p, it
+    is divided by the number of these classes to the power p. Raises ValueError for a tree of more
+    than 1,000 levels.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class ClassWeights:
             self._plan_gradients(group_size)
 
     def rebuilt(self, tree: LabelTree, device: torch.device) -> "ClassWeights":
-        """Return the same rank's part of another tree, or for vectors on another device."""
+        """Return the same rank's part of another tree, or the same plan for another device."""
         return ClassWeights(
             tree,
             group_rank=self.group_rank,
@@ -205,7 +207,7 @@ class ClassWeights:
         grad_held[positions] = grad_rows.to(grad_held.dtype)
 
     def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
-        """Turn gradients of class rows into those of node vectors, in place (collective).
+        """Convert gradients of class rows to those of node vectors, in place (collective).
 
         A node vector is a term of every class row in its subtree, so its gradient is the sum over
         the subtree, computed level by level from the deepest one.
@@ -330,7 +332,7 @@ class ClassWeights:
 def _ragged(
     values: Tensor, starts: Tensor, lengths: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Concatenate the segments of `values` at `positions`; also return the start of each one."""
+    """Concatenate the segments of `values` at `positions`. Also return their start offsets."""
     chosen = lengths[positions]
     offsets = chosen.cumsum(0) - chosen
     shift = torch.repeat_interleave(starts[positions] - offsets, chosen)
@@ -338,7 +340,7 @@ def _ragged(
 
 
 def _boundary_nodes(tree: LabelTree, group_size: int) -> np.ndarray:
-    """Return the sorted ids of all ancestors of the first nodes of all ranks."""
+    """Return the sorted IDs of all ancestors of the first nodes of all ranks."""
     starts = [shard_range(tree.num_nodes, rank, group_size) for rank in range(1, group_size)]
     paths: Sequence[np.ndarray] = [tree.ancestors(a) for a, b in starts if b > a]
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *paths]))

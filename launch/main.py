@@ -67,8 +67,8 @@ def main() -> None:
 def run(app: typer.Typer) -> NoReturn:
     """Run a command and report an invalid option, ValueError or OSError in one line.
 
-    The exit code is then 2, or 1 if the error may be transient (`data/retry.py`). With
-    `--traceback` as the first argument, the error is raised with its traceback instead.
+    The exit code for such an error is 2, or 1 if the error may be transient (`data/retry.py`). If
+    `--traceback` is the first argument, the error is raised with its traceback instead.
     """
     hide_native_warnings()
     _exit_on_sigterm()
@@ -76,7 +76,7 @@ def run(app: typer.Typer) -> NoReturn:
     if show_origin:
         del sys.argv[1]
     try:
-        code = app(standalone_mode=False)  # typer would print errors as a box of five lines
+        code = app(standalone_mode=False)  # otherwise typer prints each error as a five-line box
     except typer.Abort:
         sys.exit(FAILED)
     except typer.TyperException as error:
@@ -122,7 +122,7 @@ def _restore_default() -> None:
 
 
 def _given(error: typer.TyperException) -> str:
-    """Return the invalid value of an option, unless typer's message already contains it."""
+    """Return `, got VALUE` for an invalid option, unless typer's message contains the value."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         name, equals, value = word.partition("=")

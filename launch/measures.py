@@ -1,4 +1,4 @@
-"""Display names and formats of evaluation measures, for tables, plots and the report."""
+"""Display names and formats of evaluation metrics, for tables, plots and the report."""
 
 import re
 
@@ -12,12 +12,12 @@ _LABELS = (
 
 
 def measure_label(name: str) -> str:
-    """The display name of a measure, such as `top-1 accuracy` for `top1`; else `name` itself."""
+    """The display name of a metric, such as `top-1 accuracy` for `top1`; `name` if unknown."""
     return _known_label(name) or name
 
 
 def is_ratio(name: str) -> bool:
-    """Whether a measure is a ratio, which is displayed in percent."""
+    """Whether a metric is a ratio, which is displayed in percent."""
     return _known_label(name) is not None
 
 

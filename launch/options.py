@@ -1,7 +1,7 @@
 """Options that commands share, and options derived from the fields of a pydantic class.
 
-An option takes its name, type, default, bounds and help from the field, so that each is declared
-once. `data/option.py` defines markers for fields whose options differ:
+An option takes its name, type, default, bounds and help text from the field, so that each of them
+is declared only once. `data/option.py` defines markers for fields whose options differ:
 
     class Limits(BaseModel):
         request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(30, gt=0, le=3600)
@@ -30,14 +30,14 @@ from data.option import NOT_A_FLAG, Argument, Option, Supplied
 
 T = TypeVar("T")
 Given = dict[str, Any]
-"""Field name -> value, for the fields whose options are on the command line."""
+"""Field name -> value, for the fields whose options were passed on the command line."""
 
 AllowImport = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-import",
         metavar="MODULE:CLASS",
-        help="component of the run or bundle that may be imported; repeatable",
+        help="component of the run or bundle that may be imported; can be repeated",
     ),
 ]
 
@@ -64,8 +64,8 @@ def with_options(
 ) -> Callable[..., Any]:
     """Return a function for typer with `options` in place of the first parameter of `command`.
 
-    `command` receives their values as a `Given` in that parameter. without: parameters of `command`
-    that keep their default and are not exposed as options.
+    `command` receives the values of the options as a `Given` in that parameter. without: parameters
+    of `command` that keep their default and are not exposed as options.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [
@@ -148,7 +148,7 @@ class FieldOption:
         return int(scaled) if self._plain is int else scaled
 
     def shown(self, value: Any) -> Any:
-        """Convert a value of the field to the unit of the command line."""
+        """Convert a value of the field to the unit used on the command line."""
         is_scaled = self.marker.unit != 1 and isinstance(value, int | float)
         return value / self.marker.unit if is_scaled else value
 

@@ -29,7 +29,7 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
     """Yield `report(done, total)`, which shows progress, rate and remaining time on stderr.
 
     The bar is visible from the first report until `done` reaches `total`, so that the bar of an
-    earlier part of the work can be shown first.
+    earlier stage can be shown first.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -97,7 +97,8 @@ class _Rate:
 
 
 def wide_console(columns: int) -> Console:
-    """Return a console of `columns` without a terminal, where rich's default of 80 wraps tables."""
+    """Return a console. Without a terminal it has `columns`, because rich's default of 80 wraps
+    tables."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 
@@ -108,6 +109,9 @@ def seconds_since(started: float) -> str:
 
 
 def table_cell(text: str, length: int = _CELL_LENGTH) -> Text:
-    """Return `text` as a printable cell without markup, whitespace collapsed, at most `length`."""
+    """Return `text` as a printable cell of at most `length` characters.
+
+    Whitespace is collapsed, and markup is not interpreted.
+    """
     safe = printable(" ".join(text.split()))
     return Text(safe if len(safe) <= length else safe[: length - 1] + "…")

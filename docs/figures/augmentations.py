@@ -1,7 +1,7 @@
 """A photograph with every setting of `data.augment`, and with every operation of rand_augment.
 
-The photograph is a sample of matplotlib (Grace Hopper, U.S. Navy, public domain). The other image
-for mixup and cutmix is drawn by this module.
+The photograph is sample data from matplotlib (Grace Hopper, U.S. Navy, public domain). This module
+draws the other image for mixup and cutmix.
 """
 
 from collections.abc import Mapping

@@ -32,8 +32,8 @@ class Predictions:
 
 
 def predictions(loss: str) -> Predictions:
-    """Train with `loss`, with the same seed and settings for every loss, and predict the held-out
-    images."""
+    """Train with `loss` and predict the held-out images. The seed and the settings are the same for
+    every loss."""
     images, labels = _images()
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(images.shape[1], _WIDTH), nn.ReLU())

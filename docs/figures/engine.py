@@ -1,6 +1,6 @@
 """The engine: blocks of classes on ranks, reduced to statistics of each row.
 
-The figure shows a real batch: the code of cross-entropy computed the values of all cells.
+The figure shows a real batch: kway's cross-entropy computes the values of all cells.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The value and gradient of a loss for given logits, computed by a `ClassHead`.
 
 The features are unit vectors, so the class weights are the logits, and the gradient of the weights
-is that of the logits.
+is the gradient of the logits.
 """
 
 import torch

@@ -20,7 +20,7 @@ RANKS = (BLUE, AMBER, RED)
 FALSE, TRUE = "#9aa5b1", RED
 OF_LOSS = {"ce": AMBER, "batch_ce": TEAL, "bce": BLUE}
 
-_WIDTH, _DPI = 8.6, 160  # inches; text of 10 points is readable at half the size, too
+_WIDTH, _DPI = 8.6, 160  # inches; 10-point text is still readable at half the size
 
 
 @contextmanager
@@ -63,9 +63,9 @@ def bare(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG with at most 256 colors, which has a third of the size of a full-color one.
+    """Write a PNG with at most 256 colors, which is a third of the size of a full-color PNG.
 
-    The file contains no dates or versions, so that it is reproducible.
+    The file does not contain dates or versions, so that it is reproducible.
     """
     pixels = io.BytesIO()
     figure.savefig(pixels, dpi=_DPI, format="png")

@@ -34,7 +34,7 @@ def draw() -> Figure:
 
 
 def _hardest_class(measures: list[ClassMeasures]) -> int:
-    """The class with the lowest mean average precision; the curve of an easy class is flat."""
+    """The class with the lowest mean average precision, because easy classes have flat curves."""
     precision = torch.stack([measured.average_precision for measured in measures]).mean(0)
     return int(precision.argmin())
 

@@ -1,1 +1,1 @@
-"""MkDocs hooks: pages that the site takes from outside docs/. `mkdocs.yml` lists them."""
+"""MkDocs hooks that add pages from outside docs/ to the site. `mkdocs.yml` lists the hooks."""

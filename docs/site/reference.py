@@ -1,7 +1,7 @@
 """An MkDocs hook: the API reference, one page per package, derived from the packages themselves.
 
-A page starts with the names that the package exports. The other public classes and functions
-follow by module. Nothing is imported: griffe reads the sources.
+A page starts with the names that the package exports, followed by the other public classes and
+functions by module. No package is imported, because griffe reads the sources.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in PACKAGES:
         paths = []
         for path, text in reference(name, Path(config.docs_dir).parent).items():
-            # The theme opens a section by its page called index.
+            # The theme uses the page named index as the landing page of a section.
             paths.append(f"reference/{name}/{'index' if path == name else path}.md")
             files.append(File.generated(config, paths[-1], content=text))
         navigation.append({name: paths})
@@ -31,7 +31,7 @@ def reference(name: str, root: Path) -> dict[str, str]:
     """The pages of a package and of the packages in it, as Markdown by dotted path."""
     package = griffe.load(name, search_paths=[root])
     packages = list(_packages(package))
-    # Where an object is defined -> the shortest path under which it is exported.
+    # The path at which an object is defined -> the shortest path under which it is exported.
     exports: dict[str, str] = {}
     for each in reversed(packages):
         for exported in each.exports or ():

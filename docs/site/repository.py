@@ -1,8 +1,8 @@
-"""An MkDocs hook: the site shows files of the repository that are not pages of docs/.
+"""An MkDocs hook that adds files of the repository outside docs/ to the site.
 
-The pages of the repository's root become pages of the site. Another file that a page links to
-becomes a page with its text. Links keep working on GitHub and in a checkout: they are relative to
-the file that contains them, and this hook rewrites them for the site.
+The Markdown pages in the repository's root become pages of the site. Any other file that a page
+links to becomes a page that shows its text. Links are relative to the file that contains them, so
+that they work on GitHub and in a checkout. This hook rewrites them for the site.
 """
 
 import posixpath
@@ -51,24 +51,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _outside(file: File) -> set[str]:
-    """The files that a page links to and that only the repository has."""
+    """The files that a page links to and that the site does not contain otherwise."""
     links = (found[2] for found in _LINK.finditer(file.content_string))
     targets = {_target(file, link) for link in links if link}
     return {path for path in targets if _site_path(path).startswith("repository/")}
 
 
 def _source(file: File) -> str:
-    """The path from the repository's root of a page's text."""
+    """The path, relative to the repository's root, of a page's source file."""
     return _SOURCES.get(file.src_uri, f"docs/{file.src_uri}")
 
 
 def _target(file: File, link: str) -> str:
-    """The path from the repository's root of what `file` links to."""
+    """The path, relative to the repository's root, of the target of a link in `file`."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(_source(file)), link))
 
 
 def _site_path(path: str) -> str:
-    """The path from docs/ of the page or file that shows `path` of the repository."""
+    """The path, relative to docs/, of the page or file that shows the repository's `path`."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     is_page = path.startswith("docs/") and not path.endswith(".py")

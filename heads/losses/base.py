@@ -1,5 +1,7 @@
-"""The interface of a loss: statistics of each row's logits that can be merged over blocks of
-classes (a commutative monoid), and a function of the merged statistics.
+"""The interface of a loss.
+
+A loss consists of statistics of each row's logits, which can be merged over blocks of classes (a
+commutative monoid), and of a function of the merged statistics.
 
 Shape legend: B rows, C classes of a block, K all classes, m rows of the global batch.
 """
@@ -29,8 +31,11 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """Facts about the classes that a loss may need: their number K, the numbers of training
-    samples [K], the label vectors [K, D], and the tree if the classes are its nodes."""
+    """Information about the classes that a loss may need.
+
+    This includes their number K, the numbers of training samples [K], the label vectors [K, D], and
+    the tree if the classes are its nodes.
+    """
 
     num_classes: int
     counts: Tensor | None = None
@@ -42,7 +47,7 @@ class ClassFacts:
 class HeldClasses:
     """The classes that a rank holds, `class_ids` [n], in the order of their nodes.
 
-    `position` [K] is the position of every class in this order over all ranks, and `first` the
+    `position` [K] is the position of every class in this order over all ranks, and `first` is the
     position of this rank's first class.
     """
 
@@ -51,8 +56,8 @@ class HeldClasses:
     first: int
 
     def find(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the given classes are held, bool, and their positions in the held
-        ones."""
+        """Return which of the given classes this rank holds (bool), and their positions among the
+        classes that it holds."""
         positions = self.position[class_ids] - self.first
         here = (positions >= 0) & (positions < len(self.class_ids))
         return here, positions[here]
@@ -60,7 +65,7 @@ class HeldClasses:
 
 @dataclass(frozen=True)
 class Choice:
-    """The classes of a rank that a step computes: their ascending `positions` [n].
+    """The classes of a rank that a step computes, as ascending `positions` [n].
 
     A sum over all classes is estimated by the sum over these classes times `weights` [n]. If
     `weights` is None, that sum is exact.
@@ -71,8 +76,11 @@ class Choice:
 
 
 class LabelPositions(NamedTuple):
-    """The positions of labels in a block: `column_of_row` [B] is -1 for a label in another block;
-    `rows` and `columns` [n] are those of the labels in this block."""
+    """The positions of labels in a block.
+
+    `column_of_row` [B] is -1 for a label in another block. `rows` and `columns` [n] are the
+    positions of the labels in this block.
+    """
 
     column_of_row: Tensor
     rows: Tensor
@@ -95,14 +103,14 @@ class LabelPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """A block of classes, and where the labels of the rows are in it.
+    """A block of classes, and the positions of the rows' labels in it.
 
-    `class_ids` [C] are the classes of the columns and `labels` [B] those of the rows.
+    `class_ids` [C] are the classes of the columns, and `labels` [B] are the classes of the rows.
     `label_columns` [B] are the columns of the labels, -1 for a label in another block, and
     `label_pairs` the (rows, columns) of the labels in this block. `true` [B] is z_y for these rows
     and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
-    gradient has B elements, where a gradient through the logits would have B x C. `weights` [C] are
-    those of a `Choice`.
+    gradient has B elements, whereas a gradient through the logits would have B x C. `weights` [C]
+    are the weights of a `Choice`.
     """
 
     class_ids: Tensor
@@ -179,16 +187,16 @@ class Reduction(Enum):
 class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of classes.
 
-    A subclass is a frozen pydantic dataclass whose fields are the options in a recipe; losses with
+    A subclass is a frozen pydantic dataclass whose fields are the options in a recipe. Losses with
     the same options are equal. `kind` is the name in a recipe: a literal for a built-in loss, the
-    import path for any other loss. The head calls `prepare` with facts about the classes.
+    import path for any other loss. The head calls `prepare` with information about the classes.
 
-    `aligned_if` is the condition under which `aligned` is true, if that depends on the options.
+    `aligned_if` is the condition under which `aligned` is true, if it depends on the options.
     `couples_rows`: `value` is not a mean of terms that depend on one row each. `reductions` has one
     entry per statistic; a loss with other merge rules overrides `merge` and `identity`.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
-    `accepts_mixed_labels`: a row may occur twice, with two labels, as mixup produces it.
+    `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.
     """
 
     kind: str = Field(default="", kw_only=True, repr=False)
@@ -212,11 +220,12 @@ class Loss(ABC):
     @property
     @abstractmethod
     def aligned(self) -> bool:
-        """Whether the loss is aligned with the Principle of Logit Separation (002, definition 1).
+        """Whether the loss is aligned with the Principle of Logit Separation (definition 1 of paper
+        002).
 
         It is aligned if, for every batch, a value close enough to the infimum implies that every
-        true score is above every false score of any row. A loss that is estimated by sampling is
-        judged by its expectation, as 002 judges losses of random batches (appendix D).
+        true score is above every false score of any row. For a loss that is estimated by sampling,
+        the expectation is decisive, as in appendix D of paper 002 for losses of random batches.
         """
 
     def check_batch(self, num_rows: int) -> None:
@@ -270,15 +279,15 @@ class Loss(ABC):
 
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
         """Return the mean number of classes that a training step computes if its rows have
-        `num_labels` distinct labels; None: all classes."""
+        `num_labels` distinct labels, or None for all classes."""
         return None
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
-        """Return the classes of a rank that a step computes; None: all of them.
+        """Return the classes of a rank that a step computes, or None for all of them.
 
-        `labels` [m] are those of the global batch. A loss that samples classes uses the step number
-        `draw` as its seed, so that all ranks draw the same classes. If `draw` is None, all classes
-        are computed.
+        `labels` [m] are the labels of the global batch. A loss that samples classes uses the step
+        number `draw` as its seed, so that all ranks draw the same classes. If `draw` is None, all
+        classes are computed.
         """
         return None
 
@@ -287,7 +296,7 @@ class Loss(ABC):
         """Return the statistics [B, ...] of each row's logits over the block's classes."""
 
     def merge(self, parts: Sequence[Stats]) -> Stats:
-        """Merge the statistics of one or more disjoint blocks; associative and commutative."""
+        """Merge the statistics of disjoint blocks. The operation is associative and commutative."""
         return tuple(
             logsumexp(torch.stack(column, dim=1))
             if reduction is Reduction.LOGSUMEXP
@@ -308,8 +317,10 @@ class Loss(ABC):
         batch."""
 
     def score(self, logits: Tensor) -> Tensor:
-        """Return the scores that evaluation, thresholds and serving compare, of any shape; larger
-        means more likely."""
+        """Return the scores, of any shape, that evaluation, thresholds and serving compare.
+
+        A larger score means that the class is more likely.
+        """
         return score(self.score_kind, logits, eps=self.score_eps)
 
     def initial_bias(self, num_classes: int) -> float:
@@ -320,9 +331,9 @@ class Loss(ABC):
 def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
     """Return the scores of `logits`, of any shape, that evaluation, thresholds and serving compare.
 
-    A larger score means more likely. `taylor` is 1 + z + z^2 / 2, and `spherical` is z^2 + eps
-    (004). In both, a very negative logit has a high score, too, so the logits themselves must not
-    be compared.
+    A larger score means that the class is more likely. `taylor` is 1 + z + z^2 / 2, and `spherical`
+    is z^2 + eps (paper 004). In both cases, a very negative logit also has a high score, so the
+    logits themselves must not be compared.
     """
     match kind:
         case "logit":

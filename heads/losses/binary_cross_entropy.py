@@ -22,7 +22,7 @@ from heads.losses.base import (
 )
 from heads.losses.sampling import drawn_from
 
-# A class without samples counts as half a sample: q must be positive for every class.
+# A class without samples is treated as if it had half a sample, because q must be positive.
 _HALF_A_SAMPLE = 0.5
 
 
@@ -30,11 +30,11 @@ _HALF_A_SAMPLE = 0.5
 class BinaryCrossEntropy(Loss):
     """-log sigmoid(z_y) - sum over j != y of log(1 - sigmoid(z_j)), the mean over rows.
 
-    002, section 4.3, where the sign of the second term is misprinted. Because softplus(z) - z =
-    softplus(-z), the loss equals the sum of softplus(z) over all classes minus z_y.
+    Section 4.3 of paper 002 defines the loss, but misprints the sign of the second term. Because
+    softplus(z) - z = softplus(-z), the loss is the sum of softplus(z) over all classes, minus z_y.
 
-    Aligned: near the infimum 0 every z_y is far above 0 and every false z far below it (002,
-    appendix C).
+    Aligned: near the infimum 0, every z_y is far above 0 and every false z is far below 0 (appendix
+    C of paper 002).
     """
 
     kind: Literal["bce"] = Field(default="bce", kw_only=True, repr=False)
@@ -58,15 +58,15 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class NoiseContrastiveEstimation(Loss):
-    """-log g_y - t E_{j ~ q} log(1 - g_j) with g_j = sigmoid(z_j - log(t q_j)) (002, eq 8).
+    """-log g_y - t E_{j ~ q} log(1 - g_j) with g_j = sigmoid(z_j - log(t q_j)).
 
-    `noise` q is the same for every class, or proportional to its number of training samples. The
-    expectation over all classes is exact. With `samples` n, a training step replaces it by the mean
-    over n classes drawn from q, the same for all rows, which is an unbiased estimate. Evaluation
-    uses all classes.
+    This is Eq. 8 of paper 002. The distribution q (`noise`) is uniform, or proportional to the
+    number of training samples of each class. By default, the expectation over all classes is exact.
+    With `samples` n, a training step replaces it with the mean over n classes drawn from q, which
+    are the same for all rows. This estimate is unbiased. Evaluation uses all classes.
 
-    Aligned: at the infimum g_y = 1 / (1 + t q_y), that is z_y = 0 for every class, and the false
-    logits are at minus infinity (002, appendix B). Sampling does not change the expectation.
+    Aligned: at the infimum g_y = 1 / (1 + t q_y), that is, z_y = 0 for every class, and the false
+    logits are at minus infinity (appendix B of paper 002). Sampling preserves the expectation.
     """
 
     kind: Literal["nce"] = Field(default="nce", kw_only=True, repr=False)
@@ -103,7 +103,7 @@ class NoiseContrastiveEstimation(Loss):
             )
         if counts.shape != (facts.num_classes,):
             raise ValueError(
-                f"nce: class_counts have shape {list(counts.shape)} and there are "
+                f"nce: class_counts have shape {list(counts.shape)}, but there are "
                 f"{facts.num_classes} classes: pass one number for each class"
             )
         counts = counts.double()
@@ -114,13 +114,13 @@ class NoiseContrastiveEstimation(Loss):
             )
         counts = counts.where(counts > 0, _HALF_A_SAMPLE)
         q = counts / counts.sum()
-        # Sum on the CPU, where the order of additions is fixed: all ranks must draw the same.
+        # Sum on the CPU, where the order of additions is fixed: ranks must draw the same classes.
         return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.q):
             raise ValueError(
-                f"nce has the noise of {len(self.q)} classes and there are {num_classes} classes: "
+                f"nce has noise for {len(self.q)} classes, but the head has {num_classes} classes: "
                 "create a new head with the counts of all classes"
             )
 
@@ -149,5 +149,5 @@ class NoiseContrastiveEstimation(Loss):
 
 
 def softplus(z: Tensor) -> Tensor:
-    """Return log(1 + exp(z)). Above the threshold 50 torch returns z, which is exact in float64."""
+    """Return log(1 + exp(z)). Above the threshold 50, torch returns z, exact in float64."""
     return F.softplus(z, threshold=50)

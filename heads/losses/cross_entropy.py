@@ -23,17 +23,17 @@ from heads.losses.sampling import labels_and_sampled
 
 @dataclass(frozen=True, config=STRICT)
 class CrossEntropy(Loss):
-    """-log p_y = logsumexp(z) - z_y, the mean over rows (002, eq 1).
+    """-log p_y = logsumexp(z) - z_y, the mean over rows (Eq. 1 of paper 002).
 
-    `label_smoothing` e gives every class e/K of the target (Szegedy et al. 2016). `z_loss` c adds
-    c logsumexp(z)^2, which keeps the level of the logits fixed (PaLM, Chowdhery et al. 2022).
+    `label_smoothing` e assigns e/K of the target to every class (Szegedy et al. 2016). `z_loss` c
+    adds c logsumexp(z)^2, which keeps the level of the logits fixed (PaLM, Chowdhery et al. 2022).
 
     With a `sample_rate` r below 1, a training step computes the classes of its batch, and each
     other class with probability r (Partial FC, An et al. 2021). -log r is added to the logits of
-    these other classes, so that the sum of exp(z) has the correct expectation. Its logarithm, and
-    with it the loss, is too low on average, by about (1/r - 1)/2 times the sum of p_j^2 over the
-    classes without a row in the batch. That is half the variance of the sum, a Taylor
-    approximation: it is accurate while small, and too large if few classes dominate the sum.
+    these other classes, so that the sum of exp(z) has the correct expectation. The logarithm of the
+    sum, and therefore the loss, is too low on average, by about (1/r - 1)/2 times the sum of p_j^2
+    over the classes without a row in the batch. This Taylor approximation, half the variance of the
+    sum, is accurate as long as it is small, and too large if few classes dominate the sum.
     Evaluation uses all classes.
     """
 
@@ -65,7 +65,7 @@ class CrossEntropy(Loss):
         With c = 0, the loss depends only on differences within a row, so rows can be shifted apart
         (002, section 3.1). With c > 0 and e = 0, the loss is `self_norm`. Smoothing moves the
         minimum from infinity to z = log of the target: log(1 - e + e/K) at the label of every row,
-        log(e/K) elsewhere. Sampling with e = 0 leaves the infimum of every draw at 0, so a small
+        and log(e/K) elsewhere. Sampling with e = 0 keeps the infimum of every draw at 0, so a small
         expectation bounds the loss of the draw of all classes, which separates as above. With both,
         a class without a row gets its share e/K of the target only in the steps that draw it. For
         two classes, a small c and e > 2r / (1 + r), that class is above the true one at the
@@ -102,10 +102,10 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SelfNormalization(Loss):
-    """-log p_y + alpha log^2(sum exp z), the mean over rows (002, section 4.1).
+    """-log p_y + alpha log^2(sum exp z), the mean over rows (section 4.1 of paper 002).
 
     Aligned: near the infimum 0, every row has p_y near 1 and logsumexp(z) near 0, so z_y is near 0
-    and the false logits are far below it (002, appendix A).
+    and the false logits are far below it (appendix A of paper 002).
     """
 
     kind: Literal["self_norm"] = Field(default="self_norm", kw_only=True, repr=False)
@@ -126,15 +126,15 @@ class SelfNormalization(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class BatchCrossEntropy(Loss):
-    """KL(P_B || Q_B) with one softmax over the whole batch (002, definition 2).
+    """KL(P_B || Q_B) with one softmax over the entire batch (definition 2 of paper 002).
 
     P_B has probability 1/m at the label of each row (or in proportion to the row weights), so the
-    loss is logsumexp of z over rows and classes, minus the mean of z_y, minus log m. All rows that
-    are not ignored are in the partition sum, also those of weight 0. A training step needs at least
-    two rows; in evaluation, the value of a single row is its `ce`.
+    loss is logsumexp of z over rows and classes, minus the mean of z_y, minus log m. The partition
+    sum includes all rows that are not ignored, including rows of weight 0. A training step needs at
+    least two rows; in evaluation, the value of a single row is its `ce`.
 
     Aligned: near the infimum 0, every true logit has a share near 1/m of the common partition sum,
-    and every false logit a share near 0 (002, appendix D).
+    and every false logit has a share near 0 (appendix D of paper 002).
     """
 
     kind: Literal["batch_ce"] = Field(default="batch_ce", kw_only=True, repr=False)

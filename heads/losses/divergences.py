@@ -28,9 +28,9 @@ class SigmoidLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SoftmaxCauchySchwarz(Loss):
-    """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (002, eq 4).
+    """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (Eq. 4 of paper 002).
 
-    Not aligned: it depends only on differences of logits within a row (002, section 3.3).
+    Not aligned: it depends only on differences of logits within a row (section 3.3 of paper 002).
     """
 
     kind: Literal["softmax_cs"] = Field(default="softmax_cs", kw_only=True, repr=False)
@@ -49,9 +49,9 @@ class SoftmaxCauchySchwarz(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SigmoidCauchySchwarz(SigmoidLoss):
-    """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (002, eq 5).
+    """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (Eq. 5 of paper 002).
 
-    Not aligned: it depends only on ratios of sigmoids within a row (002, section 3.4).
+    Not aligned: it depends only on ratios of sigmoids within a row (section 3.4 of paper 002).
     """
 
     kind: Literal["sigmoid_cs"] = Field(default="sigmoid_cs", kw_only=True, repr=False)
@@ -65,9 +65,9 @@ class SigmoidCauchySchwarz(SigmoidLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SoftmaxTanimoto(Loss):
-    """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (002, eq 7).
+    """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (Eq. 7 of paper 002).
 
-    Not aligned: it depends only on differences of logits within a row (002, section 3.5).
+    Not aligned: it depends only on differences of logits within a row (section 3.5 of paper 002).
     """
 
     kind: Literal["softmax_tanimoto"] = Field(default="softmax_tanimoto", kw_only=True, repr=False)
@@ -87,10 +87,10 @@ class SoftmaxTanimoto(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SigmoidTanimoto(SigmoidLoss):
-    """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (002, eq 9).
+    """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (Eq. 9 of paper 002).
 
-    Aligned: near the infimum -1, every row has s_y near 1 and the other s near 0 (002, section
-    4.4).
+    Aligned: near the infimum -1, every row has s_y near 1 and all other s near 0 (section 4.4 of
+    paper 002).
     """
 
     kind: Literal["sigmoid_tanimoto"] = Field(default="sigmoid_tanimoto", kw_only=True, repr=False)
@@ -103,8 +103,10 @@ class SigmoidTanimoto(SigmoidLoss):
 
 
 class _LogSumExps(torch.autograd.Function):
-    """logsumexp of z and of 2z over dim 1 with a single pass of exp; zero gradient for a row of
-    -inf."""
+    """Return logsumexp of z and of 2z over dim 1, computed with a single pass of exp.
+
+    The gradient is zero for a row of -inf.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,18 +128,19 @@ class _LogSumExps(torch.autograd.Function):
 
 
 class _LogSumSquaredSigmoids(torch.autograd.Function):
-    """log(sum(sigmoid(z)^2)) over dim 1 with a single pass of exp; zero gradient for a row of -inf.
+    """Return log(sum(sigmoid(z)^2)) over dim 1, computed with a single pass of exp.
 
-    It computes e^c sigmoid(z) = 1 / (e^-c + w) with w = e^-(z + c) and c = max(0, -max z), so that
-    the square of the largest term does not underflow. 1 - sigmoid(z) = w / (e^-c + w).
+    The gradient is zero for a row of -inf. The computation uses e^c sigmoid(z) = 1 / (e^-c + w)
+    with w = e^-(z + c) and c = max(0, -max z), so that the square of the largest term does not
+    underflow. 1 - sigmoid(z) = w / (e^-c + w).
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         largest = logits.amax(1)
         shift = torch.where(largest == -torch.inf, 0, (-largest).clamp(min=0))
-        # The clamp keeps w finite, because inf * 0 in backward would be NaN. It changes nothing:
-        # the square of a term with w >= e^80 is below the rounding error of the sum.
+        # The clamp keeps w finite, because inf * 0 in backward would be NaN. It does not change the
+        # sum: the square of a term with w >= e^80 is below the rounding error of the sum.
         w = torch.sub(-shift.unsqueeze(1), logits).clamp_(max=80).exp_()
         scaled = (w + (-shift).exp().unsqueeze(1)).reciprocal_()
         sums = torch.linalg.vecdot(scaled, scaled)

@@ -65,7 +65,7 @@ class HierarchicalSoftmax(Loss):
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.parent):
             raise ValueError(
-                f"hierarchical_softmax has a tree of {len(self.parent)} nodes, not of "
+                f"hierarchical_softmax has a tree of {len(self.parent)} nodes, but the head has "
                 f"{num_classes}: create a new head with the new tree"
             )
 
@@ -96,7 +96,7 @@ class HierarchicalSoftmax(Loss):
                 continue
             logits = logits_BC[:, columns]
             above = path_BD[:, level - 1 : level] if level else torch.full_like(path_BD[:, :1], -1)
-            # There are no siblings at this level for a row whose path ends above it.
+            # A row whose path ends above this level has no siblings here.
             sibling = (parent[columns] == above) & (path_BD[:, level : level + 1] >= 0)
             levels.append(logsumexp(logits.masked_fill(~sibling, -torch.inf)))
         return torch.stack(levels, dim=1), on_path

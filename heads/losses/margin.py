@@ -11,14 +11,14 @@ from torch import Tensor
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
 from heads.topk import decode_ids, encode_ids, largest_columns, sort_largest
 
-# Id of the padding if a row has fewer false classes than `num_largest`; larger than any class id.
+# ID of the padding if a row has fewer false classes than `num_largest`; larger than any class ID.
 _NO_CLASS = 1 << 35
 
 
 class LargestFalse(Loss):
-    """A loss of z_y and the `num_largest` largest false logits [B, k].
+    """A function of z_y and the `num_largest` largest false logits [B, k].
 
-    Ties go to the lowest class id.
+    Ties are broken by the lowest class ID.
     """
 
     num_largest: int
@@ -62,9 +62,9 @@ class MarginLoss(LargestFalse):
 
 @dataclass(frozen=True, config=STRICT)
 class MaxMargin(MarginLoss):
-    """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2).
+    """max(0, gamma - z_y + max of the false z), the mean over rows (Eq. 2 of paper 002).
 
-    Not aligned: it depends only on differences of logits within a row (002, section 3.2).
+    Not aligned: it depends only on differences of logits within a row (section 3.2 of paper 002).
     """
 
     kind: Literal["max_margin"] = Field(default="max_margin", kw_only=True, repr=False)
@@ -76,13 +76,13 @@ class MaxMargin(MarginLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class BatchMaxMargin(MarginLoss):
-    """The mean of max_margin, plus 1/m of the same hinge over the batch (002, definition 3).
+    """The mean of max_margin, plus 1/m of the same hinge over the batch.
 
-    That hinge compares the smallest true logit with the largest false logit of the batch. A
-    training step needs at least two rows.
+    This is definition 3 of paper 002. The hinge over the batch compares the smallest true logit
+    with the largest false logit of the batch. A training step needs at least two rows.
 
     Aligned: if the loss is below gamma / m, the smallest true logit of the batch is above its
-    largest false logit (002, appendix D).
+    largest false logit (appendix D of paper 002).
     """
 
     kind: Literal["batch_max_margin"] = Field(default="batch_max_margin", kw_only=True, repr=False)
@@ -102,9 +102,9 @@ class BatchMaxMargin(MarginLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class TopKHinge(LargestFalse):
-    """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (003, eq 8).
+    """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (Eq. 8 of paper 003).
 
-    The limit of `smooth_topk` as tau -> 0. Eq 6 differs in the factor 1/k of the scores.
+    This is the limit of `smooth_topk` as tau -> 0. Eq. 6 differs in the factor 1/k of the scores.
 
     Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
     the same row may be above the true one.
@@ -125,7 +125,7 @@ class TopKHinge(LargestFalse):
     def check_classes(self, num_classes: int) -> None:
         if self.k >= num_classes:
             raise ValueError(
-                f"head.loss.k is {self.k} and there are {num_classes} classes: lower k"
+                f"head.loss.k is {self.k}, but there are only {num_classes} classes: lower k"
             )
 
     def value(self, total: Stats, rows: Rows) -> Tensor:

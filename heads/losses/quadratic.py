@@ -28,7 +28,9 @@ class QuadraticLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class Quadratic(QuadraticLoss):
-    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows (001, section II).
+    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows.
+
+    The loss is defined in section II of paper 001.
 
     Aligned: near the infimum 0, every true logit is near 1 and every false logit near 0.
     """
@@ -40,10 +42,10 @@ class Quadratic(QuadraticLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class CorrectClassQuadratic(QuadraticLoss):
-    """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (001, eq II.1).
+    """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (Eq. II.1 of paper 001).
 
-    The last term is misprinted in the equation; the text of the paper has the correct one. The
-    default of `w` is sqrt(K - 1) - 1.
+    The last term is misprinted in the equation, but correct in the text of the paper. The default
+    of `w` is sqrt(K - 1) - 1.
 
     Aligned: near the infimum 0, every true logit is near 1 and every false logit near 0.
     """

@@ -50,7 +50,7 @@ AnyLoss = (
 
 
 def _or_instance(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept an instance of any loss class, also one that is not in this registry."""
+    """Accept an instance of any loss class, including classes that are not in this registry."""
     return value if isinstance(value, Loss) else validate(value)
 
 

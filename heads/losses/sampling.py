@@ -1,7 +1,7 @@
 """Random draws of classes that are the same on every rank.
 
-Random numbers are hashes of (draw, class id or index), so ranks need no communication and each
-rank computes the numbers of its own classes only.
+Random numbers are hashes of (draw, class ID or index), so ranks do not need to communicate, and
+each rank computes only the numbers of its own classes.
 """
 
 import torch
@@ -15,7 +15,7 @@ _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def uniform(draw: int, numbers: Tensor) -> Tensor:
-    """Return a uniform float64 in [0, 1) for each of `numbers` (int64), independent between
+    """Return a uniform float64 in [0, 1) for each of `numbers` (int64), independent across
     draws."""
     start = _mix(torch.tensor([draw], device=numbers.device) * _GOLDEN + _GOLDEN)
     return _shifted(_mix(start + numbers * _GOLDEN), 11).double() / 2**53
@@ -41,7 +41,7 @@ def drawn_from(
     """Choose the classes of `labels`, and `num` classes drawn with replacement from q.
 
     `cumulative` [K] is the cumulative sum of q. A class that was drawn c times has the weight
-    c / (num q), so a class of `labels` that was not drawn has the weight 0.
+    c / (num q). Therefore a class of `labels` that was not drawn has the weight 0.
     """
     numbers = torch.arange(num, device=cumulative.device)
     drawn = torch.searchsorted(cumulative, uniform(draw, numbers) * cumulative[-1], right=True)

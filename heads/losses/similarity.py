@@ -46,12 +46,12 @@ class SimLoss(Loss):
             return super().prepare(facts)
         if vectors is None:
             raise ValueError(
-                "simloss needs label vectors, and there are none: use another loss, shards with "
+                "simloss needs label vectors, but there are none: use another loss or shards with "
                 "label vectors, or pass label_vectors"
             )
         if vectors.dim() != 2 or len(vectors) != facts.num_classes:
             raise ValueError(
-                f"simloss: label_vectors have shape {list(vectors.shape)} and there are "
+                f"simloss: label_vectors have shape {list(vectors.shape)}, but there are "
                 f"{facts.num_classes} classes: pass one row for each class"
             )
         class_ids = torch.arange(len(vectors), device=vectors.device)
@@ -60,7 +60,7 @@ class SimLoss(Loss):
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.vectors):
             raise ValueError(
-                f"simloss has the label vectors of {len(self.vectors)} classes and there are "
+                f"simloss has label vectors for {len(self.vectors)} classes, but the head has "
                 f"{num_classes} classes: create a new head with the vectors of all classes"
             )
 
@@ -76,6 +76,6 @@ class SimLoss(Loss):
         left, right = (self.vectors[ids].to(like.dtype) for ids in (block.labels, block.class_ids))
         cosine = left @ right.T
         similarity = cosine.sub_(self.lower).div_(1 - self.lower).clamp_(0, 1)
-        # The similarity of a class to itself is 1, also after rounding and for a zero vector.
+        # The similarity of a class to itself is 1, even after rounding and for a zero vector.
         similarity[block.label_pairs] = 1
         return similarity.log_()

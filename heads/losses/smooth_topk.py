@@ -1,4 +1,4 @@
-"""The smooth top-k loss, and the probability of each class to be among the k predicted ones.
+"""The smooth top-k loss, and the probability that each class is among the k predicted classes.
 
 Both are functions of elementary symmetric polynomials of exp(z / (k tau)), computed in
 `symmetric.py`.
@@ -30,8 +30,8 @@ class SmoothTopK(Loss):
     """tau softplus((alpha - z_y / k) / tau + log sigma_k - log sigma_(k-1)), the mean over rows.
 
     sigma_i is the i-th elementary symmetric polynomial of exp(z_j / (k tau)) over the false classes
-    j. This is 003, eq 10, with its two logarithms combined. With k = 1, tau = 1 and alpha = 0 it is
-    cross-entropy; as tau -> 0 it tends to `topk_hinge`.
+    j. This is Eq. 10 of paper 003 with its two logarithms combined. With k = 1, tau = 1 and
+    alpha = 0, the loss is cross-entropy. As tau -> 0, it tends to `topk_hinge`.
 
     Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
     the same row may be above the true one.
@@ -49,7 +49,7 @@ class SmoothTopK(Loss):
     def check_classes(self, num_classes: int) -> None:
         if self.k >= num_classes:
             raise ValueError(
-                f"head.loss.k is {self.k} and there are {num_classes} classes: lower k"
+                f"head.loss.k is {self.k}, but there are only {num_classes} classes: lower k"
             )
 
     @property
@@ -83,16 +83,16 @@ class SmoothTopK(Loss):
 
 
 def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
-    """Return the probability [B, K] of each class to be in a k-tuple of classes; rows sum to k.
+    """Return the probability [B, K] that each class is in a k-tuple of classes; rows sum to k.
 
     As in the loss, the probability of a tuple is proportional to exp(sum of its z / (k tau)), so
-    the result is d log sigma_k / d (z / (k tau)) (003, appendix C, with k tau = 1). The mean over
-    the crops of an image gives their joint top-k prediction. Raises ValueError if k exceeds the
-    number of classes.
+    the result is d log sigma_k / d (z / (k tau)) (appendix C of paper 003, where k tau = 1). The
+    mean over the crops of an image is their joint top-k prediction. Raises ValueError if k exceeds
+    the number of classes.
     """
     if not 1 <= k <= min(_MOST, logits_BK.shape[1]):
         raise ValueError(
-            f"k is {k} and there are {logits_BK.shape[1]} classes: pass a k from 1 to "
+            f"k is {k}, but there are {logits_BK.shape[1]} classes: pass a k from 1 to "
             f"{min(_MOST, logits_BK.shape[1])}"
         )
     if not (tau > 0 and math.isfinite(tau)):

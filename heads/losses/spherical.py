@@ -24,7 +24,7 @@ class SphericalLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class TaylorSoftmax(SphericalLoss):
-    """-log of (1 + z_y + z_y^2 / 2) divided by its sum over classes, the mean over rows (004).
+    """-log of (1 + z_y + z_y^2 / 2) over its sum over classes, the mean over rows (paper 004).
 
     Not aligned: it depends only on ratios of scores within a row.
     """
@@ -41,7 +41,7 @@ class TaylorSoftmax(SphericalLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SphericalSoftmax(SphericalLoss):
-    """-log of (z_y^2 + eps) divided by its sum over classes, the mean over rows (004).
+    """-log of (z_y^2 + eps) divided by its sum over classes, the mean over rows (paper 004).
 
     The loss is an even function of z, so all gradients are zero at zero weights: initialize the
     weights randomly.
@@ -69,8 +69,9 @@ class SphericalSoftmax(SphericalLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SphericalBound(SphericalLoss):
-    """The upper bound of cross-entropy of Bouchard (2007) at a fixed `xi`, the mean over rows
-    (004).
+    """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows.
+
+    The loss is described in paper 004.
 
     Not aligned: shifting a row does not change its value, as with cross-entropy.
     """

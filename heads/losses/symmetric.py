@@ -3,10 +3,10 @@
 For example, sigma_2 of e_1, e_2, e_3 is e_1 e_2 + e_1 e_3 + e_2 e_3, the sum over all pairs.
 
 The 2k largest scores of a row, its leaders, determine the numerical accuracy. They are multiplied
-in one by one, each as a ratio to a term that is at least as large. The other scores, which are
-many, are scaled by the smallest leader, reduced to power sums, and converted to symmetric
-polynomials by Newton's identities. The alternating sums of these identities cancel; the leaders
-bound the cancellation. No step overflows at any scale. Tensors of size [B, k] are float64.
+in one by one, each as a ratio to a term that is at least as large. The many other scores are scaled
+by the smallest leader, reduced to power sums, and converted to symmetric polynomials with Newton's
+identities. The alternating sums of these identities cancel, but the leaders bound the cancellation.
+No step overflows at any scale. Tensors of size [B, k] are float64.
 """
 
 import math
@@ -32,7 +32,8 @@ class SymmetricPolynomials(NamedTuple):
     `largest` [B, k] are the k largest scores, descending and padded with -inf, without a gradient.
     `log_ratios` [B, k + 1] are log(sigma_i / exp(scale (z_1 + .. + z_i))), -inf if sigma_i is zero.
     Their gradient is that of log sigma_i; the largest scores are treated as constants. This
-    representation preserves digits that a single number log sigma_i, which may be 1e5, would lose.
+    representation preserves digits that the single number log sigma_i, which may be 1e5, would
+    lose.
     """
 
     largest: Tensor
@@ -42,7 +43,7 @@ class SymmetricPolynomials(NamedTuple):
 def symmetric_polynomials(
     scores_BC: Tensor, left_out_B: Tensor, k: int, scale: float
 ) -> SymmetricPolynomials:
-    """Return the polynomials of each row without its column `left_out` (-1: with all columns).
+    """Return the polynomials of each row without the column `left_out` (-1: with all columns).
 
     Scores of -inf have no effect.
     """
@@ -190,7 +191,7 @@ def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> tuple[Tensor, Ten
         raised = power[: len(part)]
         for degree in range(2, k + 1):
             torch.mul(part if degree == 2 else raised, part, out=raised)
-            # Relative to the leaders, powers below eps are negligible. Set them to zero, because
+            # Powers below eps are negligible relative to the leaders. Set them to zero, because
             # arithmetic with denormal numbers is slow.
             if degree % 4 == 2:
                 threshold(raised, eps ** min(degree, 4), 0, inplace=True)
@@ -263,7 +264,7 @@ def _multiply(
     others = _newton(powers_Bk / units)
     factors, products = _multiply_leaders(leaders_Bm, largest_Bk, scale)
     # sigma_i is the sum over j of the leaders' sigma_j times the others' sigma_(i-j). The others
-    # are in units of `total` (times the smallest leader), and the result in units of the largest
+    # are in units of `total` (times the smallest leader), and the result is in units of the largest
     # terms j + 1 to i; `weights` converts between them. If a row does not have that many scores,
     # there are no others, and the weight only has to be finite.
     exists = (largest_Bk != -torch.inf) & (smallest != -torch.inf)
@@ -284,9 +285,11 @@ def _derivatives(
     weights: Tensor,
     sums: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients from that of the log ratios: the gradient with respect to log e of the
-    leaders [B, m], and the coefficients [B, k] of the polynomial in e_j that is the gradient with
-    respect to log e_j of the other scores."""
+    """Convert the gradient of the log ratios to two gradients.
+
+    Returns the gradient with respect to log e of the leaders [B, m], and the coefficients [B, k] of
+    the polynomial in e_j that is the gradient with respect to log e_j of the other scores.
+    """
     grad = (grad_Bn / sums).where(sums != 0, 0)
     shifted = _shifted(others, 0)
     by_products = ((weights * shifted) @ grad[..., None]).squeeze(-1)

@@ -1,7 +1,7 @@
 """A cover tree over label vectors (Beygelzimer, Kakade and Langford 2006), built level by level.
 
-It groups classes whose vectors are close; `utree` and `vtree` convert it to the label trees of
-paper 000, sections 4.1 and 4.2.
+It groups classes whose vectors are close. `utree` and `vtree` convert it to the label trees of
+sections 4.1 and 4.2 of paper 000.
 """
 
 import math
@@ -20,7 +20,8 @@ Metric = Literal["cosine", "euclidean"]
 
 @dataclass(frozen=True, eq=False)
 class CoverTree:
-    """A tree of classes in which `distance * scale <= base ** -level` holds to each parent.
+    """A tree in which the distance of a class to its parent satisfies `distance * scale <= base **
+    -level`.
 
     `center_parent` [K] is -1 for the root; `level` [K] is the level at which a class first appears
     (0 for the root). All classes with `level <= l` are the net of level l. With distances
@@ -36,12 +37,12 @@ class CoverTree:
     root: int
 
     def utree(self) -> LabelTree:
-        """Return the label tree whose nodes are the classes (paper 000, section 4.1)."""
+        """Return the label tree whose nodes are the classes (section 4.1 of paper 000)."""
         return LabelTree.from_parents(self.center_parent, np.arange(len(self.center_parent)))
 
     def vtree(self) -> LabelTree:
-        """Return the label tree with classes as leaves and pseudoclasses as inner nodes (paper 000,
-        section 4.2).
+        """Return the label tree with classes as leaves and pseudoclasses as inner nodes (section
+        4.2 of paper 000).
 
         In the explicit tree, the children of (c, l) are (c, l + 1) and the classes that first
         appear at level l + 1 with parent c. Each (c, l) with two or more children becomes a
@@ -58,7 +59,7 @@ class CoverTree:
         return centers[walk[walk >= len(self.level)] - len(self.level)]
 
     def _explicit(self) -> tuple[IntArray, IntArray]:
-        """Return the parents of the classes, then of the pseudoclasses; and the centers of the
+        """Return the parents of the classes and then of the pseudoclasses, and the centers of the
         pseudoclasses."""
         num_classes = len(self.center_parent)
         newcomers = np.flatnonzero(self.center_parent >= 0)
@@ -85,24 +86,25 @@ def build_cover_tree(
 ) -> CoverTree:
     """Build the cover tree of label vectors [K, d]. The result is deterministic.
 
-    The metric `cosine` compares rows scaled to unit length (zero rows stay zero), `euclidean` the
-    unscaled rows. The root is the row closest to the mean. Level by level, classes that the net
-    does not cover are added to it, the farthest of a block of candidates first; if all candidates
-    fit in one block, this is farthest-first traversal (Gonzalez 1985). The parent of a class is the
-    nearest class of the net one level above. Ties go to the lowest class id, and for parents to the
-    class that was added first. Classes are treated as equal if their distance is below the rounding
-    error of the dtype of the vectors.
+    The metric `cosine` compares rows scaled to unit length (zero rows remain zero); `euclidean`
+    compares the unscaled rows. The root is the row closest to the mean. Level by level, classes
+    that the net does not cover are added to it, starting with the farthest of a block of
+    candidates. If all candidates fit in one block, this is farthest-first traversal (Gonzalez
+    1985). The parent of a class is the nearest class of the net one level above. Ties are broken by
+    the lowest class ID; ties between parents are broken by the order in which they were added.
+    Classes are treated as equal if their distance is below the rounding error of the dtype of the
+    vectors.
 
-    All decisions are based on float64 distances. For vectors with clusters the time is far below
-    O(K^2 d); without clusters it is that of K^2 d float32 matrix products.
+    All decisions are based on float64 distances. For vectors with clusters, the time is far below
+    O(K^2 d). Without clusters, it is the time of float32 matrix products with K^2 d terms.
 
     Raises ValueError for a base outside 1.001..1000, an empty or non-finite matrix, or an unknown
     metric.
     """
     if not 1.001 <= base <= 1000:
         raise ValueError(f"base is {base}: pass a value from 1.001 to 1000, such as 1.3")
-    # The products of tiles are too small for several threads: threads waiting for each other made a
-    # tree of 100,000 vectors 10 times slower on a busy machine.
+    # The products of tiles are too small for several threads: on a busy machine, threads that
+    # waited for each other made building a tree of 100,000 vectors 10 times slower.
     with threadpool_limits(1, user_api="blas"):
         return _build(*_points(vectors, metric), base)
 
@@ -163,5 +165,5 @@ def _points(vectors: ArrayLike, metric: Metric) -> tuple[FloatArray, float, floa
 
 
 def _divide(rows: FloatArray, by: FloatArray) -> None:
-    """Divide in place, except by 0, where all rows are zero."""
+    """Divide in place, unless the divisor is 0, in which case all rows are zero."""
     np.divide(rows, by, out=rows, where=by > 0)

@@ -1,7 +1,7 @@
-"""Draws a label tree with names. Of a large tree, only the upper levels are drawn.
+"""Draws a label tree with names. If the tree is large, only the upper levels are drawn.
 
-Branches are expanded from the root down, those with the most classes first, as long as their
-children fit. A collapsed branch shows its number of classes.
+Branches are expanded from the root down, starting with those with the most classes, as long as
+their children fit. A collapsed branch shows its number of classes.
 """
 
 import heapq
@@ -20,7 +20,7 @@ _EDGE = "#9aa5b1"
 # Sizes in inches.
 _ROW_INCHES, _MARGIN, _CONNECTOR, _TITLE_INCHES = 0.24, 0.15, 0.35, 0.45
 _MAX_WIDTH = 30.0
-_MAX_NAME_CHARACTERS = (60, 40, 26)  # the first number whose figure is narrow enough is used
+_MAX_NAME_CHARACTERS = (60, 40, 26)  # the first limit that makes the figure narrow enough is used
 _MAX_CHILDREN = 16
 _FONT_SIZE, _TITLE_SIZE = 8, 11
 _TEXT_OFFSET = 0.08
@@ -28,7 +28,7 @@ _TEXT_OFFSET = 0.08
 
 @dataclass
 class _Item:
-    """An expanded or collapsed pseudoclass, a class, or the number of children not drawn."""
+    """A pseudoclass (expanded or collapsed), a class, or the number of children not drawn."""
 
     kind: str
     name: str
@@ -81,7 +81,7 @@ def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str 
 def _columns(items: list[_Item], max_characters: int) -> list[float]:
     """The x position of each depth, in inches, and the width of the figure.
 
-    A column is as wide as its widest expanded name; the last one as wide as its widest name.
+    A column is as wide as its widest expanded name; the last column is as wide as its widest name.
     """
     deepest = max(item.depth for item in items)
     columns = [_MARGIN]
@@ -129,7 +129,7 @@ class _Expansion:
         self._rows -= len(top)
         while self._queue:
             _, node, item = heapq.heappop(self._queue)
-            # The row of the collapsed item becomes free. Fewer than 3 names are not informative.
+            # Expanding the item frees its row. Fewer than 3 names are not informative.
             if self._rows + 1 >= min(3, int(self._tree.num_children[node])):
                 item.kind, item.note = "expanded", ""
                 max_items = min(self._rows + 1, _MAX_CHILDREN)
@@ -138,7 +138,7 @@ class _Expansion:
         return top
 
     def _children(self, parent: int, depth: int, max_items: int) -> list[_Item]:
-        """Items of a node's children, or of the largest and the number of the others."""
+        """The items of a node's children, or of the largest ones and the number of the others."""
         nodes = self._by_parent[self._starts[parent + 1] : self._starts[parent + 2]]
         nodes = nodes[np.argsort(-self._num_below[nodes], kind="stable")]
         shown = nodes if len(nodes) <= max_items else nodes[: max_items - 1]

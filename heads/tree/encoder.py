@@ -57,7 +57,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
 
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
-            f"encoder {folder}: config.json is missing; pass the folder of a transformers model"
+            f"encoder {folder}: config.json is missing: pass the folder of a transformers model"
         )
     options = {"trust_remote_code": False, "local_files_only": True}
     try:

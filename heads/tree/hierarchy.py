@@ -1,7 +1,7 @@
 """Label trees from an existing hierarchy: paths, a table of parents, or WordNet.
 
 Classes become leaves, and the names above them become pseudoclasses. Names that are not above any
-class are omitted. If a name has several parents, the first one is used.
+class are omitted. If a name has several parents, only the first parent is used.
 """
 
 import csv
@@ -20,8 +20,8 @@ from heads.tree.named_tree import NamedTree
 class Hierarchy:
     """A hierarchy of names: `parents` of every name, empty for a root.
 
-    If a name has several parents, the first one is used. `titles` are display names, and `origin`
-    names the source in error messages.
+    If a name has several parents, only the first parent is used. `titles` are display names, and
+    `origin` is the name of the source in error messages.
     """
 
     origin: str
@@ -78,8 +78,8 @@ class Hierarchy:
                 up = next(iter(self.parents[at]), None)
                 if up in path:
                     raise ValueError(
-                        f"{self.origin} has a cycle: {up!r} is above {at!r} and below it; remove "
-                        "one of these relations"
+                        f"{self.origin} has a cycle: {up!r} is both above and below {at!r}; "
+                        "remove one of these relations"
                     )
                 above[at] = up
                 at = up
@@ -97,8 +97,8 @@ def tree_of_paths(
 
     `paths` [K] start at a root. A node is identified by its name and the names above it, so the
     same name may occur in several branches. A class with an empty path is a root. `titles` are
-    display names. `collapse` removes pseudoclasses with a single child, which do not group
-    anything.
+    display names. `collapse` removes pseudoclasses with a single child, which do not group several
+    classes.
     """
     number: dict[tuple[int, str], int] = {}  # (number of the parent, name) -> number of the node
     above: list[int] = []
@@ -114,7 +114,7 @@ def tree_of_paths(
         hosts.append(at)
     if len(hosts) != len(class_names):
         raise ValueError(
-            f"there are {len(class_names)} classes and {len(hosts)} paths: pass one path per class"
+            f"there are {len(class_names)} classes, but {len(hosts)} paths: pass one path per class"
         )
     parents = np.array(hosts + above, np.int64)
     shown = [name if titles is None else titles.get(name, name) for _, name in number]

@@ -34,7 +34,7 @@ class LabelTree:
 
     @classmethod
     def dense(cls, num_classes: int) -> "LabelTree":
-        """Return the forest without edges: node i is class i and a root."""
+        """Return the forest without edges, in which each node i is a root with class i."""
         if num_classes < 1:
             raise ValueError(f"num_classes is {num_classes}: pass at least 1")
         return cls(np.full(num_classes, -1, np.int64), np.arange(num_classes, dtype=np.int64))
@@ -137,7 +137,7 @@ class LabelTree:
         return np.array(path[::-1], np.int64)
 
     def digest(self) -> str:
-        """Return 16 hexadecimal digits of a SHA-256 over both arrays, equal on every platform."""
+        """Return 16 hexadecimal digits of a SHA-256 of both arrays, the same on every platform."""
         sha = hashlib.sha256(b"kway label tree 1\0")
         for array in (self.parent, self.class_of_node):
             sha.update(np.ascontiguousarray(array, "<i8").data)
@@ -147,8 +147,8 @@ class LabelTree:
 def preorder(parent: ArrayLike) -> IntArray:
     """Return the nodes in the order in which `LabelTree.from_parents` numbers them.
 
-    The nodes must be the classes 0..K-1, followed by pseudoclasses, each above some class. Names or
-    vectors of the nodes, indexed with the result, are in the node order of the tree.
+    The nodes must be the classes 0..K-1, followed by pseudoclasses, each of which is above a class.
+    Indexing names or vectors of the nodes with the result puts them in the node order of the tree.
     """
     # Treat pseudoclasses as additional classes. They do not change the order of siblings, because
     # the smallest class id at or below a node is always that of a real class.
@@ -166,7 +166,7 @@ def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, Int
     num_nodes = len(parents)
     if len(classes) != num_nodes or num_nodes == 0:
         raise ValueError(
-            f"label tree: parent has {num_nodes} nodes and class_of_node {len(classes)}: "
+            f"label tree: parent has {num_nodes} nodes, but class_of_node has {len(classes)}: "
             "pass one entry per node, and at least one node"
         )
     for name, values, end in (
@@ -251,8 +251,8 @@ def _subtree_least_and_size(parents: IntArray, classes: IntArray) -> tuple[IntAr
 def _preorder(parents: IntArray, size: IntArray, *, sibling_key: IntArray) -> IntArray:
     """Return the pre-order number [N] of each node, with siblings sorted by `sibling_key`.
 
-    The number of a node is that of its parent, plus 1, plus the sizes of the subtrees of its
-    preceding siblings. So it is a sum of such offsets over the node and its ancestors.
+    The number of a node is the number of its parent, plus 1, plus the sizes of the subtrees of its
+    preceding siblings. It is therefore a sum of such offsets over the node and its ancestors.
     """
     order = np.lexsort((sibling_key, parents))
     before = np.cumsum(size[order]) - size[order]

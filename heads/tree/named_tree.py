@@ -23,8 +23,8 @@ _ARRAYS = ("parent", "class_of_node")
 
 @dataclass(frozen=True, eq=False)
 class NamedTree:
-    """A label tree with the names `classes` [K], and `pseudoclasses` for its other nodes, in node
-    order."""
+    """A label tree with class names (`classes` [K]) and names of the other nodes in node order
+    (`pseudoclasses`)."""
 
     tree: LabelTree
     classes: tuple[str, ...]
@@ -87,7 +87,7 @@ class NamedTree:
         if only_in_tree or only_in_data:
             name, where = (min(only_in_data), "data") if only_in_data else (only_in_tree[0], "tree")
             raise ValueError(
-                f"the tree has {len(self.classes)} classes and the data {len(names)}, and "
+                f"the tree has {len(self.classes)} classes, the data have {len(names)}, and "
                 f"{name!r} is only in the {where}: build the tree from the data's class list"
             )
         if tuple(names) == self.classes:

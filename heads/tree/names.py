@@ -1,7 +1,7 @@
 """Find the vector of a class name among named vectors: by the entire name, or as a mean of words.
 
-Matching ignores case, the difference between underscores and spaces, and U+FE0F (which selects the
-emoji form of a character). If several names match, the one with the same spelling is used.
+Matching ignores case, U+FE0F (which selects the emoji form of a character), and the difference
+between underscores and spaces. If several names match, the name with the same spelling is used.
 """
 
 import re
@@ -33,7 +33,7 @@ class NameLookup:
         self._by_key: dict[str, FloatVectors] = {}
 
     def needs(self, name: str) -> bool:
-        """Return whether the vector of `name` is needed and was not added yet."""
+        """Return whether the vector of `name` is needed and has not been added yet."""
         key = name_key(name)
         if key not in self._keys:
             return False
@@ -42,8 +42,10 @@ class NameLookup:
         )
 
     def add(self, name: str, vector: FloatVectors) -> None:
-        """Add a vector. Of matching names the first one is used, because files list frequent words
-        first."""
+        """Add a vector.
+
+        If several names match, the first one is used, because files list frequent words first.
+        """
         self._by_key.setdefault(name_key(name), vector)
         if name in self._spellings:
             self._by_spelling.setdefault(name, vector)

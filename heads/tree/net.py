@@ -3,7 +3,7 @@
 Classes that are close to each other share a tile. New members are added in batches. The triangle
 inequality excludes entire tiles; in the other tiles, float32 matrix products in coordinates
 relative to the tile's center find the few classes that may be closer to a new member. Only the
-distances of these are computed in float64.
+distances of these classes are computed in float64.
 """
 
 import math
@@ -19,16 +19,17 @@ FloatArray = NDArray[np.float64]
 _TILE = 256  # classes per tile, the columns of one matrix product
 _BLOCK = 512  # candidates compared with each other at a time
 _REGION_MEMBERS = 64  # members of the net in the region of a block of candidates
-_GROWTH = 3  # factor by which the net grows before tiles are computed again
+_GROWTH = 3  # factor by which the net grows before tiles are recomputed
 _PAIR_VALUES = 1 << 22  # differences stored at a time
 
 
 class Net:
     """A net over points [K, d] with entries of at most about 1; `root` is its first member.
 
-    `gaps` [K] are squared distances to the nearest member, -inf for members. `nearest` [K] is that
-    member; among equally near ones, the first that was added. `parent` [K] is, for a member, its
-    nearest member of the net before the call of `refine` that added it, -1 for the root.
+    `gaps` [K] are squared distances to the nearest member, -inf for members. `nearest` [K] is the
+    index of that member; ties go to the member that was added first. For each member, `parent` [K]
+    is the member that was nearest to it before the `refine` call that added it; it is -1 for the
+    root.
     """
 
     def __init__(self, points: FloatArray, root: int) -> None:
@@ -54,8 +55,8 @@ class Net:
         """Add classes until every class is within `separation` of the net; return the new members.
 
         A class is added only if it is farther than `separation` from all members, so the members
-        remain that far apart. The farthest of a block of candidates is added first; ties go to the
-        lowest class id.
+        remain at least that far apart. The farthest of a block of candidates is added first. Ties
+        are broken by the lowest class ID.
         """
         if self._size >= _GROWTH * self._size_when_cut or 2 * len(self.outside()) < len(
             self._order

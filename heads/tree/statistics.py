@@ -15,7 +15,7 @@ class TreeStatistics:
     """Counts of a tree.
 
     `leaf_depths[i]` is the number of classes at depth i. `families` [F] are the numbers of children
-    of the inner nodes, and as the last entry the number of roots.
+    of the inner nodes, followed by the number of roots.
     """
 
     num_nodes: int

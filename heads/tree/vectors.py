@@ -44,7 +44,7 @@ def load_label_vectors(
         return _by_name(path, zip(names, vectors, strict=True), class_names, missing)
     if len(vectors) != len(class_names):
         raise ValueError(
-            f"{path} has {len(vectors)} rows without names and there are {len(class_names)} "
+            f"{path} has {len(vectors)} rows without names, but there are {len(class_names)} "
             "classes: write one row per class, in the order of the class list"
         )
     return vectors, []
@@ -88,7 +88,7 @@ def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors
         )
     if names is not None and len(names) != len(vectors):
         raise ValueError(
-            f"{path} has {len(names)} names and {len(vectors)} vectors: write one name per vector"
+            f"{path} has {len(names)} names, but {len(vectors)} vectors: write one name per vector"
         )
     return names, vectors
 

@@ -56,15 +56,13 @@ def _text_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]
             parts = line.rstrip().rsplit(None, dim)
             if len(parts) != dim + 1:
                 raise ValueError(
-                    f"{path} is damaged: word {num} does not have {dim} numbers; get the file again"
+                    f"{path} is damaged (word {num} does not have {dim} numbers): download it again"
                 )
             word = parts[0].decode("utf-8", "replace")
             if is_needed(word):
                 yield word, _numbers(path, word, parts[1:])
         if header and num != header[0]:
-            raise ValueError(
-                f"{path} is truncated: it contains {num} of {header[0]} words; get the file again"
-            )
+            raise ValueError(f"{path} is truncated ({num} of {header[0]} words): download it again")
 
 
 def _numbers(path: Path, word: str, parts: list[bytes]) -> FloatVectors:
@@ -92,9 +90,7 @@ def _binary_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entr
             end = content.find(b" ", start, start + _LONGEST_WORD_BYTES)
             stop = end + 1 + 4 * dim
             if end < 0 or stop > len(content):
-                raise ValueError(
-                    f"{path} is truncated: it contains {i} of {num} words; get the file again"
-                )
+                raise ValueError(f"{path} is truncated ({i} of {num} words): download it again")
             word = content[start:end].lstrip(b"\n").decode("utf-8", "replace")
             if is_needed(word):
                 yield word, np.frombuffer(content[end + 1 : stop], "<f4").astype(np.float32)
@@ -118,7 +114,7 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
             yield file
         except (EOFError, gzip.BadGzipFile) as error:
             raise ValueError(
-                f"{path} is not a complete gzip file ({error}): get the file again"
+                f"{path} is not a complete gzip file ({error}): download it again"
             ) from None
 
 

@@ -21,8 +21,8 @@ _HYPERNYMS = ("@", "@i")
 class WordNet:
     """The noun synsets of WordNet, with the names of ImageNet (`n02084071`), and their hypernyms.
 
-    `senses` are the synsets of each lemma, most common first; `lemmas` are those of each synset,
-    separated by commas.
+    `senses` are the synsets of each lemma, most common first. `lemmas` are the lemmas of each
+    synset, separated by commas.
     """
 
     hierarchy: Hierarchy
@@ -37,9 +37,9 @@ class WordNet:
     def synset(self, name: str) -> str:
         """Return the synset of a class name.
 
-        The name is a synset id, possibly with a suffix (`n02084071`, `n02084071_dog`), a sense
-        (`dog.n.01`), or words. In a list of words (`tench, Tinca tinca`), the first known one is
-        used, in its most common sense. Raises ValueError for any other name.
+        The name is a synset ID, possibly with a suffix (`n02084071`, `n02084071_dog`), a sense
+        (`dog.n.01`), or words. In a list of words (`tench, Tinca tinca`), the first known word is
+        used in its most common sense. Raises ValueError for any other name.
         """
         if match := _SYNSET_ID.match(name):
             return match.group()
@@ -85,13 +85,13 @@ def read_wordnet(folder: str | Path) -> WordNet:
             synset, words, above = _data_record(text)
         except (ValueError, IndexError):
             raise ValueError(
-                f"{folder / 'data.noun'}, line {line} is not a synset: get the file again"
+                f"{folder / 'data.noun'}, line {line} is not a synset: download the file again"
             ) from None
         parents[synset], lemmas[synset] = above, words
     missing = next((up for above in parents.values() for up in above if up not in parents), None)
     if missing is not None:
         raise ValueError(
-            f"{folder / 'data.noun'} is truncated: synset {missing} is missing; get the file again"
+            f"{folder / 'data.noun'} is truncated (no synset {missing}): download the file again"
         )
     senses = {}
     for line, text in _records(folder / "index.noun"):
@@ -101,7 +101,7 @@ def read_wordnet(folder: str | Path) -> WordNet:
             senses[fields[0]] = tuple(f"n{int(offset):08d}" for offset in fields[-count:])
         except (ValueError, IndexError):
             raise ValueError(
-                f"{folder / 'index.noun'}, line {line} is not a lemma: get the file again"
+                f"{folder / 'index.noun'}, line {line} is not a lemma: download the file again"
             ) from None
     titles = {synset: words.split(", ")[0] for synset, words in lemmas.items()}
     return WordNet(Hierarchy(f"WordNet {folder}", parents, titles), senses, lemmas)

@@ -18,7 +18,10 @@ def demo(
     classes: Annotated[int, typer.Option(min=20, help="number of characters")] = 1000,
     epochs: Annotated[float, typer.Option(min=0.01, help="length of each training run")] = 1.0,
 ) -> None:
-    """Run the complete workflow on drawn characters, from shards to queries, in a few minutes."""
+    """Run the complete workflow, from shards to queries, on images of characters.
+
+    Takes a few minutes.
+    """
     from data.sources import Glyphs
     from launch.commands.shard_source import write
     from launch.demo import plots, queries, runs

@@ -35,7 +35,9 @@ def doctor(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="folder for runs; default: that of the recipe, or the current directory"),
+        typer.Option(
+            help="folder for runs; default: the recipe's run folder, or the current directory"
+        ),
     ] = None,
     nproc: Annotated[
         int | None,
@@ -43,11 +45,13 @@ def doctor(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="rendezvous port to check, for several machines"),
+        typer.Option(
+            min=1, max=65535, help="rendezvous port to check, for training on several machines"
+        ),
     ] = None,
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="another machine to check; repeatable"),
+        typer.Option(metavar="HOST:PORT", help="another machine to check; can be repeated"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
@@ -111,7 +115,7 @@ def _num_gpus() -> int:
 
 @contextmanager
 def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
-    """On a terminal, show the current check in the last line."""
+    """Show the current check on the last line if the output is a terminal."""
     if not console.is_terminal:
         yield lambda name: None
         return
@@ -120,7 +124,7 @@ def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
 
 
 def _print(console: Console, finding: "Finding") -> None:
-    """Print a finding in columns on a terminal, otherwise as one line."""
+    """Print a finding in columns if the output is a terminal, otherwise on one line."""
     level, topic = finding.level, printable(finding.topic)
     found, remedy = printable(finding.found), printable(finding.remedy)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""`kway eval`: evaluates the model of a run, per class and by confusions if requested."""
+"""`kway eval`: evaluates a run's model, optionally per class and with the confused classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,30 +29,39 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     checkpoint: Annotated[
         int | None,
-        typer.Option(metavar="STEP", help="checkpoint; default: the newest that is intact"),
+        typer.Option(
+            metavar="STEP", help="step of the checkpoint; default: the newest intact checkpoint"
+        ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="split; default: data.eval_split")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="split to evaluate; default: data.eval_split")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="recipe override, such as evaluation.batch=64; repeatable",
+            help="recipe override, such as evaluation.batch=64; can be repeated",
         ),
     ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
     classes: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="write a table with a row per class")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="CSV file for a table with one row per class"),
     ] = None,
-    sort: Annotated[Order, typer.Option(help="order of these rows, ascending")] = "index",
+    sort: Annotated[
+        Order, typer.Option(help="column by which --classes is sorted, ascending")
+    ] = "index",
     worst: Annotated[
-        int, typer.Option(min=0, help="print the N classes with the lowest average precision")
+        int,
+        typer.Option(min=0, help="number of classes with the lowest average precision to print"),
     ] = 0,
     best: Annotated[
-        int, typer.Option(min=0, help="print the N classes with the highest average precision")
+        int,
+        typer.Option(min=0, help="number of classes with the highest average precision to print"),
     ] = 0,
     confusions: Annotated[
-        int, typer.Option(min=0, help="print the N most frequent wrong predictions")
+        int, typer.Option(min=0, help="number of most frequent wrong predictions to print")
     ] = 0,
     allow_import: AllowImport = None,
 ) -> None:
@@ -136,7 +145,7 @@ def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
 
 
 def _measures(result: "Evaluation") -> Table:
-    """The measures, with the names that `checkpoint.keep_best.measure` accepts."""
+    """The metrics, under the names that `checkpoint.keep_best.measure` accepts."""
     table = Table("measure", "name in recipes")
     table.add_column("value", justify="right")
     for name, value in result.metrics.items():

@@ -17,14 +17,15 @@ def export(
         list[float] | None,
         typer.Option(
             metavar="FLOAT",
-            help="also compute thresholds for this recall (above 0, at most 1); repeatable",
+            help="additional recall for which to compute thresholds (above 0, at most 1); can be "
+            "repeated",
         ),
     ] = None,
     min_positives: Annotated[
         int | None,
         typer.Option(
             help="minimum number of validation samples for a class's own threshold; other classes "
-            "use the pooled threshold; default: by recall, 9 for 0.9 and 99 for 0.99",
+            "use the pooled threshold; default: depends on the recall: 9 for 0.9, 99 for 0.99",
             min=1,
         ),
     ] = None,
@@ -40,8 +41,8 @@ def export(
             raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
     if out.exists() and not force:
         raise ValueError(
-            f"{out} already exists: remove it, choose another folder with --out, or replace it "
-            "with --force"
+            f"{out} already exists: remove it, choose another folder with --out, or pass --force "
+            "to replace it"
         )
     from trainer.bundle.export import export_run
     from trainer.world import open_world

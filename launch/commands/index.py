@@ -1,4 +1,4 @@
-"""`kway index`: computes the features of a collection once and stores them as a gallery."""
+"""`kway index`: computes the features of a collection and stores them as a gallery."""
 
 import sys
 import time
@@ -29,22 +29,27 @@ def index(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the gallery")],
     batch_size: Annotated[
-        int, typer.Option(help="texts, or crops of images, per forward pass", min=1)
+        int, typer.Option(help="number of texts, or of image crops, per forward pass", min=1)
     ] = 32,
     workers: Annotated[
-        int | None, typer.Option(help="decoding threads; default: one per core", min=1)
+        int | None, typer.Option(help="number of decoding threads; default: one per core", min=1)
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="device of the model")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="device on which the model runs")
+    ] = "cpu",
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails/--no-thumbnails", help="store thumbnails of the images")
     ] = True,
     strict: Annotated[bool, typer.Option("--strict", help="fail if a file cannot be read")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="update the gallery even if it is of another collection")
+        bool,
+        typer.Option(
+            "--force", help="update the gallery even if it was created from another collection"
+        ),
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Create a gallery, or update it: only new and changed items are computed."""
+    """Create or update a gallery. An update computes only new and changed items."""
     # Import here, so that other commands start quickly.
     from serving.galleries.building import IndexOptions, index_collection
     from serving.galleries.collection import open_collection

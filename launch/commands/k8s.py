@@ -24,22 +24,24 @@ def render(
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="number of pods, one per machine")] = 2,
     gpus: Annotated[
-        int, typer.Option(min=0, help="GPUs per pod, one rank each; 0: one rank on CPUs")
+        int,
+        typer.Option(min=0, help="GPUs per pod, with one rank per GPU; 0: one CPU rank per pod"),
     ] = 1,
     overlay: Annotated[str, typer.Option(help="name of a folder in k8s/overlays")] = "job",
     image: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME:TAG", help="image; default: that of the overlay, with CUDA for GPUs"
+            metavar="NAME:TAG",
+            help="container image; default: the overlay's image, or its CUDA variant for GPUs",
         ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="namespace; default: that of kubectl's context")
+        str | None, typer.Option(help="namespace; default: the namespace of kubectl's context")
     ] = None,
     storage_class: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="storage class of the claims; default: that of the cluster"
+            metavar="NAME", help="storage class of the claims; default: the cluster's default"
         ),
     ] = None,
     claims: Annotated[

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 _WIDE_COLUMNS = 140  # minimum width of a terminal for all columns
 _LEGEND = (
     "aligned: with the Principle of Logit Separation. A single logit is a meaningful score.",
-    "paper: 000 to 004 are listed in docs/papers.md.",
+    "paper: docs/papers.md lists papers 000 to 004.",
 )
 
 
 def losses() -> None:
-    """List the losses, their papers, and which of them allow queries from a single logit."""
+    """List the losses, their papers, and whether each is aligned.
+
+    Aligned losses train logits that are meaningful scores for single-class queries.
+    """
     from heads.losses import LOSSES
 
     console = wide_console(1_000)
@@ -47,7 +50,7 @@ def losses() -> None:
 
 
 def _options(loss: type["Loss"]) -> str:
-    """Format options as `name=default`, as in a recipe, with the meaning of a null default."""
+    """Format options as `name=default`, as in a recipe, and explain null defaults."""
     fields = loss.option_fields().items()
     return ", ".join(f"{name}={_default(field)}" for name, field in fields)
 

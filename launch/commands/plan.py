@@ -20,15 +20,15 @@ def plan(
         typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="number of machines")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs per machine, one rank each")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per machine, with one rank per GPU")] = 1,
     gpu: Annotated[
         str, typer.Option(help="GPU model: h100, h200, a100, …; cpu: the CPU of this machine")
     ] = "h100",
     classes: Annotated[
-        int | None, typer.Option(min=2, help="number of classes; default: that of the shards")
+        int | None, typer.Option(min=2, help="number of classes; default: from the shards")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="samples per epoch; default: those of the shards")
+        int | None, typer.Option(min=1, help="samples per epoch; default: from the shards")
     ] = None,
     link_gbps: Annotated[
         float | None,
@@ -41,7 +41,10 @@ def plan(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="build and check the shards of some ranks, without weights"),
+        typer.Option(
+            "--dry-run",
+            help="build and check the shards of selected ranks without allocating weights",
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON, in bytes and seconds")

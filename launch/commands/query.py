@@ -36,21 +36,25 @@ def query(
     classes: Annotated[
         list[str],
         typer.Option(
-            "--class", metavar="NAME", help="class name, or # and the class index; repeatable"
+            "--class",
+            metavar="NAME",
+            help="class name, or # followed by a class ID; can be repeated",
         ),
     ],
     images: Annotated[
         list[Path] | None, typer.Argument(help="image files", metavar="IMAGE")
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="text, for a text model; repeatable")
+        list[str] | None, typer.Option(metavar="TEXT", help="text to query; can be repeated")
     ] = None,
     texts: Annotated[Path | None, typer.Option(help="file with one text per line")] = None,
     recall: Annotated[
         float | None,
-        typer.Option(help="recall whose threshold of each class decides between yes and no"),
+        typer.Option(help="target recall that selects the per-class thresholds"),
     ] = None,
-    threshold: Annotated[float | None, typer.Option(help="lowest score that counts as yes")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="minimum score of a match, for all classes")
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="file with the token for the server")
     ] = None,
@@ -66,8 +70,8 @@ def query(
         found = _ask_server(source, classes, inputs, recall, threshold, token_file)
     elif token_file is not None:
         raise ValueError(
-            f"--token-file is for a server, and {source} is not a URL: omit --token-file, or pass "
-            "the URL of a server"
+            f"--token-file requires a server URL, but {source} is not a URL: omit --token-file, or "
+            "pass the URL of a server"
         )
     else:
         _check_source(source)
@@ -81,8 +85,8 @@ def query(
 def _check_source(source: str) -> None:
     if _LIKE_A_SERVER.fullmatch(source) and not Path(source).exists():
         raise ValueError(
-            f"{source} is not a folder, and the URL of a server starts with http:// or https://: "
-            f"pass http://{source}"
+            f"{source} is neither a folder nor a URL that starts with http:// or https://: pass "
+            f"http://{source}"
         )
 
 
@@ -115,7 +119,7 @@ def _read(file: Path, option: str) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{option} {file} is not valid UTF-8 at byte {error.start}: save it as UTF-8"
+            f"{option} {file} contains invalid UTF-8 at byte {error.start}: save it as UTF-8"
         ) from error
 
 
@@ -221,7 +225,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
 
 
 def _in_words(threshold: "ClassThreshold") -> str:
-    """Describe which validation samples determined a threshold, and how many reach it."""
+    """Describe the validation samples behind a threshold, and how many samples reach it."""
     name = threshold.class_name
     if threshold.threshold is None:
         return f"{name}: no threshold for this recall: pass --threshold"

@@ -13,12 +13,13 @@ from launch.terminal import progress
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="folders of runs")],
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="HTML file; an existing file is replaced")
+        Path, typer.Option("-o", "--out", help="output HTML file; an existing file is replaced")
     ] = Path("report.html"),
 ) -> None:
     """Compare runs in plots and tables on one self-contained HTML page.
 
-    Runs may be running, interrupted or damaged. The page lists what could not be read.
+    Runs may be in progress, interrupted or damaged. The page lists the files that could not be
+    read.
     """
     from data.files import commit
     from launch.report import read_runs, report_page

@@ -28,14 +28,15 @@ def serve(
         str,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="processes that each load the model; 1:4: between one and four, by load",
+            help="number of processes that each load the model; 1:4: one to four, depending on "
+            "the load",
         ),
     ] = str(ServingConfig().replicas),
     no_tokens: Annotated[
         bool,
         typer.Option(
             "--no-tokens",
-            help="do not require a token, even if other machines can reach --host",
+            help="do not require tokens, even if other machines can reach --host",
         ),
     ] = False,
     verify: Annotated[
@@ -90,7 +91,7 @@ def serve(
         try:
             url, grpc = opened_server.enter_context(running(bundle, config))
         except Exception:
-            if stop.was_received:  # libraries may turn the SystemExit into other exceptions
+            if stop.was_received:  # libraries may replace the SystemExit with other exceptions
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (API docs: {url}/docs; press Ctrl-C to stop)")

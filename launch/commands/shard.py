@@ -1,4 +1,4 @@
-"""`kway shard`: writes webdataset shards from sources; checks, verifies, shows or indexes shards.
+"""`kway shard`: writes webdataset shards from sources, and inspects or indexes existing shards.
 
 `shard_source.py` derives one command from each source in `data.sources.SOURCES`.
 """
@@ -21,7 +21,9 @@ from launch.terminal import progress, seconds_since, wide_console
 if TYPE_CHECKING:
     from data.shards.manifest import Manifest
 
-Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one per core")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="number of processes; default: one per core")
+]
 Shards = Annotated[
     Path, typer.Argument(metavar="SHARDS", help="folder of shards with manifest.json")
 ]
@@ -55,22 +57,21 @@ def check(
     folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="folder of text shards")],
     split: Annotated[str, typer.Option(help="split to check")] = "train",
     texts: Annotated[
-        int, typer.Option(min=40, help="maximum number of texts; half of them for training")
+        int,
+        typer.Option(min=40, help="maximum number of texts, half of which are used for training"),
     ] = 100_000,
     threshold: Annotated[
         float,
-        typer.Option(
-            min=0, max=1, help="drop in accuracy from which a character counts as a suspect"
-        ),
+        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be a suspect"),
     ] = 0.02,
     rows: Annotated[
-        int, typer.Option(min=0, help="characters to list in addition to the suspects")
+        int, typer.Option(min=0, help="number of characters to list in addition to the suspects")
     ] = 10,
     strict: Annotated[
         bool, typer.Option("--strict", help="exit with 2 if there is a suspect")
     ] = False,
 ) -> None:
-    """Find characters that leak the label of a text, such as remnants of emoji."""
+    """Find characters that leak the label of a text, such as parts of emoji."""
     from data.inspection.leaks import check_leaks
     from launch.commands.shard_tables import leak_table
 
@@ -95,14 +96,15 @@ def check(
 def verify(
     folder: Shards,
     decode: Annotated[
-        bool, typer.Option("--decode", help="also decode every image; slower")
+        bool, typer.Option("--decode", help="also decode every image, which is slower")
     ] = False,
     name_all: Annotated[
-        bool, typer.Option("--all", help="list every damaged sample, not 10 per shard")
+        bool,
+        typer.Option("--all", help="list every damaged sample instead of at most 10 per shard"),
     ] = False,
     workers: Workers = None,
 ) -> None:
-    """Read every byte and list what is damaged. Exits with 2 if anything is."""
+    """Read every byte and list all damage. Exits with 2 if anything is damaged."""
     from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
@@ -136,7 +138,7 @@ def verify(
 def show(
     folder: Shards,
     split: Annotated[
-        str | None, typer.Option(help="split of the examples; default: the first one")
+        str | None, typer.Option(help="split of the examples; default: the first split")
     ] = None,
     samples: Annotated[
         int | None,
@@ -144,7 +146,9 @@ def show(
     ] = None,
     sheet: Annotated[
         Path | None,
-        typer.Option("--contact-sheet", metavar="FILE.png", help="write a contact sheet of images"),
+        typer.Option(
+            "--contact-sheet", metavar="FILE.png", help="PNG file for a contact sheet of the images"
+        ),
     ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
@@ -156,7 +160,7 @@ def show(
     manifest = Manifest.load(folder)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
         is_png = sheet.suffix.lower() == ".png"
-        why = "only images have a contact sheet" if is_png else "pass a file name that ends in .png"
+        why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
         raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
@@ -190,25 +194,28 @@ def index(
     ] = None,
     classes: Annotated[
         Path | None,
-        typer.Option(help="file with one class name per line; default: the labels found"),
+        typer.Option(help="file with one class name per line; default: the labels in the tars"),
     ] = None,
     split: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=GLOB", help="tars of a split; default: by their names; repeatable"
+            metavar="NAME=GLOB",
+            help="tars of a split; default: derived from their names; can be repeated",
         ),
     ] = None,
     sample: Annotated[
-        str | None, typer.Option(help="extension of the sample, if there are several candidates")
+        str | None,
+        typer.Option(help="extension of the images or texts, if there are several candidates"),
     ] = None,
     label_field: Annotated[
-        str, typer.Option(help="field of KEY.json with the label, if there is no KEY.cls")
+        str, typer.Option(help="field of KEY.json that contains the label, if there is no KEY.cls")
     ] = "label",
     expect: Annotated[
         str | None,
         typer.Option(
             metavar="N|FILE.json",
-            help='number of samples, or a file such as {"a.tar": 1000}; a mismatch is an error',
+            help='expected number of samples, or a file such as {"a.tar": 1000}; a mismatch is an '
+            "error",
         ),
     ] = None,
     skip_bad: Annotated[

@@ -50,7 +50,7 @@ PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples pe
 
 
 def source_commands() -> dict[str, Any]:
-    """Map names to commands, except for sources that only replace another one for folders."""
+    """Map names to commands, without the sources that only replace another source for folders."""
     app = typer.Typer()
     replacements = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
@@ -62,7 +62,7 @@ def source_commands() -> dict[str, Any]:
 
 
 def _help(source_class: type[CommandSource]) -> str:
-    """Return the class's docstring with one line per paragraph, which typer wraps."""
+    """Return the class's docstring with each paragraph on one line, because typer wraps lines."""
     paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -114,7 +114,7 @@ def _shard(
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """Return the options of the source and of the one that replaces it if the input is a folder."""
+    """Return the options of the source and of its replacement for folders, if it has one."""
     options = options_of(source_class)
     if (instead := source_class.for_folder) is None:
         return options
@@ -131,7 +131,7 @@ def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandS
         return source_class
     files: Sequence[Path] = given["files"]
     if len(files) == 1 and files[0].is_dir():
-        why = f"for {source_class.reads}, and {files[0]} is {instead.reads}"
+        why = f"for {source_class.reads}, but {files[0]} is {instead.reads}"
         given["folder"] = given.pop("files")[0]
         _reject(given, source_class, instead, why)
         return instead

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
 
 _ALL_CLASSES = 30  # up to this number of classes, list each class
-_ENDS = 5  # with more classes, list this many of the largest and of the smallest
+_ENDS = 5  # with more classes, list this number of the largest and of the smallest classes
 _BAR = 28
 _TEXT = 200
 
@@ -50,7 +50,7 @@ def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents
 def class_table(manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
     """Return a table of the samples per class over all splits.
 
-    With many classes, it contains a histogram, and the largest and smallest classes.
+    If there are many classes, it contains a histogram and the largest and smallest classes.
     """
     counts = np.sum([split.counts for split in splits], axis=0)
     order = np.argsort(-counts, kind="stable")

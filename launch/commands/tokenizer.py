@@ -26,7 +26,8 @@ def tokenizer(
     ] = 30_000,
     split: Annotated[str, typer.Option(help="split to train on")] = "train",
     max_texts: Annotated[
-        int, typer.Option(min=1, help="maximum number of texts; more are sampled")
+        int,
+        typer.Option(min=1, help="maximum number of texts; if there are more, a sample is used"),
     ] = 2_000_000,
     lowercase: Annotated[
         bool, typer.Option("--lowercase", help="convert texts to lower case")
@@ -35,15 +36,15 @@ def tokenizer(
         int | None,
         typer.Option(
             min=1,
-            help="number of characters in the vocabulary, most frequent first; default: a quarter "
-            "of the vocabulary",
+            help="number of characters in the vocabulary, starting with the most frequent; "
+            "default: a quarter of the vocabulary",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="threads; default: one per core")
+        int | None, typer.Option(min=1, help="number of threads; default: one per core")
     ] = None,
 ) -> None:
-    """Train a tokenizer on text shards, for data.text.tokenizer of a recipe."""
+    """Train a tokenizer on text shards, for use as a recipe's data.text.tokenizer."""
     from data.text.tokenizer_training import train_tokenizer
 
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""`kway train`: runs the ranks of `python -m trainer` on this machine and exits with their code."""
+"""`kway train`: runs `python -m trainer` as this machine's ranks and exits with their code."""
 
 import os
 import signal
@@ -25,13 +25,18 @@ def train(
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="processes per machine; default: one per GPU, or one on CPUs"),
+        typer.Option(
+            min=1, help="number of processes per machine; default: one per GPU, or one without GPUs"
+        ),
     ] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="maximum number of restarts after a retryable failure")
     ] = 0,
     shutdown_timeout: Annotated[
-        int, typer.Option(min=0, help="seconds that the ranks have to save after a stop signal")
+        int,
+        typer.Option(
+            min=0, help="time that the ranks have to save after a stop signal, in seconds"
+        ),
     ] = SHUTDOWN_SECONDS,
     nnodes: Annotated[
         str,
@@ -87,7 +92,7 @@ def train(
 ) -> None:
     """Train a recipe, or resume it from its newest checkpoint.
 
-    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save a checkpoint and stop the run.
+    On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, the run saves a checkpoint and stops.
     A second Ctrl-C stops it immediately.
 
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted
@@ -123,15 +128,15 @@ def train(
         arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
         if code in (FAILED, PREEMPTED, INTERRUPTED):
-            # Exit without Python's shutdown, in which another Ctrl-C would print a traceback, and
-            # a thread still blocked in torch's store would abort the process when it returns.
+            # Skip Python's shutdown. During shutdown, another Ctrl-C would print a traceback, and a
+            # thread still blocked in torch's store would abort the process when it returns.
             os._exit(code)
     raise typer.Exit(code)
 
 
 @contextmanager
 def _nothing_to_save() -> Iterator[None]:
-    """Before any rank runs, let a stop signal end this process with the exit code of a stop."""
+    """Until the ranks start, make a stop signal end this process with the exit code of a stop."""
 
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
@@ -149,7 +154,7 @@ def _check_ports(first: int | None, num_processes: int) -> None:
     """Raise ValueError before the ranks start if there are too few ports for their metrics."""
     if first and first + num_processes - 1 > LAST_PORT:
         raise ValueError(
-            f"telemetry.port is {first}, and the {num_processes} ranks need one port each, up to "
+            f"telemetry.port is {first}, but the {num_processes} ranks need one port each, up to "
             f"{LAST_PORT}: choose a lower port"
         )
 

@@ -1,4 +1,4 @@
-"""`kway tree`: builds a label tree from vectors, shards, encoders or hierarchies, or draws one.
+"""`kway tree`: builds a label tree from vectors, shards, an encoder or a hierarchy, or draws it.
 
 The path determines the kind of source. Options of another kind of source are errors.
 """
@@ -44,39 +44,45 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="tree file to write")],
     classes: Annotated[
         Path | None,
-        typer.Option(help="class names: a file with one name per line, or a folder of shards"),
+        typer.Option(
+            help="source of the class names: a file with one name per line, or a folder of shards"
+        ),
     ] = None,
     origin: Annotated[
         Literal["vectors", "hierarchy"] | None,
         typer.Option(
             "--from",
-            help="part of the shards to use; default: label vectors, or else the hierarchy",
+            help="source in the shards; default: the label vectors, or the hierarchy if there "
+            "are none",
         ),
     ] = None,
     kind: Annotated[
         Literal["vtree", "utree"],
-        typer.Option(help="inner nodes of a tree of vectors: pseudoclasses (vtree) or classes"),
+        typer.Option(
+            help="kind of the inner nodes of a cover tree: pseudoclasses (vtree) or classes (utree)"
+        ),
     ] = "vtree",
     base: Annotated[
-        float, typer.Option(help="base of the cover tree; smaller: more levels, fewer children")
+        float,
+        typer.Option(help="base of the cover tree; smaller values give deeper, narrower trees"),
     ] = 1.3,
     metric: Annotated[
         Literal["cosine", "euclidean"], typer.Option(help="distance between vectors")
     ] = "cosine",
     project: Annotated[
         int | None,
-        typer.Option(min=1, help="project vectors onto this number of principal components"),
+        typer.Option(min=1, help="number of principal components to project the vectors onto"),
     ] = None,
     missing: Annotated[
         Literal["error", "mean", "zero"],
-        typer.Option(help="vector of a class name that is not in the file"),
+        typer.Option(help="vector of a class name that is missing from the file"),
     ] = "error",
     keep_chains: Annotated[
         bool,
-        typer.Option("--keep-chains", help="keep the nodes of a hierarchy with a single child"),
+        typer.Option("--keep-chains", help="keep nodes of a hierarchy that have a single child"),
     ] = False,
 ) -> None:
-    """Build a label tree, for head.weights.tree.file of a recipe."""
+    """Build a label tree, for use as a recipe's head.weights.tree.file."""
     started = time.monotonic()
     class_list = None if classes is None else read_class_list(classes)
     given = given_options(context)
@@ -96,7 +102,7 @@ def show(
     tree: Annotated[Path, typer.Argument(metavar="TREE", help="tree file")],
     figure: Annotated[
         Path | None,
-        typer.Option(help="output file; default: the path of the tree with suffix .png"),
+        typer.Option(help="output file; default: the path of the tree file with the suffix .png"),
     ] = None,
     rows: Annotated[
         int, typer.Option(min=4, max=500, help="maximum number of names in the figure")
@@ -135,7 +141,7 @@ def _print_statistics(named: "NamedTree", *, projected: bool) -> None:
 
 
 class ClassList(NamedTuple):
-    """Class names and readable words for them. For ImageNet, the names are synset ids."""
+    """Class names, and a readable word for each. For ImageNet, the names are synset IDs."""
 
     names: list[str]
     words: list[str]
@@ -161,7 +167,7 @@ class TreeOptions:
 
 
 def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
-    """Build the label tree of a source. Also returns whether vectors or a hierarchy were used.
+    """Build the label tree of a source. Also returns the kind of source used.
 
     Raises ValueError or OSError for errors that the user can fix.
     """
@@ -172,7 +178,7 @@ def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Or
     is_hierarchy = source.suffix in (".csv", ".tsv") or (source / "data.noun").is_file()
     origin: Origin = "hierarchy" if is_hierarchy else "vectors"
     if options.origin not in (None, origin):
-        raise ValueError(f"--from is only for shards, and {source} contains {origin}: omit --from")
+        raise ValueError(f"--from is only for shards, but {source} contains {origin}: omit --from")
     _check(source, origin, options)
     if is_hierarchy:
         return _from_hierarchy(source, options), origin
@@ -205,7 +211,7 @@ def _check(source: Path, origin: Origin, options: TreeOptions) -> None:
         reject_options(
             options.given,
             _OF_VECTORS,
-            f"only for label vectors, and {source} contains a hierarchy",
+            f"only for label vectors, but {source} contains a hierarchy",
         )
 
 
@@ -225,7 +231,7 @@ def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin
         reject_options(
             options.given,
             ("--missing",),
-            f"only for files of vectors; {source} has a vector for each class",
+            f"only for files of vectors, but {source} contains a vector for each class",
         )
         return _cover_tree(names, load_label_vectors(source, manifest), options), origin
     paths = class_paths(source, manifest)
@@ -241,7 +247,7 @@ def _from_hierarchy(source: Path, options: TreeOptions) -> "NamedTree":
         return read_wordnet(source).tree(names, collapse=collapse)
     hierarchy = read_parent_table(source)
     if several := hierarchy.num_with_several_parents():
-        note = f"note: {several:,} names in {source} have several parents: using the first row"
+        note = f"note: {several:,} names in {source} have several parents: using the first parent"
         print(printable(note), file=sys.stderr)
     names = options.classes.names if options.classes else hierarchy.leaves()
     return hierarchy.tree(names, collapse=collapse)
@@ -263,7 +269,7 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
         reject_options(
             options.given,
             ("--missing",),
-            f"only for files of vectors; {source} is a text encoder",
+            f"only for files of vectors, but {source} is a text encoder",
         )
         classes = _required(options.classes, source)
         return classes.names, encode_names(source, classes.words)

@@ -1,1 +1,1 @@
-"""The demo: runs all of kway on generated images."""
+"""The demo: runs the complete workflow of kway on generated images."""

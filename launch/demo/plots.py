@@ -62,7 +62,7 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
 
 
 def _typical_class(found: list[Logits]) -> int:
-    """Of the classes with the most held-out images, the one with the median AUPRC over losses."""
+    """The class with the median AUPRC over losses, among those with the most held-out images."""
     labels = found[0].labels
     counts = np.bincount(labels)
     class_ids = torch.from_numpy(np.flatnonzero(counts == counts.max()))
@@ -97,8 +97,8 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
 
 
 def _draw_one_threshold(ax: Axes, found: dict[DemoRun, Logits]) -> None:
-    """Plot precision over recall with one threshold for all classes, which requires that logits of
-    different classes and images are comparable."""
+    """Plot precision over recall with one threshold for all classes, which requires logits that are
+    comparable across classes and images."""
     for run, logits in found.items():
         own = np.zeros(logits.logits.shape, dtype=bool)
         own[np.arange(len(own)), logits.labels] = True
@@ -109,7 +109,7 @@ def _draw_one_threshold(ax: Axes, found: dict[DemoRun, Logits]) -> None:
         label = f"loss {run.loss}: AUPRC {precision.mean():.1%}"
         ax.plot(recall, precision, color=_COLORS[run], lw=2, label=label)
     ax.set(
-        title="One threshold for all classes:\nare logits comparable between images and classes?",
+        title="One threshold for all classes:\nare logits comparable across images and classes?",
         xlabel="recall over all (image, class) pairs",
         ylabel="precision",
         xlim=(0, 1),

@@ -27,7 +27,7 @@ _STOP_SECONDS = 60
 
 @dataclass(frozen=True)
 class DemoQuery:
-    """A held-out image, the class that it shows, and the class to query it for."""
+    """A held-out image, its true class, and the class to query."""
 
     image: Path
     true_class: str

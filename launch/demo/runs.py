@@ -16,13 +16,13 @@ NUM_PROCESSES = 2
 
 
 def recipe_path() -> Path:
-    """The path of the recipe, relative to the current folder if it is inside it."""
+    """The path of the recipe, relative to the current folder if the recipe is inside it."""
     return RECIPE.relative_to(Path.cwd()) if RECIPE.is_relative_to(Path.cwd()) else RECIPE
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """A combination of class weights and loss. Everything else comes from the recipe."""
+    """A combination of class weights and a loss. All other settings come from the recipe."""
 
     weights: str
     loss: str
@@ -73,13 +73,13 @@ _COLUMNS = {
     "precision_at_recall_0.9": "P@R 0.9",
 }
 _CAPTION = (
-    "top-1, top-5, SA (similarity accuracy): all classes are ranked. AUPRC, P@R 0.9 (precision "
-    "at recall 0.9): the logit of one class alone, mean over classes."
+    "top-1, top-5 and SA (similarity accuracy) compare the scores of all classes. AUPRC and P@R "
+    "0.9 (precision at recall 0.9) use the logit of one class alone and are means over classes."
 )
 
 
 def comparison(out: Path) -> tuple[Table, str]:
-    """A comparison of the runs' measures, as a table for the terminal and as Markdown."""
+    """A comparison of the runs' metrics, as a table for the terminal and as Markdown."""
     table = Table(
         title="Accuracy on held-out styles",
         caption=_CAPTION,

@@ -56,7 +56,7 @@ def in_gib(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that this machine is checked for.
+    """The training run that this machine is checked for.
 
     workers: loader processes per rank, or None without a recipe. shared_bytes: memory in /dev/shm
     that the loader processes of all ranks on this machine use. Without a recipe, this assumes four

@@ -39,7 +39,7 @@ CHECKS: dict[str, Check] = {
     "gloo": collectives.gloo,
     "NCCL": collectives.nccl,
 }
-# These checks cannot run without torch.
+# Checks that cannot run without torch.
 _NEED_TORCH = {"devices", "peer access", "gloo", "NCCL"}
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
-# A collective times out after 10 s (`rank.py`). Importing torch takes long, in particular from a
-# cold page cache.
+# A collective times out after 10 s (`rank.py`). Importing torch takes a long time, in particular
+# with a cold page cache.
 _TIMEOUT_SECONDS = 60
 _LONGEST = 160
 
@@ -52,17 +52,17 @@ def nccl(workload: Workload) -> Iterator[Finding]:
         return
     count = torch.cuda.device_count()
     if count == 1:
-        # NCCL does not accept two ranks on one device.
+        # NCCL does not support two ranks on one device.
         finding = smoke_test("nccl", 1)
         if finding.level == "ok":
-            finding = ok("NCCL", f"{finding.found}; one GPU exchanges no data")
+            finding = ok("NCCL", f"{finding.found}; a single GPU does not exchange data")
         yield finding
     else:
         yield smoke_test("nccl", count)
 
 
 def smoke_test(backend: str, size: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Finding:
-    """Run every collective on `size` ranks. The finding names the one that failed or hung."""
+    """Run every collective on `size` ranks. The finding names a collective that failed or hung."""
     import torch.distributed as dist
 
     topic = {"gloo": "gloo", "nccl": "NCCL"}[backend]
@@ -130,5 +130,5 @@ def _verdict(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
 
 def _remedy(topic: str) -> str:
     if topic == "gloo":
-        return "set GLOO_SOCKET_IFNAME to an interface that is up (lo on one machine)"
+        return "set GLOO_SOCKET_IFNAME to an interface that is up (lo for a single machine)"
     return "run again with NCCL_DEBUG=WARN; try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1"

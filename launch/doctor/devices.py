@@ -29,7 +29,7 @@ def torch_build(workload: Workload) -> Iterator[Finding]:
             "torch",
             f"NVIDIA driver {driver_version()} is loaded, but torch cannot use it{_why_not()}",
             "install a torch build for a CUDA version that this driver supports (pytorch.org), or "
-            "a newer driver; start a container with access to the GPUs (docker run --gpus all)",
+            "install a newer driver; in a container, enable GPU access (docker run --gpus all)",
         )
 
 
@@ -85,7 +85,8 @@ def peer_access(workload: Workload) -> Iterator[Finding]:
             "peer access",
             f"missing between GPUs {few}{more} (of {len(pairs)} pairs): traffic goes through main "
             "memory",
-            "see nvidia-smi topo -m; in a virtual machine, disable PCIe access control (ACS)",
+            "run nvidia-smi topo -m to see the links; in a virtual machine, disable PCIe access "
+            "control (ACS)",
         )
     elif pairs:
         yield ok("peer access", f"between all {count} GPUs")

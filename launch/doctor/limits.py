@@ -1,6 +1,6 @@
 """Limits of the system and the container: files, processes, shared memory, memory, CPUs, threads.
 
-The limits of a container are those of Linux control groups, version 1 or 2. The limit of a group
+Container limits are the limits of Linux control groups, version 1 or 2. The limit of a group also
 applies to all groups below it, so the smallest limit on the path to the root is in effect.
 """
 
@@ -26,7 +26,7 @@ _UNLIMITED = 1 << 60  # version 1 reports a number near 2^63 if there is no limi
 def open_files(workload: Workload) -> Iterator[Finding]:
     """Check the limit on open files.
 
-    Each process has every shard that it reads open, and a socket or two for every other rank.
+    Each process keeps every shard that it reads open, and has one or two sockets per other rank.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
@@ -36,7 +36,7 @@ def open_files(workload: Workload) -> Iterator[Finding]:
     if 0 < hard < _FEW_FILES:
         remedy = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     make = error if soft < _TOO_FEW_FILES else warning
-    line = f"{soft} per process, for all shards that it reads and its sockets"
+    line = f"{soft} per process, for the shards that it reads and its sockets"
     yield make("open files", line, remedy)
 
 
@@ -55,7 +55,7 @@ def processes(workload: Workload) -> Iterator[Finding]:
 
 
 def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Finding]:
-    """Check /dev/shm, in which loader processes pass batches. If it is full, SIGBUS kills them."""
+    """Check /dev/shm, through which loaders pass batches. If it is full, SIGBUS kills them."""
     if not folder.is_dir():
         remedy = "mount a tmpfs there, or train with data.workers=0"
         yield error("shared memory", f"{folder} does not exist", remedy)
@@ -76,7 +76,7 @@ def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Findin
 
 
 def memory(workload: Workload) -> Iterator[Finding]:
-    """Check the main memory, limited by the container.
+    """Check the main memory and the memory limit of the container.
 
     The kernel kills processes that exceed the limit, even if the machine has more memory.
     """
@@ -91,7 +91,7 @@ def memory(workload: Workload) -> Iterator[Finding]:
     if available >= workload.ranks * _GIB_PER_RANK * 2**30:
         yield ok("memory", line)
         return
-    need = f"{workload.ranks} ranks need {_GIB_PER_RANK} GiB each, without the model"
+    need = f"{workload.ranks} ranks need {_GIB_PER_RANK} GiB each, not including the model"
     remedy = "raise the limit, start fewer ranks or free memory"
     yield warning("memory", f"{line}; {need}", remedy)
 
@@ -108,7 +108,8 @@ def cpus(workload: Workload) -> Iterator[Finding]:
     if usable < count:
         yield warning(
             "CPUs",
-            f"{usable:g} of the machine's {count} are available, but torch starts threads for all",
+            f"{usable:g} of the machine's {count} are available, but torch starts threads for all "
+            "of them",
             "reserve whole CPUs for the job, or use a smaller machine: threads that wait for a CPU "
             "slow down every step",
         )
@@ -122,7 +123,7 @@ def cpus(workload: Workload) -> Iterator[Finding]:
 
 
 def threads(workload: Workload) -> Iterator[Finding]:
-    """Check OMP_NUM_THREADS, which torchrun and kway train choose if it is unset."""
+    """Check OMP_NUM_THREADS, which torchrun and kway train set if it is unset."""
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
         yield ok("threads", "OMP_NUM_THREADS is unset: kway train divides the cores by the ranks")

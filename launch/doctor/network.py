@@ -1,4 +1,4 @@
-"""The interfaces that gloo and NCCL select (by their own rules), ports, peers and clocks."""
+"""The interfaces that gloo and NCCL select by their own rules, and ports, peers and clocks."""
 
 import ctypes
 import errno
@@ -54,13 +54,16 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
     # All of 127.0.0.0/8 is loopback; Debian maps the host name to 127.0.1.1.
     owner = owners[0] if owners else "lo"
     if owner == "lo":
-        yield ok("interface", f"gloo uses lo ({address}): only for ranks on this machine")
+        yield ok("interface", f"gloo uses lo ({address}), which only reaches this machine")
     else:
         yield ok("interface", f"gloo uses {owner} ({address})")
 
 
 def nccl_interface(workload: Workload) -> Iterator[Finding]:
-    """Check NCCL_SOCKET_IFNAME, if set: prefixes; `=` means exact names, `^` all others."""
+    """Check NCCL_SOCKET_IFNAME if it is set.
+
+    It lists prefixes of interface names. After `=` it lists exact names; `^` negates the list.
+    """
     wanted = os.environ.get("NCCL_SOCKET_IFNAME")
     if not wanted:
         return
@@ -159,11 +162,11 @@ def peers(workload: Workload) -> Iterator[Finding]:
             yield error(
                 "peer",
                 f"{peer} does not respond: {failure}",
-                "start a server there (python -m http.server PORT) and open the port in firewalls",
+                "start a server on it (python -m http.server PORT), and open the port in firewalls",
             )
             continue
         if skew is None:
-            yield ok("peer", f"{peer} responds, but not with HTTP: its clock is unknown")
+            yield ok("peer", f"{peer} responds, but not over HTTP, so its clock cannot be checked")
         elif abs(skew) > _MAX_SKEW_SECONDS:
             late = "ahead of" if skew > 0 else "behind"
             line = f"the clock of {peer} is {abs(skew):.0f} s {late} ours: the rendezvous may fail"
@@ -176,7 +179,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Split `host:port`. Raises ValueError for any other format."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"--peer {address!r} is not HOST:PORT: pass for example node2:29400")
+        raise ValueError(f"--peer {address!r} is not HOST:PORT: pass, for example, node2:29400")
     return host.strip("[]"), int(port)
 
 

@@ -1,4 +1,4 @@
-"""One rank of the doctor's smoke test: checks each collective's result and prints a line of JSON.
+"""One rank of the doctor's smoke test: checks each collective and prints its result as JSON.
 
 Usage: `python -m launch.doctor.rank STORE_PORT RANK SIZE BACKEND`.
 """

@@ -1,4 +1,4 @@
-"""Python, the packages that kway requires, whether torchvision matches torch, and environment
+"""Checks of Python, the required packages, torchvision's match with torch, and environment
 variables."""
 
 import os
@@ -17,7 +17,7 @@ _SHOWN = ("deepspeed", "transformers", "ray", "webdataset", "safetensors")
 _MAX_MESSAGE_LENGTH = 120
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "CUDA_")
 _NUM_SHOWN = 6
-# Name -> (values that slow training down, their effect).
+# Name -> (values that slow down training, their effect).
 _SLOW = {
     "CUDA_LAUNCH_BLOCKING": (("1",), "the CPU waits for each kernel: only for debugging"),
     "NCCL_P2P_DISABLE": (("1",), "the GPUs of a machine exchange data through main memory"),
@@ -99,7 +99,7 @@ def torchvision(workload: Workload) -> Iterator[Finding]:
 
 
 def variables(workload: Workload) -> Iterator[Finding]:
-    """List the communication variables that are set, and warn if one slows training down."""
+    """List the communication variables that are set, and warn if one slows down training."""
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
     slow = []
     for name in names:

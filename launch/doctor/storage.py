@@ -27,7 +27,7 @@ def disk_space(workload: Workload) -> Iterator[Finding]:
     folder = existing(workload.run)
     free = shutil.disk_usage(folder).free
     line = f"{in_gib(free)} free in {folder}"
-    remedy = "free disk space, lower checkpoint.keep_last, or choose another `run`"
+    remedy = "free disk space, lower checkpoint.keep_last, or choose another `run` folder"
     if free < _LOW_SPACE:
         make = error if free < _NO_SPACE else warning
         yield make("disk space", f"{line}; kway plan estimates the size of a checkpoint", remedy)
@@ -39,7 +39,7 @@ def disk_space(workload: Workload) -> Iterator[Finding]:
 
 
 def file_system(workload: Workload) -> Iterator[Finding]:
-    """Check what a checkpoint commit needs: fsync, flock, replacing files, renaming folders."""
+    """Check the operations that a checkpoint commit needs, such as fsync, flock and rename."""
     folder = existing(workload.run)
     kind = kind_of(folder)
     try:
@@ -50,7 +50,7 @@ def file_system(workload: Workload) -> Iterator[Finding]:
         return
     line = f"{folder} ({kind}): writes {speed / 2**20:,.0f} MiB/s to disk; rename and flock work"
     if kind in _TEMPORARY:
-        remedy = "put `run` on a disk or a persistent volume"
+        remedy = "put the `run` folder on a disk or a persistent volume"
         yield warning("run folder", f"{line}; {kind} {_TEMPORARY[kind]}", remedy)
     else:
         yield ok("run folder", line)
@@ -85,12 +85,14 @@ def _what_failed(failure: OSError) -> str:
 def _remedy(failure: OSError) -> str:
     match failure.errno:
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return "grant this user write access, or choose another `run`"
+            return "grant this user write access, or choose another `run` folder"
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return "free space, or raise the limit (quota, ulimit -f)"
         case errno.ENOLCK | errno.EOPNOTSUPP | errno.ENOSYS | errno.EINVAL:
-            return "put `run` on a file system that supports flock and rename (NFS: start lockd)"
-    return "choose another `run`"
+            return (
+                "use a `run` folder whose file system supports flock and rename (NFS: start lockd)"
+            )
+    return "choose another `run` folder"
 
 
 def existing(path: Path) -> Path:
@@ -107,7 +109,7 @@ def kind_of(folder: Path) -> str:
         for mount in psutil.disk_partitions(all=True)
         if folder.is_relative_to(mount.mountpoint)
     ]
-    # The longest mount point wins. The sort is stable, because a later mount hides an earlier one
-    # at the same path.
+    # The longest mount point takes precedence. The sort must be stable, because a later mount hides
+    # an earlier one at the same path.
     mounts.sort(key=lambda mount: len(mount.mountpoint))
     return mounts[-1].fstype if mounts else "unknown"

@@ -1,4 +1,4 @@
-"""Manifests for a cluster: rendered by kustomize from k8s/, and checked beyond their schemas."""
+"""Renders manifests from k8s/ with kustomize, and checks them beyond their schemas."""
 
 from launch.kubernetes.checks import problems
 

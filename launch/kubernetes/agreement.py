@@ -41,18 +41,18 @@ def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
 def on_devices(recipe: Recipe, *, gpus: int) -> Recipe:
     """Set `train.device` to cuda if the pods reserve GPUs.
 
-    A pod whose image cannot use its GPUs then fails at the start; with `auto` it would train on
-    CPUs. Raises ValueError if `train.device` contradicts `gpus`.
+    A pod whose image cannot use its GPUs then fails at startup, whereas with `auto` it would train
+    on CPUs. Raises ValueError if `train.device` contradicts `gpus`.
     """
     device = recipe.train.device
     if gpus and device == "cpu":
         raise ValueError(
-            f"train.device is cpu and --gpus is {gpus}: the pods would reserve GPUs and not use "
-            "them; pass --gpus 0, or train.device=cuda"
+            f"train.device is cpu, but --gpus is {gpus}, so the pods would reserve GPUs without "
+            "using them: pass --gpus 0, or train.device=cuda"
         )
     if not gpus and device == "cuda":
         raise ValueError(
-            "train.device is cuda and --gpus is 0: pass the number of GPUs per pod, or "
+            "train.device is cuda, but --gpus is 0: pass the number of GPUs per pod, or "
             "train.device=cpu"
         )
     if not gpus:
@@ -79,7 +79,7 @@ def check_agreement(
             if str(actual[name]) != str(number):
                 raise ValueError(
                     f"{name} is {number}, but overlay {overlay} is written for {actual[name]}: "
-                    "pass that number, or choose another overlay"
+                    f"pass {actual[name]}, or choose another overlay"
                 )
         _check_files(job, recipe, overlay)
 
@@ -97,7 +97,7 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
     trainer = job.trainer or {}
     folder = PurePosixPath(trainer.get("workingDir", "/"))
     home = environment(trainer).get("HOME", "/")
-    # Only claims can contain input: an emptyDir starts empty, and Secrets are not data.
+    # Only claims can contain input: an emptyDir starts empty, and Secrets do not contain data.
     reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
     writing = {
         "run": ("writable claim", writable_mounts(job.pod, trainer, (CLAIM,))),

@@ -1,5 +1,7 @@
-"""Rules for Jobs, and for the JobSets and TrainingRuntimes that create them: handling of pod
-failures, order of timeouts, number of pods in the rendezvous, and restarts of a group.
+"""Rules for Jobs, and for the JobSets and TrainingRuntimes that create them.
+
+They cover pod failures, the order of timeouts, the number of pods in the rendezvous, and restarts
+of a group.
 
 Each rule yields one line per problem.
 """
@@ -40,8 +42,8 @@ def failures_are_distinguished(job: Job) -> Iterator[str]:
         for condition in rule.get("onPodConditions", ()):
             if condition.get("status") != "True":
                 yield (
-                    f"podFailurePolicy: set the status of {condition.get('type')} to "
-                    '"True", which Kubernetes up to 1.34 requires'
+                    f"podFailurePolicy: the status of {condition.get('type')} must be "
+                    '"True" in Kubernetes 1.34 and older'
                 )
 
 
@@ -83,7 +85,7 @@ def timeouts_are_in_order(job: Job) -> Iterator[str]:
 
 
 def all_pods_join(job: Job) -> Iterator[str]:
-    """Check that the numbers of pods, nodes, ranks and GPUs agree, and that pod 0 is the host."""
+    """Check that the numbers of pods, nodes, ranks and GPUs match, and that pod 0 is the host."""
     if (trainer := job.trainer) is None:
         return
     line = words(trainer, job.given)
@@ -97,7 +99,7 @@ def all_pods_join(job: Job) -> Iterator[str]:
             "run at once"
         )
     if job.spec.get("completionMode") != "Indexed":
-        yield "completionMode is not Indexed: pods need an index"
+        yield "completionMode is not Indexed: set it to Indexed, because pods need an index"
     gpus = at(trainer, "resources", "limits").get(GPU)
     if gpus is not None and str(gpus) != ranks:
         yield f"--nproc is {ranks}, but a pod has {gpus} GPUs: use the same number"
@@ -126,7 +128,10 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
     if not settings:
         yield "--rdzv-conf does not set is_host: pod 0 cannot resolve its own name at startup"
     elif re.search(r"is_host=\w", settings[0]):
-        yield "is_host is the same in all pods: set it to 1 if JOB_COMPLETION_INDEX is 0, else to 0"
+        yield (
+            "is_host is the same in all pods: set it to 1 if JOB_COMPLETION_INDEX is 0, and to 0 "
+            "otherwise"
+        )
 
 
 def ports_are_declared(job: Job) -> Iterator[str]:
@@ -148,11 +153,11 @@ def ports_are_declared(job: Job) -> Iterator[str]:
     found = (option(line, "--rdzv-endpoint") or "").partition(":")[2]
     port = option(line, "--master-port") or found
     if port.isdecimal() and int(port) not in ports.values():
-        yield f"the rendezvous port {port} is not a port of the container: declare it"
+        yield f"the rendezvous port {port} is not declared as a container port: declare it"
 
 
 def variables_are_given(job: Job) -> Iterator[str]:
-    """Check that each `$(NAME)` in an argument is a variable of the container."""
+    """Check that each `$(NAME)` in an argument is an environment variable of the container."""
     for container in job.pod.containers:
         names = {entry.get("name") for entry in container.get("env", ())} | {_INDEX}
         for name in re.findall(r"\$\(([\w.-]+)\)", " ".join(words(container))):

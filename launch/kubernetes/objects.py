@@ -1,7 +1,7 @@
 """Kubernetes manifests as plain mappings: pods, the jobs that replicate them, mounts, quantities.
 
-Manifests are the mappings that the YAML parser returns; a missing entry reads as empty. Nothing is
-validated here.
+Manifests are the mappings that the YAML parser returns. A missing entry is treated as empty.
+Nothing is validated here.
 """
 
 import posixpath
@@ -45,7 +45,7 @@ class Pod:
 
     where: str
     template: Manifest
-    # The autoscaler on the head of a Ray cluster scales workers through the Kubernetes API.
+    # The autoscaler on a Ray cluster's head node scales workers through the Kubernetes API.
     needs_token: bool = False
     is_of_ray: bool = False
 
@@ -240,5 +240,7 @@ def multiply(text: object, factor: int) -> str:
 def _split_quantity(text: object) -> tuple[Decimal, str]:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]{0,2})", str(text))
     if found is None or found[2] not in _FACTORS:
-        raise ValueError(f"{text!r} is not a valid quantity: write for example 500m, 2 or 1.5Gi")
+        raise ValueError(
+            f"{text!r} is not a valid quantity: write a quantity such as 500m or 1.5Gi"
+        )
     return Decimal(found[1]), found[2]

@@ -1,4 +1,4 @@
-"""Rules for any pod: privileges, resources, and the locations of its files.
+"""Rules for all pods: privileges, resources, and the locations of files.
 
 Each rule yields one line per problem.
 """
@@ -40,7 +40,8 @@ _LAST = re.compile(r"(?:^|[;&|\n])\s*([^;&|\n]+?)\s*$")
 
 
 def privileges_are_minimal(pod: Pod) -> Iterator[str]:
-    """Check for the pod security standard `restricted`, a read-only root and no API token."""
+    """Check that the pod meets the pod security standard `restricted`, has a read-only root file
+    system and does not mount an API token."""
     spec = pod.spec
     for key in ("hostPID", "hostIPC"):
         if spec.get(key):
@@ -48,7 +49,7 @@ def privileges_are_minimal(pod: Pod) -> Iterator[str]:
     if spec.get("hostNetwork") and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
         yield "hostNetwork cannot resolve other pods: set dnsPolicy to ClusterFirstWithHostNet"
     if spec.get("automountServiceAccountToken") is not False and not pod.needs_token:
-        yield "automountServiceAccountToken is not false: the pod does not need a token"
+        yield "automountServiceAccountToken is not false: set it, because the pod needs no token"
     for sysctl in at(spec, "securityContext").get("sysctls", ()):
         if sysctl.get("name") not in _SYSCTLS:
             yield f"sysctl {sysctl.get('name')} is not allowed in a restricted pod: remove it"
@@ -72,13 +73,13 @@ def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str
         if "hostPort" in port:
             yield f"hostPort {port['hostPort']} opens a port of the node: use a Service"
     if context.get("allowPrivilegeEscalation") is not False:
-        yield "allowPrivilegeEscalation is not false"
+        yield "allowPrivilegeEscalation is not false: set it to false"
     if context.get("readOnlyRootFilesystem") is not True:
-        yield "readOnlyRootFilesystem is not true: write to volumes only"
+        yield "readOnlyRootFilesystem is not true: set it to true, and write only to volumes"
     if "ALL" not in capabilities.get("drop", ()) or capabilities.get("add"):
         yield "capabilities are not dropped: set drop to [ALL] and add none"
     if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
-        yield "runAsNonRoot is not true"
+        yield "either runAsNonRoot is not true or runAsUser is 0: run as another user"
     if at(both, "seccompProfile").get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccompProfile is missing: set its type to RuntimeDefault"
 
@@ -101,7 +102,7 @@ def resources_are_stated(pod: Pod) -> Iterator[str]:
             if "/" in resource and requests.get(resource) != limits.get(resource):
                 yield (
                     f"container {name}: {resource} has request {requests.get(resource, 'none')} "
-                    f"and limit {limits.get(resource, 'none')}: devices need the same number"
+                    f"and limit {limits.get(resource, 'none')}: use the same number"
                 )
         yield from _memory_volumes(pod, container, limits.get("memory"))
 
@@ -122,7 +123,7 @@ def _memory_volumes(pod: Pod, container: Manifest, limit: object) -> Iterator[st
 
 
 def images_have_tags(pod: Pod) -> Iterator[str]:
-    """Check for fixed tags: with a moving tag, pods of one run could run different images."""
+    """Check that images have fixed tags. Otherwise pods of one run could use different images."""
     for container in pod.containers:
         image = str(container.get("image", ""))
         tag = image.rpartition("/")[2].partition(":")[2]
@@ -219,7 +220,7 @@ def signals_reach_kway(pod: Pod) -> Iterator[str]:
         last = _LAST.search(script.strip())
         if "kway " in script and not (last and last[1].startswith("exec kway ")):
             yield (
-                f"container {container.get('name')}: its shell script does not end in `exec kway "
+                f"container {container.get('name')}: the shell script does not end with `exec kway "
                 "…`, so kway does not receive SIGTERM: add exec"
             )
 
@@ -230,9 +231,12 @@ def ports_have_names(pod: Pod) -> Iterator[str]:
     names = [str(port.get("name", "")) for port in ports]
     for port, name in zip(ports, names, strict=True):
         if not name:
-            yield f"port {port.get('containerPort')} has no name"
+            yield f"port {port.get('containerPort')} has no name: set one"
         elif len(name) > _PORT_NAME_LENGTH or names.count(name) > 1:
-            yield f"port name {name} is not unique, or longer than {_PORT_NAME_LENGTH} characters"
+            yield (
+                f"port name {name} is either not unique or longer than {_PORT_NAME_LENGTH} "
+                "characters"
+            )
     for container in pod.containers:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             for how in ("httpGet", "tcpSocket"):

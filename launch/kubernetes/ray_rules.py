@@ -1,4 +1,4 @@
-"""Rules for a RayService: authentication, files and ports that its pods need, order of timeouts.
+"""Rules for a RayService: authentication, order of timeouts, and the files and ports of its pods.
 
 Each rule yields one line per problem, including the name of the object.
 """
@@ -23,7 +23,7 @@ _FILES = ("bundle", "token_file")
 
 
 def ray_requires_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check for a token: without it, anyone who can reach Ray's ports can run arbitrary code."""
+    """Check that Ray requires a token. Otherwise anyone who reaches its ports can run any code."""
     for service in of_kind(manifests, "RayService"):
         mode = at(service, "spec", "rayClusterConfig", "authOptions").get("mode")
         if mode != "token":
@@ -31,12 +31,12 @@ def ray_requires_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def head_runs_no_replicas(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that the head runs no replicas, because they would be lost with it."""
+    """Check that the head node runs no replicas, because they would be lost with it."""
     for service in of_kind(manifests, "RayService"):
         group = at(service, "spec", "rayClusterConfig", "headGroupSpec")
         cpus = at(group, "rayStartParams").get("num-cpus")
         if cpus != "0":
-            yield f'{name_of(service)}: num-cpus of the head is {cpus}: set it to "0"'
+            yield f'{name_of(service)}: num-cpus of the head node is {cpus}: set it to "0"'
 
 
 def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -55,7 +55,7 @@ def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
 def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Check that every pod mounts the bundle, tokens and galleries of serveConfigV2.
 
-    A replica may start in any pod.
+    Every pod needs them, because a replica may start in any pod.
     """
     for service in of_kind(manifests, "RayService"):
         paths = [path for arguments in _arguments(service) for path in _paths(arguments)]
@@ -68,7 +68,7 @@ def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that the API listens on all addresses, at the port that pods declare as `serve`."""
+    """Check that the API listens on all addresses, on the port that pods declare as `serve`."""
     for service in of_kind(manifests, "RayService"):
         http = at(_config(service), "http_options")
         if http.get("host") != "0.0.0.0":

@@ -1,8 +1,8 @@
 """Rules across manifests: references resolve, and NetworkPolicies admit the required peers and
 ports.
 
-Secrets are created by hand, so they are not checked. NetworkPolicies do not apply to pods on the
-host network. Each rule yields one line per problem, including the name of the object.
+Secrets are not checked, because they are created by hand. NetworkPolicies do not apply to pods on
+the host network. Each rule yields one line per problem, including the name of the object.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def _selects(
     named = {p.get("name") for pod in found for c in pod.containers for p in c.get("ports", ())}
     for port in ports:
         if isinstance(port, str) and port not in named:
-            yield f"{name_of(manifest)} uses port {port}, but the selected pods do not have it"
+            yield f"{name_of(manifest)} uses port {port}, but the selected pods do not declare it"
 
 
 def config_maps_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -176,11 +176,11 @@ def no_policy_is_open(manifests: Sequence[Manifest]) -> Iterator[str]:
     for policy in of_kind(manifests, "NetworkPolicy"):
         for rule in at(policy, "spec").get("ingress", ()):
             if not rule.get("from") and not rule.get("ports"):
-                yield f"{name_of(policy)} admits all peers to all ports: set ports, or from"
+                yield f"{name_of(policy)} admits all peers to all ports: set `ports` or `from`"
 
 
 def training_is_reachable(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that pods of a run reach each other on all ports, and all peers reach the metrics."""
+    """Check that a run's pods can reach each other on all ports, and all peers the metrics."""
     for job in jobs(manifests):
         if job.trainer is None or job.pod.spec.get("hostNetwork"):
             continue

@@ -1,8 +1,8 @@
 """Renders the manifests of a training run for a recipe and a number of pods and GPUs.
 
-kustomize builds the overlay unchanged. A kustomization inserted between the overlay and
-base/training sets the recipe and the number of pods and ranks; another on top of the overlay sets
-image, namespace and storage class.
+kustomize builds the overlay unchanged. A kustomization between the overlay and base/training sets
+the recipe and the numbers of pods and ranks. Another one on top of the overlay sets the image, the
+namespace and the storage class.
 """
 
 import re
@@ -21,7 +21,7 @@ from launch.kubernetes.objects import GPU, load, load_all, multiply
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe
 
-# Next to the packages, both in a checkout and where kway is installed.
+# Next to the packages, both in a checkout and in an installation.
 FOLDER = Path(__file__).parents[2] / "k8s"
 OVERLAYS = FOLDER / "overlays"
 _BUILD_SECONDS = 60
@@ -40,9 +40,10 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class Claims:
-    """How to print the claims.
+    """Options for the claims.
 
-    storage_class: overrides the cluster's default. printed: False to omit claims that exist.
+    storage_class: overrides the cluster's default. printed: False to omit the claims, for example
+    because they already exist.
     """
 
     storage_class: str | None = None
@@ -51,7 +52,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Size:
-    """`nodes` pods with `gpus` GPUs each, one rank per GPU; 0 GPUs: one rank on CPUs."""
+    """The number of pods, and of GPUs per pod. A pod has one rank per GPU, or one CPU rank."""
 
     nodes: int
     gpus: int
@@ -78,8 +79,8 @@ def render(
 ) -> str:
     """Render the overlay for this recipe and size as YAML, and check the result.
 
-    image: default: that of the overlay, or its CUDA variant if pods have GPUs. Raises ValueError
-    for inconsistent input and FileNotFoundError if kustomize is not installed.
+    `image` defaults to the overlay's image, or to its CUDA variant if pods have GPUs. Raises
+    ValueError for inconsistent input and FileNotFoundError if kustomize is not installed.
     """
     if overlay not in overlays():
         raise ValueError(f"--overlay {overlay} is unknown: choose one of {', '.join(overlays())}")
@@ -109,7 +110,7 @@ def _stored(claims: Claims) -> dict[str, Any]:
     if (name := claims.storage_class) is None:
         return {}
     if not _CLASS.fullmatch(name):
-        raise ValueError(f"--storage-class {name} is not a valid name: use a-z, 0-9, - and dots")
+        raise ValueError(f"--storage-class {name} is not a valid name: use only a-z, 0-9, - and .")
     patch = [{"op": "add", "path": "/spec/storageClassName", "value": name}]
     target = {"kind": "PersistentVolumeClaim"}
     return {"patches": [{"target": target, "patch": yaml.safe_dump(patch)}]}
@@ -122,7 +123,7 @@ def _without_claims(text: str) -> str:
 
 
 def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
-    """Replace base/training with a kustomization on top of it, on which all overlays then build."""
+    """Wrap base/training in a kustomization, on which all overlays then build."""
     (base / "training").rename(base / "training-as-shipped")
     training = base / "training"
     training.mkdir()
@@ -137,7 +138,7 @@ def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
 
 
 def _job(size: Size, shipped: Path) -> dict[str, Any]:
-    """Return a patch that scales the Job of base/training from one rank per pod."""
+    """Return a patch that scales the Job of base/training, which has one rank per pod."""
     pod = load(shipped.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     variables = {"NUM_NODES": size.nodes, "NUM_RANKS": size.ranks}
     container: dict[str, Any] = {
@@ -178,7 +179,7 @@ def _image(text: str) -> dict[str, str]:
     if (found := _IMAGE.fullmatch(text)) is None:
         raise ValueError(
             f"--image {text} is not a valid image: pass NAME:TAG or NAME@sha256:DIGEST without "
-            "https://; a name contains a-z, 0-9, ., _, - and /"
+            "https://, with only a-z, 0-9, ., _, - and / in NAME"
         )
     parts = found.groupdict()
     if not parts["tag"] and not parts["digest"]:
@@ -206,7 +207,7 @@ def _write(folder: Path, tree: dict[str, Any]) -> None:
 def kustomize_command() -> list[str]:
     """Return the command that builds a kustomization.
 
-    Raises FileNotFoundError if none is installed.
+    Raises FileNotFoundError if neither kustomize nor kubectl is installed.
     """
     if (path := shutil.which("kustomize")) is not None:
         return [path, "build"]

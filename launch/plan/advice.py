@@ -14,7 +14,7 @@ _MIN_SAVING = 0.1  # smallest saving to report, as a fraction of the missing mem
 
 @dataclass(frozen=True)
 class Change:
-    """Overrides (or `--nodes`) to apply after all earlier changes, and the peak that results."""
+    """Overrides (or `--nodes`) to apply after all earlier changes, and the resulting peak."""
 
     what: str
     peak: int
@@ -22,7 +22,7 @@ class Change:
 
 
 def changes(plan: Plan, request: PlanRequest) -> list[Change]:
-    """Return changes, cheapest first, until the plan fits. Omits changes that save too little."""
+    """Return changes, cheapest first, until the plan fits. Changes that save little are omitted."""
     recipe, best = plan.recipe, plan
     found: list[Change] = []
     for what, changed in _candidates(recipe, request):
@@ -73,7 +73,7 @@ def warnings(plan: Plan) -> list[str]:
     conditions = {
         f"train.global_batch is {train.global_batch}, less than one sample for each of the "
         f"{cluster.ranks} ranks: raise it, or use fewer GPUs": train.global_batch < cluster.ranks,
-        f"the head has {plan.classes.nodes} rows, less than one for each of the "
+        f"the head has {plan.classes.nodes} rows, fewer than one for each of the "
         f"{cluster.class_ranks} ranks of a class group: lower train.class_group": (
             plan.classes.min_nodes(cluster.class_ranks) == 0
         ),
@@ -84,7 +84,7 @@ def warnings(plan: Plan) -> list[str]:
         "set train.class_group to node or a divisor of it": (
             cluster.crosses_nodes("class") and train.class_group != "world"
         ),
-        "the label tree is not available: planned for the largest possible tree": (
+        "the label tree is not available: the plan assumes the largest possible tree": (
             not plan.classes.exact
         ),
     }

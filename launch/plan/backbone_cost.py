@@ -1,5 +1,5 @@
-"""The cost of the backbone: its weights by FSDP unit, and the memory, traffic and operations of a
-forward and a backward pass.
+"""The cost of the backbone: its weights by FSDP unit, and the memory, traffic and operations of
+one forward and backward pass.
 
 The real encoder runs on fake tensors (`FakeTensorMode`) of the real shapes, so no code here depends
 on the architecture.
@@ -23,10 +23,10 @@ from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_bl
 from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
-# Temporaries of `trainer/backbone/batch_norm.py` in backward that torch's kernel does not need, in
-# float32 copies of the operation's first tensor.
+# Temporaries that the backward pass of `trainer/backbone/batch_norm.py` needs in addition to those
+# of torch's kernel, as a number of float32 copies of the operation's first tensor.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
-# CUDA's autocast runs these in float32, the CPU's in 16 bits.
+# Autocast runs these in float32 on CUDA, but in 16 bits on the CPU.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
 
 
@@ -36,10 +36,10 @@ class BackboneCost:
 
     units: the shapes of all weights, grouped as FSDP gathers them; the root unit is last.
     inputs: the micro-batch on the device.
-    activations: live when forward ends. backward_peak: the largest number of live bytes until
-    backward ends, including the gradients of the weights. Neither counts weights or inputs.
-    batch_norms: channels of each synchronized layer. norms_again: channels of those that
-    activation checkpointing recomputes.
+    activations: bytes that are live when forward ends. backward_peak: the largest number of live
+    bytes until backward ends, including the gradients of the weights. Neither includes weights or
+    inputs. batch_norms: channels of each synchronized layer. norms_again: channels of the
+    synchronized layers that activation checkpointing recomputes.
     forward, backward: the operations of each pass.
     """
 
@@ -72,7 +72,7 @@ class BackboneCost:
 
 
 def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
-    """Run the recipe's encoder once on `rows` samples without computing or allocating anything."""
+    """Run the recipe's encoder once on `rows` fake samples, without computing anything."""
     train = recipe.train
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[train.precision]
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
 
 
 def _units(backbone: Backbone) -> Iterator[Shapes]:
-    """Yield weights grouped as in `trainer/strategies/fsdp.py`: each is in its innermost unit."""
+    """Yield weights grouped as in `trainer/strategies/fsdp.py`, by innermost unit."""
     grouped: set[int] = set()
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
         own = [p for p in module.parameters() if id(p) not in grouped]
@@ -131,7 +131,7 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
     if backbone.modality == "text":
         text = recipe.data.text
         if text is None:
-            raise ValueError("the backbone reads texts: set data.text")
+            raise ValueError("the inputs of the backbone are texts: set data.text")
         tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone()}
     side = recipe.data.largest_side

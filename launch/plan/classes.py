@@ -1,8 +1,8 @@
 """The classes of a plan: their number, their label tree and the number of training samples.
 
-The numbers come from the shards if they are on this machine, otherwise from the command line. For
-dense weights, nothing of size K is allocated. A label tree is built from the shards, because its
-shape is not known otherwise.
+The numbers come from the shards if the shards are on this machine, otherwise from the command line.
+For dense weights, no tensor of size K is allocated. A label tree is built from the shards, because
+its shape cannot be determined otherwise.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from trainer.run.training_data import class_paths_of, label_vectors_of
 class Classes:
     """Counts of classes and of nodes of the label tree.
 
-    nodes: nodes to shard; inner: those with children; depth: mean number of nodes on the path of a
+    nodes: nodes to shard; inner: nodes with children; depth: mean number of nodes on the path of a
     class; boundary: nodes that ranks other than their owner need. exact: False if the label tree is
-    not available; the other counts are then upper bounds.
+    not available, in which case the other counts are upper bounds.
     """
 
     num_classes: int
@@ -38,7 +38,7 @@ class Classes:
     exact: bool
 
     def max_nodes(self, group_size: int) -> int:
-        """Return the number of nodes on the rank with the most."""
+        """Return the number of nodes on the rank with the most nodes."""
         return -(-self.nodes // group_size)
 
     def min_nodes(self, group_size: int) -> int:
@@ -47,7 +47,7 @@ class Classes:
         return stop - start
 
     def max_classes(self, group_size: int) -> int:
-        """Return the number of classes on the rank with the most.
+        """Return the number of classes on the rank with the most classes.
 
         Assumes that the classes are spread evenly over the nodes.
         """

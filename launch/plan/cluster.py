@@ -1,7 +1,7 @@
-"""The cluster of a plan: machines by name, which ranks share a node, and the cost of collectives.
+"""The cluster of a plan: machines by name, the node of each rank, and the cost of collectives.
 
-Rates of GPUs come from their data sheets; the CPU of this machine is measured. Rank r is on node
-r // gpus. As in `trainer/world.py`, the ranks of a class group are contiguous, and those of a data
+GPU rates come from data sheets; the CPU of this machine is measured. Rank r is on node r // gpus.
+As in `trainer/world.py`, the ranks of a class group are contiguous, and neighboring ranks of a data
 group are one class group apart.
 """
 
@@ -17,12 +17,12 @@ import torch
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
 
-# Latency of a small NCCL collective. Assumed; the order of magnitude is that of nccl-tests.
+# Latency of a small NCCL collective. Assumed, with the order of magnitude reported by nccl-tests.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
 _BITS = 8
-# One network adapter per GPU, as in the vendors' own servers of eight GPUs. Assumed; --link-gbps
-# overrides it.
+# Assumes one network adapter per GPU, as in the vendors' own servers with eight GPUs. --link-gbps
+# overrides these rates.
 _NETWORK_GBPS = {"a100": 200, "h100": 400, "h200": 400, "b200": 400}
 _OTHER_GBPS = 100
 _LOOPBACK = 2e9
@@ -34,8 +34,8 @@ _COPIED = 1 << 26
 class Machine:
     """One GPU (or CPU process) and its links, with rates per second from the data sheet.
 
-    flops: dense matrix products by arithmetic (fp32, tf32, bf16, fp16). link: bytes that a GPU
-    sends within its node; network: bytes that it sends to other nodes.
+    flops: FLOPs of dense matrix products, by number format (fp32, tf32, bf16, fp16). link: bytes
+    that a GPU sends within its node; network: bytes that it sends to other nodes.
     """
 
     name: str
@@ -49,7 +49,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` of `gpus` ranks each; each `class_ranks` consecutive ranks share the classes."""
+    """A number of nodes, each with one rank per GPU.
+
+    The classes are sharded across each group of `class_ranks` consecutive ranks.
+    """
 
     machine: Machine
     nodes: int
@@ -78,7 +81,7 @@ class Cluster:
         return True
 
     def latency(self, group: Group) -> float:
-        """Return the seconds that a collective takes without any data."""
+        """Return the duration of a collective without any data, in seconds."""
         return _ACROSS_SECONDS if self.crosses_nodes(group) else _NODE_SECONDS
 
     def bytes_per_second(self, group: Group) -> float:
@@ -95,7 +98,7 @@ class Cluster:
         return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
 
     def nontrivial(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """Return the collectives that send any bytes and whose group has more than one rank."""
+        """Return the collectives that send data: not empty, and with more than one rank."""
         return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
 
 
@@ -104,7 +107,7 @@ def _ring_share(operation: Operation, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     if operation in ("broadcast", "reduce"):
-        return 1.0  # pipelined along a chain: every rank but the last forwards the full tensor
+        return 1.0  # pipelined along a chain: every rank except the last forwards the full tensor
     share = (ranks - 1) / ranks
     return 2 * share if operation == "all_reduce" else share
 

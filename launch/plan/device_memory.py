@@ -1,4 +1,4 @@
-"""Device memory of the rank that needs the most, by item and phase of a step."""
+"""Device memory of the rank that needs the most memory, by item and phase of a step."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ _CUDA_RESERVE = 2 << 30
 class Line:
     """Bytes of one item in each phase of a step. `head` is the backward pass of the head.
 
-    lasts: the item also persists between steps.
+    lasts: whether the item also persists between steps.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Memory:
 
     @property
     def missing(self) -> int:
-        """Bytes by which the peak exceeds the capacity; negative if it fits."""
+        """Bytes by which the peak exceeds the capacity; negative if the peak fits."""
         return self.peak - self.capacity
 
     @property
@@ -131,7 +131,7 @@ def _averages(recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int
 def _gradients(spread: Spread, parts: int) -> Line:
     """Return the gradients of the backbone.
 
-    From the second micro-batch on, they are live while the head runs.
+    They are live while the head runs, except during the first micro-batch.
     """
     size = spread.gradients
     return Line("backbone gradients", size if parts > 1 else 0, size, size)
@@ -166,7 +166,7 @@ def _blocks(head: HeadShape) -> int:
     if not head.classes.plain:
         work += head.block_classes * head.dim * FLOAT32
     if head.normalizes:
-        # The normalized copy of the rows, its gradient and two products with it.
+        # The normalized copy of the rows, its gradient, and two products with the copy.
         work += 4 * head.block_classes * head.dim * FLOAT32
     if half:
         work += head.block_classes * head.dim * 2 * head.itemsize
@@ -178,7 +178,7 @@ def _blocks(head: HeadShape) -> int:
 
 
 def _factored_head(head: HeadShape) -> list[Line]:
-    """Return the memory of six d x d matrices in float64 and two copies of all ranks' features."""
+    """Return the memory of six float64 d x d matrices and two copies of all ranks' features."""
     square = 6 * head.dim**2 * _FLOAT64
     rows = head.world_rows * head.dim * (head.feature_itemsize + 2 * _FLOAT64)
     return [Line("factored head's sums and rows", square + rows, square, square + rows)]

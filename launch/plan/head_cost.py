@@ -1,4 +1,4 @@
-"""The cost of the head: its shard, the rows per call, its blocks and what they save for backward.
+"""The cost of the head: its shard, the rows per call, its blocks, and memory saved for backward.
 
 The loss's memory and traffic per logit are measured on one small block.
 """
@@ -23,8 +23,8 @@ from launch.plan.operations import OperationRecorder
 from trainer.config import Recipe
 from trainer.strategies.cost import FLOAT32
 
-# Large enough that costs independent of the block size are negligible, yet only a few milliseconds
-# of work.
+# Large enough to make costs that do not depend on the block size negligible, yet small enough to
+# run in a few milliseconds.
 _ROWS, _CLASSES = 256, 2048
 _VECTOR_DIM = 300
 
@@ -34,8 +34,8 @@ class LossCost:
     """The cost of a loss in bytes per logit, in addition to the float32 logit itself.
 
     width: numbers per row that ranks exchange. kept: bytes that the graph saves for backward.
-    peak: most bytes live during forward and backward of a block. forward, backward: bytes read and
-    written. constants: bytes per class that the loss stores.
+    peak: largest number of live bytes during forward and backward of a block. forward, backward:
+    bytes read and written. constants: bytes per class that the loss stores.
     """
 
     width: int
@@ -187,7 +187,7 @@ def head_shape(
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
-    """Return the number of classes that a training step computes: all, or those sampled."""
+    """Return the number of classes that a training step computes: all or the sampled classes."""
     own = classes.max_classes(group)
     if head.loss.over_nodes:
         return classes.max_nodes(group)  # upper bound: only siblings of the batch's paths count

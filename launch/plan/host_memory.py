@@ -1,7 +1,7 @@
-"""Main memory of a machine that its ranks need to read the class list, build the head and train.
+"""Main memory that the ranks of a machine need to read the class list, build the head and train.
 
-Every rank parses the manifest and stores the class list as Python objects. Loader processes do not
-count, because they are forked and share the list copy-on-write.
+Every rank parses the manifest and stores the class list as Python objects. Loader processes are not
+counted, because they are forked and share the list copy-on-write.
 """
 
 import json
@@ -25,8 +25,8 @@ HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
 _PROCESS_BYTES = 450 << 20
 _INT64 = 8
 _SAMPLED = 1000
-# Bytes per node of the label tree while the head is built and afterwards, and copies of the initial
-# rows while it is built. Measured with 300,000 classes of 9 and 41 columns.
+# Bytes per node of the label tree, while the head is built and afterwards, and the number of copies
+# of the initial rows while it is built. Measured with 300,000 classes and 9 or 41 columns.
 _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 
 
@@ -43,7 +43,7 @@ class ClassListCost:
 
     @classmethod
     def of(cls, classes: Sequence[ClassInfo]) -> "ClassListCost":
-        """Return the mean over evenly spaced classes of a class list."""
+        """Return the mean cost over evenly spaced classes of a class list."""
         costs = [cls._of_class(info) for info in classes[:: max(1, len(classes) // _SAMPLED)]]
         return cls(*(sum(column) / len(costs) for column in zip(*costs, strict=True)))
 
@@ -56,8 +56,8 @@ class ClassListCost:
     def _of_class(info: ClassInfo) -> tuple[float, float]:
         """Return the cost of one class.
 
-        In addition to the objects, parsing needs the file and, for its checksum, the classes as
-        mappings and as ASCII JSON, both as text and as bytes.
+        In addition to the objects, parsing needs memory for the file. The checksum needs the
+        classes as mappings and as ASCII JSON, in the form of both text and bytes.
         """
         kept, mappings = 591 + sys.getsizeof(info.name), 440
         if info.attributes:
@@ -107,7 +107,7 @@ class HostMemory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the machine has enough; None if its capacity is unknown."""
+        """Whether the machine has enough memory; None if its capacity is unknown."""
         return None if self.capacity is None else self.peak <= self.capacity
 
 
@@ -147,7 +147,7 @@ def host_memory(
 
 
 def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
-    """Return the bytes of the host copy of what a rank writes (`trainer/checkpoints/writer.py`).
+    """Return the bytes of the host copy of a rank's data (`trainer/checkpoints/writer.py`).
 
     The copy is reused for the next save.
     """

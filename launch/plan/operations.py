@@ -18,8 +18,7 @@ aten = torch.ops.aten
 
 # Determines the rate of an operation's products. half: 16-bit inputs. convolution: a float32
 # convolution, which cuDNN computes in TF32 by default (`torch.backends.cudnn.allow_tf32`). single:
-# any other float32 product, which uses TF32 only on request
-# (`torch.backends.cuda.matmul.allow_tf32`).
+# any other float32 product, which uses TF32 only if `torch.backends.cuda.matmul.allow_tf32` is set.
 Products = Literal["half", "convolution", "single"]
 _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 
@@ -39,8 +38,8 @@ class Work:
 class OperationRecorder(TorchDispatchMode):
     """Records every operation inside its context.
 
-    known: tensors whose storages do not count as live. temporaries: operation -> number of float32
-    copies of its first tensor that it allocates while it runs.
+    known: tensors whose storages are not counted as live. temporaries: maps an operation to the
+    number of float32 copies of its first tensor that it allocates while it runs.
     """
 
     def __init__(

@@ -27,10 +27,11 @@ from trainer.world import mesh_shape
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of one step of `recipe` on the rank of `cluster` that needs the most.
+    """The cost of one step of `recipe` on the most expensive rank of `cluster`.
 
-    memory: of that rank's device; host: main memory of a machine. samples: per epoch; steps: of the
-    run; both None if neither shards nor recipe determine them. parts: number of micro-batches.
+    memory: device memory of that rank; host: main memory of a machine. samples: samples per epoch;
+    steps: steps of the run. Both are None if neither the shards nor the recipe determine them.
+    parts: number of micro-batches.
     """
 
     recipe: Recipe
@@ -60,9 +61,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The inputs of a plan besides the recipe. None selects the value from the shards.
+    """The inputs of a plan in addition to the recipe. None: take the value from the shards.
 
-    host_bytes: main memory of a machine. None: unknown, except on CPUs.
+    host_bytes: main memory of a machine. If it is None, the memory is known only on CPUs.
     """
 
     machine: Machine

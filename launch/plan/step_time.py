@@ -1,4 +1,4 @@
-"""A lower bound on the time of a step: no run of the same operations is faster.
+"""A lower bound on the time of a step with the given operations.
 
 Each operation takes as long as its products at peak rate or its bytes at memory bandwidth,
 whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate of their
@@ -22,7 +22,7 @@ PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Seconds of a phase: limited by products, by memory bandwidth, and exposed communication."""
+    """Time of a phase in seconds, as limited by compute, memory bandwidth and communication."""
 
     phase: Phase
     compute: float
@@ -106,7 +106,7 @@ def _phase(
     mine = [c for c in collectives if c.phase == phase]
     hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
     waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
-    # Hidden collectives overlap with the work of the phase. Only the excess adds to its time.
+    # Hidden collectives overlap with the work of the phase. Only the excess adds to the time.
     links = waited + max(0.0, hidden - compute - memory)
     across = any(cluster.crosses_nodes(c.group) for c in mine)
     return PhaseTime(phase, compute, memory, links, across)
@@ -144,7 +144,7 @@ def _head_work(head: HeadShape) -> list[Work]:
 
 
 def _factored_work(head: HeadShape) -> list[Work]:
-    """Return the work of products of d x d matrices with the rows and each other, in float64."""
+    """Return the float64 work of products of d x d matrices with the rows and with each other."""
     d, rows = head.dim, head.rows
     products = 2 * d * d * (4 * rows + 12 * d)
     return [Work(products, 8 * (12 * d * d + 8 * rows * d), "single")]

@@ -1,4 +1,4 @@
-"""Prints a plan as tables that fit 80 columns, one per question, or converts it to JSON."""
+"""Prints a plan as tables that fit 80 columns, one table per topic, or converts it to JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -106,7 +106,7 @@ def _headline(plan: Plan) -> Text:
 
 
 def _memory(plan: Plan) -> Table:
-    title = f"device memory of the rank that needs the most, of {size(plan.memory.capacity)}"
+    title = f"device memory of the rank that needs the most, out of {size(plan.memory.capacity)}"
     return _phases(title, {moment: f"in {moment}" for moment in MOMENTS}, plan.memory)
 
 
@@ -197,7 +197,7 @@ def _host_verdict(plan: Plan) -> str:
     if host.fits:
         return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of the capacity"
     return (
-        f"main memory does not fit: {need}, {size(host.capacity)} available: start fewer ranks on "
+        f"main memory does not fit: {need}, {size(host.capacity)} available. Start fewer ranks on "
         "each machine, or train fewer classes"
     )
 

@@ -1,6 +1,7 @@
 """The collectives of a step, except those of the strategy.
 
-They belong to the head (`heads/engine.py`, `heads/factored.py`), batch norm and the trainer.
+They are collectives of the head (`heads/engine.py`, `heads/factored.py`), of batch norm and of the
+trainer.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ _AGREED = 3 * 8  # bytes that a rank sends in `trainer/steps/agreement.py`
 def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
     """Return the traffic of a step of `ClassHead`.
 
-    It gathers labels, features and statistics, and reduces gradients.
+    The head gathers labels, features and statistics, and reduces gradients.
     """
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
     width, dim, calls = shape.loss.width, shape.dim, shape.calls
@@ -54,7 +55,7 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
 def factored_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
     """Return the traffic of a step of `FactoredHead`.
 
-    It sends d x d sums instead of the gradients of its weights.
+    The head sends d x d sums instead of the gradients of its weights.
     """
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
     dim, calls = shape.dim, shape.calls

@@ -1,8 +1,8 @@
 """torch's elastic agent with graceful shutdown.
 
 The agent waits for ranks that are saving, forwards signals, derives the run's exit code from those
-of its ranks, and restarts the ranks only after retryable failures. As in subprocess, a rank killed
-by signal n has the exit code -n.
+of its ranks, and restarts the ranks only after retryable failures. A rank killed by signal n has
+the exit code -n, as in the `subprocess` module.
 """
 
 import signal
@@ -73,8 +73,8 @@ class Agent(LocalElasticAgent):
             wait_until_ended(self._processes(), self._shutdown_timeout)
             self._record_codes()
         if any(self._codes.values()):
-            # If a rank was killed, the others only notice a lost peer and have nothing useful to
-            # print. Killing them immediately can lose a checkpoint that rank 0 is about to
+            # If a rank was killed, the other ranks only notice a lost peer and have nothing useful
+            # to print, so kill them immediately. This can lose a checkpoint that rank 0 is about to
             # commit, but the commit takes only milliseconds.
             was_killed = -signal.SIGKILL in self._codes.values()
             seconds = 0 if was_killed else _OUTPUT_SECONDS
@@ -83,8 +83,8 @@ class Agent(LocalElasticAgent):
         if result.state is not State.FAILED:
             return result
         if not any(self._codes.values()):
-            # A rank exited between `_record_codes` and torch's own check, after which torch
-            # terminated the others. Use the exit codes that torch recorded.
+            # A rank exited between `_record_codes` and torch's own check, so torch terminated the
+            # other ranks. Use the exit codes that torch recorded.
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             self._codes |= own_exit_codes(codes)
         return self._handle_failure(result)
@@ -118,9 +118,9 @@ class Agent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
-        """Signal the ranks to save and exit, wait, then kill the rest. Ctrl-C skips the wait."""
+        """Signal the ranks to save and exit, wait, then kill the others. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
-        # Signal only the ranks, not their process groups: a rank needs its loaders to save.
+        # Signal only the ranks, not their process groups: a rank that saves needs its loaders.
         # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         self._killed |= end_processes(self._processes(), number, seconds, stop=self._stop)
@@ -178,7 +178,7 @@ def _as_exit_code(code: int) -> int:
 
 
 def own_exit_codes(codes: dict[int, int]) -> dict[int, int]:
-    """Return the exit codes by rank, without ranks that SIGTERM ended after another rank failed."""
+    """Return the exit codes by rank, except of ranks ended by SIGTERM after another rank failed."""
     own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
     return own or codes
 

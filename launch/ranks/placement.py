@@ -1,4 +1,4 @@
-"""Number and location of a run's ranks, and how their launchers find each other.
+"""Number and location of a run's ranks, and the rendezvous of their launchers.
 
 Names and meanings of the fields follow torchrun. Does not import torch.
 """
@@ -9,8 +9,8 @@ import uuid
 from dataclasses import dataclass, field
 
 # Must be enough for one step and a complete checkpoint. No cloud provider gives more notice before
-# it reclaims a machine. With a shorter grace period, such as Kubernetes' default of 30 s, the
-# launcher and its ranks are killed earlier regardless.
+# it reclaims a machine. If the grace period is shorter, such as Kubernetes' default of 30 s, the
+# launcher and its ranks are killed earlier regardless of this value.
 SHUTDOWN_SECONDS = 120
 
 # The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. It
@@ -31,7 +31,7 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True)
 class Placement:
-    """`num_processes` ranks on each of `min_nodes` to `max_nodes` machines, including this one.
+    """The number of ranks per machine, and the minimum and maximum number of machines.
 
     Raises ValueError for inconsistent fields.
     """

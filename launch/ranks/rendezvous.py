@@ -1,4 +1,4 @@
-"""torch's rendezvous, in which the launchers of a run agree on ranks, with one-line errors.
+"""torch's rendezvous, which assigns ranks to the launchers of a run, with one-line errors.
 
 By default torch shares one store between its agent and the ranks. Restarted ranks then read the
 addresses of the previous attempt and hang (pytorch#135712), so here each attempt gets its own
@@ -51,8 +51,8 @@ _REPORT_AFTER_SECONDS = 5
 def open_rendezvous(placement: Placement) -> RendezvousHandler:
     """Return the rendezvous handler for torch's agent, once the host of the rendezvous is up.
 
-    Raises TimeoutError if the host does not respond within `join_timeout`, RendezvousError or
-    DistError.
+    Raises TimeoutError if the host does not respond within `join_timeout`, and RendezvousError or
+    DistError if torch's rendezvous fails.
     """
     # Give each attempt its own store (see the module docstring).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -190,7 +190,7 @@ def join_seconds(placement: Placement) -> int:
 
 
 def longest_rendezvous(placement: Placement) -> int:
-    """Return the seconds after which torch ends a rendezvous itself, if the store responds."""
+    """Return the seconds after which torch itself ends a rendezvous whose store responds."""
     last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
     return join_seconds(placement) + last_call + 2 * _RESPONSE_SECONDS
 

@@ -39,7 +39,7 @@ class StopRequest:
         # torch would install handlers that raise for every signal; an empty list disables them.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # stay immune to it, as under nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # keep ignoring it, as under nohup
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -71,9 +71,9 @@ def end_processes(
 ) -> bool:
     """Send each process the signal and kill those that are still running after `seconds`.
 
-    Returns whether any process was killed. repeat: send the signal every second, because a rank
-    may only record the first one; a later one terminates it after its handlers are removed.
-    stop: kill immediately when this request becomes urgent.
+    Returns whether any process was killed. repeat: send the signal every second. A rank may only
+    record the first signal, but a later one terminates it after its handlers are removed. stop:
+    kill immediately when this request becomes urgent.
     """
     deadline, due = time.monotonic() + seconds, 0.0
     while running := _running(processes):

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from launch.report.theme import INK, PAGE, PART_COLORS, RUN_COLORS, new_figure, style_of
 
 _MAX_POINTS = 300
-_SMOOTH_OVER = 120  # curves with more points are drawn smoothed, on top of the faint raw curve
+_SMOOTH_OVER = 120  # curves with more points are smoothed and drawn over the faint raw curve
 _LETTER_GAP, _LETTER_WIDTH = 0.065, 0.06  # as fractions of the plot's height and width
 _EVENTS_ROW = 0.045
 _TICKS = [1, 2, 2.5, 5, 10]
@@ -27,8 +27,8 @@ MARKS: dict[Mark, str] = {"checkpoint": "^", "restart": "|", "damaged": "x", "ot
 _ROW, _FRAME = 0.42, 0.9
 _BAR, _BAR_GAP = 0.2, 0.16
 _CENTERED: dict[str, Any] = {"ha": "center", "va": "center"}
-_LABEL_CHARACTERS = 16  # longer names of bars are wrapped
-_MIN_LABELED_SHARE = 0.09  # narrower parts of a bar have no number
+_LABEL_CHARACTERS = 16  # longer bar labels are wrapped
+_MIN_LABELED_SHARE = 0.09  # narrower parts of a bar are not labeled
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def draw_curves(
     """Plot the curves.
 
     log: use a logarithmic y axis if all values are positive; "if wide": only if the maximum is also
-    far above the median. percent: `y` are ratios. shares: `x` and `y` are ratios from 0 to 1.
+    far above the median. percent: the `y` values are ratios. shares: the `x` and `y` values are
+    ratios from 0 to 1.
     """
     figure = new_figure()
     axes = figure.subplots()
@@ -157,7 +158,7 @@ def in_percent(ratio: float) -> str:
 
 
 def _write_letters(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Write each run's letter at the end of its curve, moved vertically to avoid overlaps."""
+    """Write each run's letter at the end of its curve, shifted vertically to avoid overlaps."""
     axes.autoscale_view()  # otherwise deferred, and the transform below would be out of date
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = [to_axes.transform((curve.x[-1], _end(curve))) for curve in curves]
@@ -217,8 +218,11 @@ def _draw_marks(axes: Axes, marked: Sequence[Marked]) -> None:
 
 
 def draw_shares(rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[str]) -> Figure:
-    """Draw one bar per row, labeled with its letter and divided into `parts` by shares that sum to
-    one. Part i has color `PART_COLORS[i]`; wide parts contain their percentage."""
+    """Draw one bar per row, labeled with its letter.
+
+    A bar is divided into `parts`, whose shares sum to one. Part i has color `PART_COLORS[i]`. Wide
+    parts are labeled with their percentage.
+    """
     figure = new_figure(_FRAME + _ROW * len(rows))
     axes = figure.subplots()
     for index, (_, shares) in enumerate(rows):
@@ -250,8 +254,8 @@ class Bar:
 
 
 def draw_ratios(groups: Sequence[tuple[str, Sequence[Bar]]]) -> Figure:
-    """Draw a labeled group of bars per measure. Each bar ends with its run's letter and its value
-    in percent."""
+    """Draw a labeled group of bars per metric. The label at the end of each bar is its run's letter
+    and its value in percent."""
     thickness = _BAR * max(len(bars) for _, bars in groups) + _BAR_GAP
     figure = new_figure(_FRAME + thickness * len(groups))
     axes = figure.subplots()

@@ -29,8 +29,8 @@ _GIB = 2**30
 class Plot:
     """A plot with alternative text for screen readers (`alt_text`) and a caption (`note`).
 
-    `title`: empty for the only plot of a section. `legend`: the names of the parts of stacked bars,
-    in the order of their colors.
+    title: empty for the only plot of a section. legend: the names of the parts of stacked bars, in
+    the order of their colors.
     """
 
     title: str
@@ -75,7 +75,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
     if _any(curves):
         label = f"training time ({unit})"
         figure = draw_curves(curves, x_label=label, y_label="loss", log="if wide")
-        note = "Without the time of evaluations and checkpoints."
+        note = "The time does not include evaluations and checkpoints."
         yield Plot("Loss over time", figure, _ends("Loss over time", curves), note)
     yield from _over_steps(
         runs, axis, "learning_rate", "Learning rate", "learning rate", smooth=False, from_zero=True
@@ -84,9 +84,9 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def latest_evaluation(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Bars for the measures of the latest evaluation.
+    """Bars for the metrics of the latest evaluation.
 
-    Only ratios have bars: measures of unknown names have no common scale.
+    Only ratios have bars, because metrics with unknown names have no common scale.
     """
     latest = {run.letter: _latest(run) for run in runs}
     groups = [
@@ -112,7 +112,7 @@ def latest_evaluation(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def accuracy(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Curves of the measures, if a run has several evaluations."""
+    """Curves of the metrics, if a run has several evaluations."""
     axis = axis_of(runs)
     for name in measure_names(runs):
         curves = [_measured(run, axis, name) for run in runs]
@@ -140,7 +140,7 @@ def _capitalized(label: str) -> str:
 
 
 def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Distribution over classes of the single-logit measures in the latest evaluation."""
+    """Distribution over classes of the single-logit metrics in the latest evaluation."""
     yield from _of_classes(runs, "AUPRC per class", "AUPRC", _average_precision)
     found = [run.evaluations.classes for run in runs]
     recalls = dict.fromkeys(r for classes in found if classes is not None for r in classes.recalls)
@@ -298,7 +298,7 @@ def _legend(marked: Sequence[Marked]) -> str:
 def _of_classes(
     runs: Sequence[Run], title: str, measure: str, values_of: Callable[[Run], np.ndarray | None]
 ) -> Iterator[Plot]:
-    """The values of the classes in descending order, over the share of the classes."""
+    """The values of the classes in descending order, as a function of the share of classes."""
     curves = []
     for run in runs:
         values = values_of(run)

@@ -29,7 +29,7 @@ def format_percent(ratio: float) -> str:
 
 
 def format_measure(name: str, value: float) -> str:
-    """Format the value of a measure: `83.1%` for a ratio, otherwise a number."""
+    """Format the value of a metric: `83.1%` for a ratio, otherwise a number."""
     return format_percent(value) if is_ratio(name) else format_number(value)
 
 
@@ -40,11 +40,11 @@ def format_duration(seconds: float) -> str:
     for size, unit in ((60, "min"), (3600, "h"), (86400, "days")):
         if seconds < 100 * size or unit == "days":
             return f"{seconds / size:.3g} {unit}"
-    raise AssertionError("unreachable: days are unlimited")
+    raise AssertionError("unreachable: the number of days is unlimited")
 
 
 def measure_names(runs: Sequence[Run]) -> list[str]:
-    """The names of all evaluations' measures, with top1 and similar ones first."""
+    """The names of all evaluations' metrics, with top1 and similar ones first."""
     names = dict.fromkeys(
         name for run in runs for found in run.evaluations.measures.values() for name in found
     )
@@ -93,7 +93,7 @@ def phases_table(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def share_of_phases(run: Run) -> dict[str, float]:
-    """Shares that sum to one; `other` is time outside all phases. Empty if nothing is recorded."""
+    """Shares that sum to one. `other` is time outside all phases. Empty without recorded times."""
     seconds = {name: float(np.nansum(column)) for name, column in run.steps.under("phases").items()}
     known_first = sorted(seconds, key=lambda name: PHASES.index(name) if name in PHASES else 99)
     seconds = {name: seconds[name] for name in known_first if seconds[name] > 0}

@@ -1,6 +1,6 @@
 """The report page: one self-contained HTML file without scripts.
 
-All text that comes from a run, such as names of measures, is escaped.
+All text that comes from a run, such as metric names, is escaped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> st
 def _frame(runs: Sequence[Run], body: str) -> str:
     names = ", ".join(run.name for run in runs)
     style = files("launch.report").joinpath("page.css").read_text(encoding="utf-8")
-    # Defense in depth: markup that escaped the escaping can neither run scripts nor load anything.
+    # Defense in depth: markup that is not escaped can neither run scripts nor load resources.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -95,8 +95,7 @@ def _problems(runs: Sequence[Run]) -> str:
 
 
 def _overview(runs: Sequence[Run]) -> str:
-    """The summary, the latest evaluation and the differences of the recipes, side by side where
-    they fit."""
+    """The summary, the latest evaluation and the recipe differences, side by side if they fit."""
     summary = _section("Summary", _grid(runs, summary_table(runs), "figures"))
     evaluation = _section("Latest evaluation", _figures(latest_evaluation(runs)))
     return f'<div class="overview">{summary}{evaluation}{_differences(runs)}</div>'
@@ -127,7 +126,7 @@ def _legend(parts: Sequence[str]) -> str:
 
 
 def _phases(runs: Sequence[Run]) -> str:
-    """The numbers of the plot of phases, as a table."""
+    """The numbers of the phase plot, as a table."""
     rows = phases_table(runs)
     if not rows:
         return ""
@@ -171,7 +170,7 @@ def _differences(runs: Sequence[Run]) -> str:
 
 
 def _events(runs: Sequence[Run]) -> str:
-    """The newest events of each run, other than steps and evaluations."""
+    """The newest events of each run, except steps and evaluations."""
     rows = []
     for run in runs:
         events = [event for event in run.steps.events if event.name != "evaluation"]

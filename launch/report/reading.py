@@ -1,4 +1,4 @@
-"""Reads a run's folder in any state: running, interrupted, damaged or empty."""
+"""Reads the folder of a run in any state: running, interrupted, damaged or empty."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _MAX_RECIPE_BYTES, _MAX_RECIPE_KEYS = 1 << 20, 5_000
 
 @dataclass(frozen=True)
 class Classes:
-    """Measures of the C classes with samples: `average_precision` [C], `precision_at` [C, R] for
+    """Metrics of the C classes with samples: `average_precision` [C], and `precision_at` [C, R] for
     the R `recalls`."""
 
     step: int
@@ -34,7 +34,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """`measures` by step, in ascending order. `problems`: one line per unreadable file."""
+    """`measures`: metrics by step, in ascending order. `problems`: one line per unreadable file."""
 
     measures: dict[int, dict[str, float]]
     classes: Classes | None
@@ -82,7 +82,7 @@ def _read_classes(path: Path) -> Classes:
     if not (positives.shape == average.shape == precision.shape[:1] and positives.ndim == 1):
         raise ValueError("its tensors differ in length")
     if precision.shape != (len(positives), *recalls.shape) or recalls.ndim != 1:
-        raise ValueError("the shapes of precision_at and recalls do not match")
+        raise ValueError("its tensors precision_at and recalls do not match in shape")
     present = positives > 0
     return Classes(
         step=int(path.stem.removeprefix("step-")),
@@ -95,7 +95,7 @@ def _read_classes(path: Path) -> Classes:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run's folder. `problems`: one line for each thing that is unreadable."""
+    """The contents of a run's folder. `problems`: one line for each unreadable file or record."""
 
     letter: str
     name: str
@@ -154,7 +154,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The names of the folders, or their paths if two names are the same."""
+    """The names of the folders, or their paths if two names are identical."""
     names = [folder.resolve().name for folder in folders]
     several = len(set(names)) < len(names)
     return [str(folder) for folder in folders] if several else names
@@ -191,7 +191,7 @@ def _read_run(folder: Path, letter: str, name: str) -> Run:
 
 
 def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
-    """The text of a recipe, and its leaves as `optimizer.lr` -> `0.1`.
+    """The text of a recipe, and its leaves by dotted path (`optimizer.lr` -> `0.1`).
 
     Accepts any YAML, including recipes of older versions. Raises ValueError for anything else.
     """
@@ -219,7 +219,7 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process on this machine is training in the folder.
+    """Whether a process on this machine is writing to the folder.
 
     Reads /proc/locks, because trying to acquire the lock could make a starting trainer fail.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Bounds for untrusted files: further fields and events are ignored.
+# Limits for untrusted files. Further fields and events are ignored.
 _MAX_FIELDS = 200
 _MAX_EVENTS = 10_000
 

@@ -21,7 +21,7 @@ _NAMES |= {color: f"run{number}" for number, color in enumerate(RUN_COLORS)}
 _NAMES |= {color: f"part{number}" for number, color in enumerate(PART_COLORS)}
 DASHES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.2)))
 
-# (light, dark): contrast of at least 3:1 to the page, and distinguishable by color-blind readers.
+# (light, dark): at least 3:1 contrast with the page, and distinguishable by color-blind readers.
 PALETTE = {
     "ink": ("#1f2933", "#e4e7eb"),
     "muted": ("#52606d", "#9aa5b1"),
@@ -84,14 +84,14 @@ def new_figure(height: float = _SIZE[1]) -> Figure:
 
 
 def as_svg(figure: Figure, description: str) -> str:
-    """The figure as an SVG element. `description`: escaped HTML text for screen readers."""
+    """The figure as an SVG element. `description` is escaped HTML text for screen readers."""
     text = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(text, format="svg", metadata=none, transparent=True)
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Drop group ids, which would be duplicates in the page: they are the same in every figure. Ids
-    # that are referenced are hashes of the content.
+    # Remove the IDs of groups: they are the same in every figure and would be duplicates on the
+    # page. IDs that are referenced are hashes of the content.
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
     svg = re.sub(r"#0[1-5]0[1-5]0\d", lambda found: f"var(--{_NAMES[found[0]]})", svg)

@@ -44,7 +44,7 @@ class Gallery:
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
-        it is damaged, has a newer format or contains features of another backbone."""
+        it is damaged, has a newer format or contains features from a different backbone."""
         self.path, self.info = path, read_info(path)
         check_same_backbone(path, self.info, bundle)
         self.num_items = self.info.num_items

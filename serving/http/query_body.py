@@ -249,16 +249,14 @@ def one_input(
     model does not accept this kind of input, the base64 is invalid or the text is too long.
     """
     if (image is None) == (text is None):
-        raise ApiError(
-            422, code, "the JSON must contain either image or text. Send exactly one of them"
-        )
+        raise ApiError(422, code, "the JSON must contain exactly one of `image` and `text`")
     if reads == "texts":
         if text is None:
-            raise ApiError(422, "not_a_picture_model", "this model accepts texts. Send text")
+            raise ApiError(422, "not_a_picture_model", "this model accepts texts. Set `text`")
         check_text_length(text, limits.max_text_chars, "text")
         return text
     if image is None:
-        raise ApiError(422, "not_a_text_model", "this model accepts images. Send image")
+        raise ApiError(422, "not_a_text_model", "this model accepts images. Set `image`")
     return image_bytes(image, "image")
 
 

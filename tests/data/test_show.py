@@ -159,7 +159,9 @@ def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
     assert corners == 1
 
 
-@pytest.mark.parametrize(("name", "message"), [("a.jpg", "ends in .png"), ("a.png", "only images")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("a.jpg", "ends in .png"), ("a.png", "texts have no")]
+)
 def test_a_contact_sheet_of_texts_raises(
     texts: Path, tmp_path: Path, name: str, message: str
 ) -> None:

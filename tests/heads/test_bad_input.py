@@ -232,15 +232,15 @@ def built(world_size: int, config: HeadConfig, num_classes: int, num_vectors: in
     return "no error"
 
 
-K_TOO_LARGE = "head.loss.k is 5 and there are 5 classes: lower k"
-VECTORS = "there are 6 label vectors and 5 classes"
+K_TOO_LARGE = "head.loss.k is 5, but there are only 5 classes: lower k"
+VECTORS = "there are 6 label vectors, but 5 classes"
 RECIPES = [
     (HeadConfig(loss=SmoothTopK(k=5)), 5, K_TOO_LARGE),
     (HeadConfig(loss=TopKHinge(k=5)), 5, K_TOO_LARGE),
     (HeadConfig(loss=TopKHinge(k=4)), 5, "no error"),
     (HeadConfig(weights=VTreeConfig()), 6, VECTORS),
-    (HeadConfig(loss=SimLoss()), 6, "simloss: label_vectors have shape [6, 4] and there are"),
-    (HeadConfig(num_classes=6), 5, "head.num_classes is 6 and the shards have 5 classes"),
+    (HeadConfig(loss=SimLoss()), 6, "simloss: label_vectors have shape [6, 4], but there are"),
+    (HeadConfig(num_classes=6), 5, "head.num_classes is 6, but the shards have 5 classes"),
 ]
 
 
@@ -254,12 +254,12 @@ def test_a_recipe_that_does_not_match_the_classes_is_an_error_on_every_rank(
 
 
 UNFIT = {
-    "head.loss.k is 4 and there are 4 classes: lower k": SmoothTopK(k=4),
-    "head.loss.k is 5 and there are 4 classes: lower k": TopKHinge(k=5),
-    "nce has the noise of 3 classes and there are 4": NoiseContrastiveEstimation().prepare(
+    "head.loss.k is 4, but there are only 4 classes: lower k": SmoothTopK(k=4),
+    "head.loss.k is 5, but there are only 4 classes: lower k": TopKHinge(k=5),
+    "nce has noise for 3 classes, but the head has 4": NoiseContrastiveEstimation().prepare(
         ClassFacts(3, torch.ones(3))
     ),
-    "simloss has the label vectors of 5 classes and there are 4": SimLoss().prepare(
+    "simloss has label vectors for 5 classes, but the head has 4": SimLoss().prepare(
         ClassFacts(5, None, torch.ones(5, 2))
     ),
 }
@@ -274,13 +274,15 @@ def test_a_head_rejects_a_loss_that_does_not_match_the_classes(message):
 def test_classes_cannot_be_appended_to_a_head_with_data_per_class():
     facts = ClassFacts(4, torch.ones(4), torch.ones(4, 2))
     for loss in (NoiseContrastiveEstimation(), SimLoss()):
-        with pytest.raises(ValueError, match="and there are 5 classes: create a new head"):
+        with pytest.raises(ValueError, match="but the head has 5 classes: create a new head"):
             append_classes(ClassHead(3, 4, loss.prepare(facts)), [-1])
     weighted = ClassHead(3, 4, CrossEntropy(), class_weights=torch.ones(4))
-    with pytest.raises(ValueError, match="class_weights for 4 classes and none for new ones"):
+    with pytest.raises(ValueError, match="class_weights for 4 classes, but none for new classes"):
         append_classes(weighted, [-1])
     assert weighted.num_classes == 4
-    with pytest.raises(ValueError, match="has a tree of 13 nodes, not of 14: create a new head"):
+    with pytest.raises(
+        ValueError, match="has a tree of 13 nodes, but the head has 14: create a new head"
+    ):
         append_classes(HierarchicalSoftmaxHead(3, classes_at_13_nodes()), [-1])
 
 
@@ -292,7 +294,8 @@ def classes_at_13_nodes() -> LabelTree:
 
 
 def trees_that_differ(world_size: int, data_axis: int) -> str:
-    """All ranks have the same number of nodes and classes; the last rank has another tree."""
+    """All ranks have the same number of nodes and classes, but the last rank has a different
+    tree."""
     last = here(world_size) == world_size - 1
     parents = [-1, 0, 0, 1, 1, 2 if last else 1, 2]
     tree = LabelTree.from_parents(parents, [-1, -1, -1, 0, 1, 2, 3])

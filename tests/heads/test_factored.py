@@ -370,7 +370,7 @@ def test_appended_classes_are_trained_and_only_roots_can_be_appended():
 
 
 def test_unsupported_losses_and_invalid_bounds_are_rejected():
-    with pytest.raises(ValueError, match=r"cannot train ce.*one of quadratic, ccql"):
+    with pytest.raises(ValueError, match=r"does not support ce.*one of the losses quadratic, ccql"):
         FactoredHead(DIM, CLASSES, CrossEntropy())
     with pytest.raises(ValueError, match=r"max_singular_value is 0\.5"):
         make_factored("quadratic", max_singular_value=0.5)

@@ -153,7 +153,7 @@ def test_each_rank_gets_the_gradients_that_it_requires(data_axis, num_classes, f
         of_features, of_weight = case[2 * rank : 2 * rank + 2]
         if name == "factored":
             if case[1] != case[3]:
-                assert "requires a gradient on some ranks only" in result
+                assert "requires a gradient on only some ranks" in result
                 continue
             nodes = ...
             of_weight = True  # its norm
@@ -181,4 +181,4 @@ def accumulated_on_a_partly_frozen_head():
 
 def test_accumulating_a_gradient_that_only_one_replica_requires_is_an_error():
     for message in run_on_ranks(2, accumulated_on_a_partly_frozen_head):
-        assert "requires a gradient on some ranks only" in message
+        assert "requires a gradient on only some ranks" in message

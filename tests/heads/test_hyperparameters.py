@@ -78,11 +78,11 @@ def test_counts_that_sum_to_1_are_used_as_the_noise():
     ("loss", "facts", "message"),
     [
         ("nce", ClassFacts(3), "pass class_counts, or set noise=uniform"),
-        ("nce", ClassFacts(3, torch.ones(4)), r"shape \[4\] and there are 3 classes"),
+        ("nce", ClassFacts(3, torch.ones(4)), r"shape \[4\], but there are 3 classes"),
         ("nce", ClassFacts(2, torch.tensor([-1.0, 2.0])), "finite numbers of at least 0"),
         ("nce", ClassFacts(2, torch.tensor([math.nan, 2.0])), "finite numbers of at least 0"),
         ("simloss", ClassFacts(3), "needs label vectors"),
-        ("simloss", ClassFacts(3, None, torch.ones(2, 5)), r"shape \[2, 5\] and there are 3"),
+        ("simloss", ClassFacts(3, None, torch.ones(2, 5)), r"shape \[2, 5\], but there are 3"),
         ("simloss", ClassFacts(1, None, torch.tensor([[math.nan]])), "class 0 is not finite"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_prepared_loss_keeps_constants_that_the_facts_do_not_provide():
     vectors = torch.eye(3)
     loss = LOSSES["simloss"]().prepare(ClassFacts(3, None, vectors))
     assert torch.equal(loss.prepare(ClassFacts(3)).vectors, vectors)
-    with pytest.raises(ValueError, match="label vectors of 3 classes and there are 4"):
+    with pytest.raises(ValueError, match="label vectors for 3 classes, but the head has 4"):
         loss.prepare(ClassFacts(4))
 
 

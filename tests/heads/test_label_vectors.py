@@ -93,7 +93,7 @@ def test_rows_without_names_are_in_class_order(tmp_path, suffix):
     assert np.array_equal(vectors, VECTORS)
     assert missing == []
     assert read_label_vectors(path)[0] is None
-    with pytest.raises(ValueError, match="9 rows without names and there are 2 classes"):
+    with pytest.raises(ValueError, match="9 rows without names, but there are 2 classes"):
         load_label_vectors(path, ["a", "b"])
 
 
@@ -190,7 +190,7 @@ def test_pickled_arrays_are_not_loaded(tmp_path):
         ({"vectors": np.ones(3)}, r"shape \[3\]"),
         ({"vectors": np.array([["a"]])}, "<U1"),
         ({"vectors": np.array([[np.inf]])}, "contains NaN, infinity"),
-        ({"vectors": np.ones((2, 2)), "names": np.array(["a"])}, "1 names and 2 vectors"),
+        ({"vectors": np.ones((2, 2)), "names": np.array(["a"])}, "1 names, but 2 vectors"),
         ({"rows": np.ones((2, 2))}, "has arrays rows: rename the array"),
     ],
 )

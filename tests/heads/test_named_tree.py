@@ -63,7 +63,7 @@ def test_a_tree_can_be_renumbered_for_another_order_of_classes(named):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ((*NAMES, "zebra"), "40 classes and the data 41, and 'zebra' is only in the data"),
+        ((*NAMES, "zebra"), "40 classes, the data have 41, and 'zebra' is only in the data"),
         (NAMES[1:], "'class 0' is only in the tree"),
         ((*NAMES[1:], "zebra"), "'zebra' is only in the data"),
     ],
@@ -108,7 +108,7 @@ def test_a_head_matches_the_classes_of_a_tree_file_by_name_or_number(named, tmp_
 def test_a_tree_file_with_other_classes_or_of_another_kind_is_rejected(named, tmp_path):
     path = tmp_path / "a.tree"
     named.save(path)
-    with pytest.raises(ValueError, match="has 40 classes and the data 41"):
+    with pytest.raises(ValueError, match="has 40 classes, but the data have 41"):
         build_tree(config("vtree", path), num_classes=41, label_vectors=None)
     with pytest.raises(ValueError, match=r"is not a utree: set head\.weights\.kind=vtree"):
         build_tree(config("utree", path), num_classes=40, label_vectors=None)

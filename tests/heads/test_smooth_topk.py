@@ -273,7 +273,7 @@ def test_marginals_sum_to_k_and_tend_to_the_k_largest():
 
 
 def test_marginals_reject_an_invalid_k_or_temperature():
-    with pytest.raises(ValueError, match=r"^k is 4 and there are 3 classes"):
+    with pytest.raises(ValueError, match=r"^k is 4, but there are 3 classes"):
         topk_marginals(torch.zeros(1, 3), 4)
     with pytest.raises(ValueError, match="tau is 0"):
         topk_marginals(torch.zeros(1, 3), 2, tau=0)
@@ -282,9 +282,13 @@ def test_marginals_reject_an_invalid_k_or_temperature():
 @pytest.mark.parametrize("num_classes", [3, 5])
 def test_a_k_not_less_than_the_number_of_classes_is_an_error(num_classes):
     loss = SmoothTopK(k=5)
-    with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
+    with pytest.raises(
+        ValueError, match=f"k is 5, but there are only {num_classes} classes: lower k"
+    ):
         loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
+    with pytest.raises(
+        ValueError, match=f"k is 5, but there are only {num_classes} classes: lower k"
+    ):
         loss.prepare(ClassFacts(num_classes))
     assert loss.prepare(ClassFacts(6)) == loss
 

@@ -150,8 +150,8 @@ RULE_MISTAKES = [
     (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/operator", "NotIn", "exit code 2"),
     (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/values", [1, 2, 130], "exit code 1"),
     (JOB, "Job", f"{ON_CODES}/containerName", "other", "container other is not one of train"),
-    (JOB, "Job", f"{TRAINER}/command/2", NO_EXEC, "does not end in `exec kway"),
-    (JOB, "Job", f"{TRAINER}/command/2", AND_MORE, "does not end in `exec kway"),
+    (JOB, "Job", f"{TRAINER}/command/2", NO_EXEC, "does not end with `exec kway"),
+    (JOB, "Job", f"{TRAINER}/command/2", AND_MORE, "does not end with `exec kway"),
     (JOB, "Job", "spec/backoffLimit", 0, "backoffLimit is 0"),
     # Timeouts.
     (JOB, "Job", f"{TRAINER}/lifecycle", WAITS, "preStop delays SIGTERM"),

@@ -187,7 +187,7 @@ def export_to_an_existing_folder(
     kway: Kway, run: Path, tmp_path: Path, **_: Any
 ) -> tuple[int, str]:
     (tmp_path / "mine").mkdir()
-    return kway("export", run, "-o", tmp_path / "mine"), "with --force"
+    return kway("export", run, "-o", tmp_path / "mine"), "or pass --force"
 
 
 def query_without_a_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:

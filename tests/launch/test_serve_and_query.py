@@ -66,7 +66,7 @@ def test_an_unreadable_query_file_is_reported_with_its_option(
 )
 def test_a_server_address_without_http_is_reported(error_of: ErrorOf, source: str) -> None:
     line = error_of("query", source, "--class", "x", "--text", "a")
-    assert f"{source} is not a folder" in line
+    assert f"{source} is neither a folder" in line
     assert f"pass http://{source}" in line
 
 

@@ -128,7 +128,7 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
         (["build", "t.csv", "-o", "a.tree", "--project", "3"], "--project: only for label"),
         (
             ["build", "t.csv", "-o", "a.tree", "--metric", "cosine", "--base", "1.5"],
-            "--base, --metric: only for label vectors, and t.csv contains a hierarchy",
+            "--base, --metric: only for label vectors, but t.csv contains a hierarchy",
         ),
         (["build", "t.csv", "-o", "a.tree", "--missing", "mean"], "--missing: only for label"),
         (["build", "t.csv", "-o", "a.tree", "--kind", "utree"], "--kind: only for label vectors"),

@@ -306,7 +306,7 @@ def test_kway_query_requests_the_model_once() -> None:
 
 
 def test_a_token_file_for_a_bundle_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--token-file is for a server"):
+    with pytest.raises(ValueError, match="--token-file requires a server URL"):
         query.query(str(tmp_path), ["a"], text=["one"], token_file=tmp_path / "tokens")
 
 

@@ -94,7 +94,7 @@ def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tm
         "3",
     )
     assert finished.returncode == 2, finished.stderr
-    assert finished.stderr.count("head.num_classes is 7 and the shards have 13 classes") == 1
+    assert finished.stderr.count("head.num_classes is 7, but the shards have 13 classes") == 1
     assert "Traceback" not in finished.stderr
     assert "restart" not in finished.stderr
 

@@ -34,7 +34,7 @@ def test_torchrun_and_the_installed_command_have_the_same_losses(glyphs, tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["head.num_classes=7"], "head.num_classes is 7 and the shards have 13 classes"),
+        (["head.num_classes=7"], "head.num_classes is 7, but the shards have 13 classes"),
         (["data.shards=/nowhere"], "/nowhere"),
         (
             ["data.eval_split=other"],

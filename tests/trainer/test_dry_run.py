@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_reported(glyphs, tmp_path, capsys):
     [
         (["data.shards=/nowhere"], "/nowhere"),
         (["data.eval_split=other"], "data.eval_split is 'other'"),
-        (["head.num_classes=7"], "head.num_classes is 7 and the shards have 13 classes"),
+        (["head.num_classes=7"], "head.num_classes is 7, but the shards have 13 classes"),
         (["run=/dev/null/run"], "run is /dev/null/run, which cannot be created or written"),
         (["run=/proc/run"], "run is /proc/run, which cannot be created or written"),
     ],

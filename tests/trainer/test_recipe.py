@@ -132,11 +132,11 @@ def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
         ),
         (
             ["head={weights: {kind: factored}, loss: {kind: ce}, bias: false}"],
-            r"head: factored weights cannot train ce: choose weights\.kind=dense, or loss\.kind",
+            r"head: factored weights do not support ce: set weights\.kind=dense, or set loss\.kind",
         ),
         (
             ["head={weights: {kind: factored}, loss: {kind: quadratic}, bias: true}"],
-            r"head: factored weights have no bias: set bias=false",
+            r"head: factored weights do not support a bias: set bias=false",
         ),
         (
             [
@@ -147,7 +147,7 @@ def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
         ),
         (
             ["head.loss.kind=hierarchical_softmax"],
-            r"head: hierarchical_softmax needs a tree .*choose weights\.kind=vtree",
+            r"head: hierarchical_softmax needs a tree .*set weights\.kind=vtree",
         ),
     ],
 )
