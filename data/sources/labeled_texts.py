@@ -57,7 +57,7 @@ class LabeledTexts(FirstPassSource):
         default="clean", description="store the texts of a labeled folder unchanged"
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
-        Field(default="drop", description="keep equal texts of the same class and split")
+        Field(default="drop", description="keep duplicate texts within the same class and split")
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep", description="drop training texts that also occur in another split"

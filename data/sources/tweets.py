@@ -83,8 +83,8 @@ class Tweets(FirstPassSource):
     )
     emoji_form: Annotated[Literal["fold", "keep"], Option("--emoji")] = Field(
         default="fold",
-        description="how to label skin tones and variants: with the fully qualified emoji without skin "
-        "tone (fold), or with the emoji as written (keep)",
+        description="how to treat skin tones and variants in labels: use the fully qualified emoji "
+        "without skin tone (fold), or the emoji as written (keep)",
     )
     users: Replacement = Field(
         default="replace",

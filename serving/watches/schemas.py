@@ -80,7 +80,7 @@ class FeedDone(BaseModel):
 
 
 class Waiting(BaseModel):
-    """Heartbeat, sent after some seconds without a hit."""
+    """Heartbeat, sent after a few seconds without a hit."""
 
     waiting: Literal[True] = True
 

@@ -65,7 +65,7 @@ def test_a_run_cannot_resume_with_a_different_recipe(glyphs, tmp_path, capsys):
     assert main([recipe, "head.loss.kind=bce", "seed=3"]) == 2
     assert "was started with a different head.loss.kind, seed" in capsys.readouterr().err
     assert main([recipe, "resume=never"]) == 2
-    assert "contains checkpoints, but resume is never" in capsys.readouterr().err
+    assert "contains checkpoints, but resume=never is set" in capsys.readouterr().err
 
 
 def test_a_duration_below_the_current_step_is_rejected(glyphs, tmp_path, capsys):

@@ -98,7 +98,7 @@ def test_any_setting_may_change_without_a_committed_checkpoint(left, tmp_path):
 def test_resume_never_rejects_a_folder_with_checkpoints(tmp_path):
     run = started(tmp_path)
     with pytest.raises(
-        ValueError, match="contains checkpoints, but resume is never: choose another"
+        ValueError, match="contains checkpoints, but resume=never is set: choose another"
     ):
         claim(run, glyph_recipe(Path("shards"), tmp_path, resume="never"))
 

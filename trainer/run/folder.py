@@ -112,8 +112,8 @@ class RunFolder:
         if committed_folders(self.checkpoints):
             if recipe.resume == "never":
                 raise ValueError(
-                    f"run {self.path} contains checkpoints, but resume is never: choose another "
-                    "run folder, or set resume=auto to continue the run"
+                    f"run {self.path} contains checkpoints, but resume=never is set: choose "
+                    "another run folder, or set resume=auto to continue the run"
                 )
             changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:

@@ -48,7 +48,7 @@ class ImageEntry(NamedTuple):
 
 @dataclass
 class ImageList:
-    """The images sorted by name, which are identical for tars and folders. skipped: the other
+    """The images, sorted by name. The list is the same for tars and folders. skipped: the other
     files.
     """
 
