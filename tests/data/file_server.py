@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from tests.quiet_server import QuietServer
 
 
 @dataclass
@@ -71,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(folder: Path) -> Iterator[FileServer]:
     """Serve the files of `folder` on a free port from a thread."""
     files = FileServer(folder)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, files))
+    server = QuietServer(("127.0.0.1", 0), partial(_Handler, files))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

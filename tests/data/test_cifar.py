@@ -164,7 +164,11 @@ def test_a_file_that_is_not_an_archive_raises_a_one_line_error(cifar100: Path) -
         ("train.bin", lambda data: data[:-1], "the size of train.bin, 61,479 bytes"),
         ("test.bin", lambda data: b"", "the size of test.bin, 0 bytes"),
         ("test.bin", lambda data: b"\0\x09" + data[2:], "image 0 of test.bin has label 9"),
-        ("test.bin", lambda data: b"\2" + data[1:], "label 2, but coarse_label_names.txt has 2"),
+        (
+            "test.bin",
+            lambda data: b"\2" + data[1:],
+            "label 2, but coarse_label_names.txt contains only 2",
+        ),
         ("test.bin", lambda data: b"\0" + data[1:], "'maple_tree' is in two coarse classes"),
         ("fine_label_names.txt", lambda data: b"", "is not a list of class names"),
         ("fine_label_names.txt", lambda data: b"ray\nray\nshark", "is not a list of class names"),

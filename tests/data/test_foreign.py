@@ -569,7 +569,7 @@ def test_an_index_interrupted_before_its_manifest_is_written_again(tmp_path: Pat
 @pytest.mark.parametrize("name", ["a\nb.tar", "a\\b.tar", "\x1b[31m.tar"])
 def test_a_tar_name_that_is_invalid_in_a_manifest_raises(tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / name, [("0.txt", b"x"), ("0.cls", b"0")])
-    with pytest.raises(ValueError, match="a manifest cannot contain this name") as caught:
+    with pytest.raises(ValueError, match="a manifest cannot contain this file name") as caught:
         index_shards(tmp_path)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)

@@ -279,7 +279,7 @@ def test_a_class_name_that_is_not_utf8_raises(tmp_path: Path) -> None:
 def test_a_folder_without_classes_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         ImageFolder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="has no class with images"):
+    with pytest.raises(ValueError, match="contains no class with images"):
         ImageFolder(tmp_path).classes()
 
 

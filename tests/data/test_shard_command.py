@@ -59,7 +59,7 @@ def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "test-000000.tar").unlink()
     damaged = kway_shard("verify", tmp_path)
     assert damaged.exit_code == 2
-    assert "train-000001.tar was changed: SHA-256" in damaged.stderr
+    assert "train-000001.tar was changed: its SHA-256" in damaged.stderr
     assert ".cls differs from the label" in damaged.stderr
     assert "test-000000.tar is missing" in damaged.stderr
     assert "train-000000" not in damaged.stderr

@@ -370,7 +370,7 @@ def test_tweeteval_texts_can_be_kept_and_dropped_from_training_across_splits(
 def test_texts_and_labels_that_do_not_match_raise(tweeteval: Path, tmp_path: Path) -> None:
     labels = tweeteval / "train_labels.txt"
     for content, message in (
-        ("0\n1\n", "has 2 labels, but .* more texts"),
+        ("0\n1\n", "contains 2 labels, but .* more texts"),
         ("0\n" * 4, "more labels"),
     ):
         labels.write_text(content)

@@ -55,7 +55,7 @@ def test_a_flipped_byte_of_an_image_is_reported_with_its_key(copy: Path) -> None
     overwrite(copy / FIRST, int(index.blocks[3, 0]) * 512 + 5, b"\0\0")
     shard, sample = found(copy)
     assert (shard.kind, sample.kind) == ("changed shard", "bytes")
-    assert f"{copy / FIRST} was changed: SHA-256" in shard.line
+    assert f"{copy / FIRST} was changed: its SHA-256" in shard.line
     assert f"{FIRST}: {key}: its checksum does not match" in sample.line
 
 
@@ -175,7 +175,7 @@ def test_an_out_of_range_label_is_reported(copy: Path) -> None:
         bad = [split.key(int(i)) for i in (split.labels == 3).nonzero()[0]]
     assert len(bad) > 3
     for key in bad:
-        assert any(f"{key} has label 3, but there are 3 classes" in d.line for d in lost)
+        assert any(f"{key} has label 3, but there are only 3 classes" in d.line for d in lost)
     assert kinds(lost).keys() == {"label"}
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from serving.client import Client, RejectedError
 from serving.client.messages import Served
 from serving.client.ndjson import STREAM_EVENTS
 from serving.client.transport import Transport
+from tests.quiet_server import QuietServer
 from tests.serving.canned import answering
 
 _MODEL = {
@@ -80,7 +81,7 @@ def serving(
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = QuietServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -76,7 +76,7 @@ def test_a_search_with_a_threshold_yields_only_matches(url: str) -> None:
 def test_a_number_is_a_class_id_even_if_a_class_has_that_name(url: str) -> None:
     with Client(url) as client:
         assert next(client.search("one.two", 3)).class_name == NAMES[3]
-        with pytest.raises(RejectedError, match="is the name of class"):
+        with pytest.raises(RejectedError, match="is both the name of class"):
             next(client.search("one.two", "#3"))
         assert next(client.search("one.two", np.int64(3))).class_name == NAMES[3]
 

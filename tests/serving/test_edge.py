@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -102,6 +102,8 @@ import asyncio, json, pathlib, sys
 from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
+
+from tests.quiet_server import QuietServer
 folder = sys.argv[1]
 
 def write(kinds, ports, backup=None):
@@ -206,7 +208,7 @@ def _started(
     port: int,
     ready: int,
 ) -> Iterator[Proxy]:
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), replica) for replica in replicas]
+    servers = [QuietServer(("127.0.0.1", 0), replica) for replica in replicas]
     threads = [Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
     for thread in threads:
         thread.start()

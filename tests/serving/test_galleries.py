@@ -299,7 +299,7 @@ def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) 
 
 def test_invalid_collections_and_output_paths_are_rejected(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty contains no images"):
+    with pytest.raises(ValueError, match="empty does not contain any images"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     (tmp_path / "empty" / "a.png").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"a\.png cannot be read \(not an image"):
@@ -372,7 +372,7 @@ def test_another_head_of_the_same_backbone_is_accepted(gallery: Path, tmp_path: 
         ("features.safetensors", lambda data: data[:-1] + b"!", "features.safetensors does not m"),
         ("gallery.json", lambda data: data[:-40], "gallery.json is damaged"),
         ("gallery.json", lambda data: data.replace(b'"dim": 16', b'"dim": 17'), "other backbone"),
-        ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "is not F32"),
+        ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "F32"),
         ("gallery.json", lambda data: data.replace(b'"dim"', b'"dims"'), "gallery.json: dim: Fie"),
         ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 2'), "gallery format 2"),
         (

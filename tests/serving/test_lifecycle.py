@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event, Thread
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.quiet_server import QuietServer
 from tests.serving.in_process import application, listening
 from tests.serving.started import Server, bundle, end, start
 from tests.system.processes import ROOT
@@ -171,7 +172,7 @@ except OSError as error:
 """
 
 
-class Slow(ThreadingHTTPServer):
+class Slow(QuietServer):
     """Responds to /health while `answers` is set; otherwise requests wait."""
 
     def __init__(self) -> None:

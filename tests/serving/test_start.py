@@ -28,7 +28,7 @@ def test_a_session_needs_free_disk_space(short: Path, monkeypatch: pytest.Monkey
     assert make_session().parent == short
     free = SimpleNamespace(free=100 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
-    with pytest.raises(OSError, match=rf"{short} has 100 MiB free"):
+    with pytest.raises(OSError, match=rf"{short} has 100 MiB of free space"):
         make_session()
     assert len(list(short.iterdir())) == 1  # the first session
 

@@ -334,7 +334,7 @@ def flip_last_bit(file: Path) -> None:
 @pytest.mark.parametrize(("version", "fix"), [(1, "export the run again"), (5, "update kway")])
 def test_an_unsupported_format_is_an_error_with_the_fix(copy: Path, version: int, fix: str) -> None:
     edit(copy, format_version=version, surprise=True)
-    with pytest.raises(ValueError, match=rf"format {version}.* reads 2 to 4: {fix}"):
+    with pytest.raises(ValueError, match=rf"format {version}.* reads formats 2 to 4: {fix}"):
         Bundle.open(copy)
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kubeflow_trainer_api.models import (
 )
 
 from tests.certificate import certificate
+from tests.quiet_server import QuietServer
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.telemetry.trainjob import TrainJobStatus
@@ -53,7 +54,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(public, private)
     server.socket = context.wrap_socket(server.socket, server_side=True)

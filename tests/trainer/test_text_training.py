@@ -73,7 +73,7 @@ def of_type(model_type: str, **changes: object) -> dict:
         ),
         (
             {"backbone__config__pad_token_id": 1},
-            r"pads with token 0, but the backbone with 1: set b",
+            r"pads with token 0, but the backbone pads with 1: set b",
         ),
         ({"backbone__config": of_type("mpnet")}, r"backbone mpnet always pads with 1"),
         ({"backbone__config": of_type("convbert", embedding_size=16)}, "convbert ignores the att"),
@@ -100,7 +100,7 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_
 
 def test_a_causal_backbone_is_rejected_if_it_pools_the_first_token() -> None:
     for pooling in ("auto", "cls"):
-        with pytest.raises(ValueError, match=r"gpt2 is causal .*use backbone\.pooling=mean"):
+        with pytest.raises(ValueError, match=r"gpt2 either is causal .*use backbone\.pooling=mean"):
             check_reading(backbone_of(GPT2, pooling), pad_id=0, num_positions=None)
     check_reading(backbone_of(GPT2, "mean"), pad_id=0, num_positions=None)
 

@@ -249,7 +249,7 @@ def request_a_long_name(request: pb.ModelInferRequest) -> None:
         (set_to(model_version="1"), CODE.NOT_FOUND, "not versioned"),
         (set_ids(99), CODE.NOT_FOUND, "99"),
         (request_a_long_name, CODE.NOT_FOUND, "猫"),
-        (set_ids(), CODE.INVALID_ARGUMENT, "'classes' is empty"),
+        (set_ids(), CODE.INVALID_ARGUMENT, "contains no classes"),
         (set_ids(*[0] * 101), CODE.RESOURCE_EXHAUSTED, "the limit is 100"),
         (set_images(*[b"x"] * 5), CODE.RESOURCE_EXHAUSTED, "the limit is 4"),
         (set_images(b"hello"), CODE.INVALID_ARGUMENT, "images[0]: "),

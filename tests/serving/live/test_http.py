@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import product
 from pathlib import Path
 from threading import Thread
@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from serving.schemas import Answer
+from tests.quiet_server import QuietServer
 from tests.serving.live.servers import MAX_BODY, MAX_INPUTS, MAX_REQUESTS, NEVER_QUERIED, TOKEN
 from tests.serving.started import (
     Server,
@@ -494,7 +495,7 @@ def test_querying_a_server_other_than_kway_prints_a_one_line_error(
     images: list[Path], answer: bytes
 ) -> None:
     handler = type("Handler", (_OtherServer,), {"answer": answer})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+    with QuietServer(("127.0.0.1", 0), handler) as other:
         thread = Thread(target=other.serve_forever)
         thread.start()
         try:

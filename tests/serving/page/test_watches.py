@@ -93,7 +93,7 @@ def test_frames_that_are_too_large_or_unreadable_are_reported(
     files += [file(f"{seed}.png", image(seed)) for seed in range(5)]
     panel, chooser = page.locator("#panel-watch"), page.locator("#panel-watch input[type=file]")
     chooser.set_input_files(files[:1])  # type: ignore[arg-type]
-    expect(panel).to_contain_text("large.png: larger than 4.0 MiB")
+    expect(panel).to_contain_text("large.png: larger than the limit of 4.0 MiB")
     chooser.set_input_files(files[1:2])  # type: ignore[arg-type]
     expect(panel).to_contain_text("gone.png: cannot be read: file changed")
     chooser.set_input_files(files[2:])  # type: ignore[arg-type]
