@@ -7,7 +7,7 @@ from typing import Any
 class QuietServer(ThreadingHTTPServer):
     """A `ThreadingHTTPServer` that ignores clients that disconnect.
 
-    Its threads may outlive a test, and a traceback of theirs would appear in the standard error that
+    Its threads may outlive a test, and their tracebacks would appear in the standard error that
     another test captures.
     """
 

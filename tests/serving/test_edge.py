@@ -34,6 +34,7 @@ from serving.deploy.haproxy import ProxySettings, rewrite
 from serving.deploy.session import free_port
 from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
+from tests.quiet_server import QuietServer
 
 LIMIT, HEAD_SECONDS = 1000, 1.0
 LONGER_SECONDS = 1.5 * HEAD_SECONDS
@@ -103,7 +104,6 @@ from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from tests.quiet_server import QuietServer
 folder = sys.argv[1]
 
 def write(kinds, ports, backup=None):
