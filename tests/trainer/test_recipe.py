@@ -124,7 +124,7 @@ def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
     [
         (
             ["head.loss.kind=batch_ce", "train.global_batch=1"],
-            r"train\.global_batch is 1, but head\.loss batch_ce compares .*global_batch to 2 or more",
+            r"train\.global_batch is 1, but head\.loss batch_ce .*global_batch to 2 or more",
         ),
         (
             ["head.loss.kind=batch_max_margin", "train.global_batch=1"],
