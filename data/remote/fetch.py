@@ -22,8 +22,8 @@ _RANGE = 1 << 23  # bytes per request, for backends that read by ranges
 _SILENCE_SECONDS = 60
 _PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
-# Exceptions from these packages are network errors, regardless of their type. All other exceptions
-# are bugs.
+# An exception that is not an OSError is a network error if it comes from one of these packages;
+# otherwise, it is a bug.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 _WRONG_TWICE = 2
 

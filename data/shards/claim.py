@@ -69,7 +69,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Check the note against `about`. If the note is empty or truncated, `about` is written to it."""
+    """Check the note against `about`. If it is empty or truncated, `about` is written to it."""
     held.seek(0)
     content = held.read()
     try:
