@@ -169,7 +169,7 @@ def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs
 
 
 def test_a_window_is_at_most_an_epoch_or_a_group_of_shards(texts: Path) -> None:
-    """Therefore at most two groups are read at a time, for any number of batches."""
+    """Therefore, at most two groups are read at a time, for any number of batches."""
     settings = config(texts, batches_by_length=1000)
     grouped = settings.model_copy(update={"shuffle_shards": 1})
     with open_split(texts / "shards", "train") as split:
