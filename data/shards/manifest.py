@@ -139,7 +139,7 @@ class Manifest(_Record):
         """Return the shards of `split`. Raises ValueError, with the existing splits, if the split
         does not exist.
 
-        key: the recipe key that was set to `split`, for the error message.
+        key: the recipe key whose value is `split`, for the error message.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
         if not shards and key is not None:

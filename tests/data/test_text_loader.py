@@ -150,7 +150,7 @@ def test_texts_are_padded_to_a_multiple_of_eight() -> None:
     assert padded["input_ids"].shape == (3, 16)
     assert padded["input_ids"][0].tolist() == [5, 6] + 14 * [99]
     assert padded["attention_mask"].sum(1).tolist() == [2, 0, 9]
-    # The positions of the model end at max_length.
+    # The model has only max_length positions.
     assert pad_tokens([[1] * 17], pad_id=0, max_length=20)["input_ids"].shape == (1, 20)
 
 
