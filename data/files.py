@@ -36,7 +36,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Add `path` to errors of `write` and `fsync`, and add a fix if the disk is full.
+    """Add `path` to errors from `write` and `fsync`, and add a fix if the disk is full.
 
     Other errors keep their errno.
     """
@@ -93,9 +93,7 @@ def flush(file: IO[bytes]) -> None:
 
 
 def is_hidden(folder: str) -> bool:
-    """Return whether a folder with this name is ignored, which applies to hidden folders and
-    lost+found.
-    """
+    """Return whether a folder with this name is ignored because it is hidden or is lost+found."""
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 

@@ -31,8 +31,8 @@ def pluralize(number: int, what: str) -> str:
 def printable(text: str) -> str:
     """Return one line that is safe to print to a terminal.
 
-    Line breaks, control characters, unpaired surrogates and direction marks become `U+001B` and so
-    on.
+    Line breaks, control characters, unpaired surrogates and direction marks are replaced with code
+    points such as `U+001B`.
     """
     return "".join(f"U+{ord(char):04X}" if _is_unsafe(char) else char for char in text)
 

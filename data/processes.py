@@ -27,8 +27,9 @@ def over_jobs(
 ) -> Iterator[Result]:
     """Yield `work(job)` for each job, in order. `workers` processes compute the results.
 
-    workers: the number of processes. 0 and 1 select this process, and None selects one per core if
-    there is enough to read. `work` must be picklable, such as a function of a module.
+    workers: the number of processes. With 0 or 1, this process runs the jobs. None selects one
+    process per core if there is enough to read. `work` must be picklable, such as a module-level
+    function.
     """
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)

@@ -17,7 +17,7 @@ _NAMED = 5
 
 
 class Skipped(NamedTuple):
-    """A skipped item, which is a path or a shard with a key in it."""
+    """A skipped item: a path, or a shard and the key of a sample in it."""
 
     name: str
     reason: str

@@ -82,7 +82,7 @@ def random_box(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Box | None:
-    """Return a random box inside height x width, or None if ten draws do not fit.
+    """Return a random box inside height x width, or None if none of ten draws fits.
 
     area: the range of the box's fraction of the image area, which is drawn uniformly. ratio: the
     range of width / height, which is drawn log-uniformly.

@@ -60,7 +60,7 @@ class Crop(FrozenConfig):
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Return a box with random area and shape.
 
-        If none of ten draws fits, this is the largest centered box with an allowed aspect ratio.
+        If none of ten draws fits, return the largest centered box with an allowed aspect ratio.
         """
         assert self.crop_area is not None
         drawn = random_box(height, width, self.crop_area, self.crop_ratio, rng)

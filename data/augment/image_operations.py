@@ -36,7 +36,7 @@ def saturation(image: np.ndarray, factor: float) -> np.ndarray:
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
-    """Rotate the hue of an image [H, W, 3] by `turn` of the color circle, from -0.5 to 0.5."""
+    """Rotate the hue of [H, W, 3] by a fraction `turn` (-0.5 to 0.5) of the color circle."""
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
     hsv[:, :, 0] += np.uint8(
         round(turn * 256) % 256

@@ -1,7 +1,8 @@
 """RandAugment (Cubuk et al. 2020): a few random operations out of 14, all with the same
 magnitude.
 
-A magnitude of 10 is the end of each operation's range in AutoAugment (Cubuk et al. 2019).
+A magnitude of 10 corresponds to the end of each operation's range in AutoAugment (Cubuk et al.
+2019).
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from data.augment.image_operations import (
 )
 from data.base_config import FrozenConfig
 
-_SHIFT = 150 / 331  # AutoAugment's shift in pixels over its image side
+_SHIFT = 150 / 331  # AutoAugment's shift in pixels, divided by its image side
 
 # (image, strength from -1 to 1, fill) -> image. Operations without a direction use the absolute
 # value of the strength.
@@ -53,7 +54,7 @@ class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
     Operations are drawn with replacement. The scale ends at 10, but torchvision's scale ends at 30,
-    so its magnitude 9 corresponds to 3 here.
+    so magnitude 9 in torchvision corresponds to 3 here.
     """
 
     operations: int = Field(2, ge=1, le=14, description="number of operations per image")

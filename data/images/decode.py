@@ -1,7 +1,7 @@
 """Decodes images to uint8 pixels, with limits on their size, and crops them for evaluation and
 serving.
 
-The random crops of training are in `data/augment/`. Normalization happens on the device.
+The random crops for training are in `data/augment/`. Normalization happens on the device.
 """
 
 import io
@@ -43,8 +43,8 @@ MAX_ASPECT = 100
 # few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes determine the format; the file name does not. Plugins are called by class, because
-# Image.open applies a process-wide size limit to large images.
+# The first bytes determine the format; the file name does not. Plugin classes are called directly,
+# because Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
     b"\x89PNG\r\n\x1a\n": ("png", PngImagePlugin.PngImageFile),
@@ -158,7 +158,7 @@ def _on_white(data: bytes) -> np.ndarray:
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize [H, W, C] by area averaging to shrink, or by bilinear interpolation to enlarge."""
+    """Resize [H, W, C], using area averaging to shrink or bilinear interpolation to enlarge."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height <= image.shape[0] and width <= image.shape[1]

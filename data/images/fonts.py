@@ -19,7 +19,7 @@ cv2.setNumThreads(0)
 # The excluded fonts: LastResort draws a box for every character, and the other three map letter
 # codes to symbols.
 _LEFT_OUT = {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"}
-# Factor by which glyphs are drawn larger before they are averaged down.
+# The oversampling factor of glyphs, which are then scaled down by averaging.
 _OVERSAMPLING = 3
 _EM = 0.72  # fraction of the image's side
 _BASELINE = 0.74  # from the top, fraction of the image's side
@@ -34,8 +34,8 @@ def face_characters() -> dict[str, frozenset[int]]:
     """Map each face name to the code points that it supports, sorted by name.
 
     TeX's Computer Modern assigns other glyphs to some ASCII and Latin-1 codes, such as an opening
-    quote to the backslash. In these faces, a character counts as supported only if the name of its
-    glyph matches the name in DejaVu Sans.
+    quote to the backslash code. In these faces, a character counts as supported only if the name of
+    its glyph matches the name in DejaVu Sans.
     """
     fonts = {
         path.stem: FT2Font(str(path))

@@ -1,4 +1,4 @@
-"""A contact sheet: samples of a split in a grid, with the name of its class below each sample.
+"""A contact sheet: samples of a split in a grid, each with its class name below it.
 
 For the same split, the image is pixel-identical on machines with the same fonts.
 """
@@ -157,7 +157,7 @@ class _Faces:
             try:
                 codes = frozenset(FT2Font(str(path)).get_charmap())
                 face = (ImageFont.truetype(str(path), _FONT_SIZE), codes)
-            except (OSError, RuntimeError):  # a bitmap font of another size, or a damaged font
+            except (OSError, RuntimeError):  # a bitmap font of a different size, or a damaged font
                 continue
             self._open.append(face)
             yield face

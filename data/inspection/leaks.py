@@ -35,7 +35,7 @@ class CharacterLeak:
     texts: the number of texts that contain the character. class_name: the most likely class of
     training texts that contain it. precision: the fraction of `texts` in that class. lift: the
     precision divided by the frequency of the class in all texts. information: the mutual
-    information with the label in bits. drop: the decrease of the model's accuracy without the
+    information, in bits, with the label. drop: the decrease in the model's accuracy without the
     character. suspect: the reason why the character is suspicious, or None.
     """
 
@@ -222,7 +222,7 @@ def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) ->
 
 
 def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the mutual information [V] of presence and label in bits.
+    """Return the mutual information [V], in bits, between presence and label.
 
     table: counts [V, K]. classes: counts [K].
     """

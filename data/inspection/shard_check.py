@@ -53,7 +53,7 @@ class Damage:
 class Rules:
     """The properties that the samples of a folder must have.
 
-    classes: a map from the labels of tars that kway only indexed to numbers, or None if the labels
+    classes: for tars that kway only indexed, a map from labels to numbers, or None if the labels
     are already numbers. incomplete: the shards with missing samples that the manifest records.
     named: the number of samples per shard that are reported on separate lines, or None for no
     limit.
@@ -241,7 +241,7 @@ def _key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def _bad_headers(descriptor: int, index: ShardIndex) -> list[str]:
-    """Return the members whose header is invalid or declares another size."""
+    """Return the members whose header is invalid or declares a different size."""
     found = []
     for row in range(index.info.samples):
         for column in (0, 1):

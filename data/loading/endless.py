@@ -30,7 +30,7 @@ class EndlessLoader(ABC):
     """
 
     remedy: ClassVar[str]
-    """The instruction in the error about too many bad samples, without its object, "the shards"."""
+    """The instruction in the error about too many bad samples, up to but excluding "the shards"."""
 
     def __init__(
         self,

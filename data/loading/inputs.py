@@ -22,8 +22,8 @@ from data.shards.manifest import Manifest
 from data.shards.split import decode_text
 from data.text.tokenizer import open_tokenizer
 
-# Use few distinct widths, so that compiled models recompile less often. Matrix units prefer
-# multiples of 8.
+# Use few distinct widths, so that compiled models recompile less often. Matrix units are most
+# efficient for multiples of 8.
 _WIDTH_MULTIPLE = 8
 
 

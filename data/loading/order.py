@@ -112,8 +112,8 @@ class Order:
     If `shuffle_shards` is None, every epoch is one permutation of all samples. If it is N, an epoch
     permutes the shards, divides them into groups of at most N shards, with nearly equal numbers of
     shards, and permutes the samples in each group. Consecutive reads then access one group, or two
-    at a boundary, so a cache has to store only the shards of these groups. An order requires a few
-    numbers of memory per shard.
+    at a boundary, so a cache has to store only the shards of these groups. An order stores only a
+    few numbers per shard.
 
     Example: four shards of 3 samples, shuffle_shards = 2, seed 0. Epoch 0 visits shards 2 1 | 0 3.
     Its first six samples, 3 8 6 7 5 4, are those of shards 2 and 1 (samples 6 to 8 and 3 to 5). The
@@ -123,8 +123,8 @@ class Order:
     def __init__(
         self, seed: int, shard_sizes: Sequence[int], shuffle_shards: int | None = None
     ) -> None:
-        """shard_sizes: the number of samples in each shard, in the order of the split. All must be
-        above 0.
+        """shard_sizes: the number of samples in each shard, in the order of the split. Each must be
+        positive.
         """
         self.seed = seed
         self.num_samples = sum(shard_sizes)
@@ -256,7 +256,7 @@ class ByLength:
         self._seed = seed
         self._batch = batch
         self._num_batches = num_batches
-        # A cache of the last window, because a reader requests one batch at a time.
+        # Cache the last window, because a reader requests one batch at a time.
         self._window: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Training on webdataset tars without an index: the stream and its batches.
 
 This replaces a split and its `TrainLoader` (`data/loading/loader.py`) when no index is available.
-It gives fewer guarantees; `Stream.notice` lists those that are missing.
+It provides fewer guarantees; `Stream.notice` lists those that are missing.
 `data/loading/stream_reader.py` reads the samples.
 """
 
@@ -55,7 +55,7 @@ class Stream:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """Return one line that lists the guarantees that a stream does not give.
+        """Return one line that lists the guarantees that a stream does not provide.
 
         samples: the number of samples consumed before the run was resumed.
         """

@@ -39,7 +39,7 @@ class _Buffered(NamedTuple):
 
 @dataclass(frozen=True)
 class RankShare:
-    """The share of a rank: `rows` rows of each global batch, starting at row `offset`.
+    """A rank's share of each global batch: `rows` rows, starting at row `offset`.
 
     rank: the position of the rank among the `num_ranks` ranks that read samples. seed and start
     (the number of samples consumed before) determine the order.
@@ -177,7 +177,7 @@ class StreamReader(IterableDataset):
     def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
         """Apply random augmentation.
 
-        A resumed run draws different values from those of the interrupted pass.
+        After a resume, the random values differ from those of the interrupted pass.
         """
         return self._inputs.for_training(
             decoded,
@@ -213,8 +213,8 @@ class StreamReader(IterableDataset):
 def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Iterator[_Buffered]:
     """Yield `samples` in random order from a buffer of at most `size`.
 
-    All samples of a pass are yielded before the next pass begins. Early samples of the next pass
-    wait in the buffer.
+    All samples of a pass are yielded before the next pass begins. Samples of the next pass that are
+    read early remain in the buffer.
     """
     waiting: list[_Buffered] = []
     later: list[_Buffered] = []

@@ -56,7 +56,7 @@ def read_or_substitute(
     """Return `read(index)`, or the result for the first valid substitute if the sample is bad.
 
     `read` raises BadSampleError for a bad sample. If a thousand candidates are bad too, the error
-    of `index` is raised.
+    for `index` is raised.
     """
     try:
         return read(index), None

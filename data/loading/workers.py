@@ -74,7 +74,7 @@ def _own(batch: Batch) -> Batch:
 def is_lost_worker(error: RuntimeError) -> bool:
     """Return whether `error` is torch's report of a killed worker.
 
-    torch's signal handler can raise this error at any point of the program.
+    torch's signal handler can raise this error at any point in the program.
     """
     return str(error).startswith("DataLoader worker")
 

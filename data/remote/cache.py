@@ -1,4 +1,4 @@
-"""A cache folder of bounded size that all processes of a machine share.
+"""A cache folder of bounded size that all processes on a machine share.
 
 Each file is created once, by the first process that needs it. The least recently used files are
 evicted when space is needed. The caller defines the files and the functions that create them. A
@@ -62,7 +62,7 @@ class Cache:
         return _size(self.path(name))
 
     def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
-        """Return a descriptor of the file `name`. If it does not exist, `fill` writes it first.
+        """Return a file descriptor of `name`. If it does not exist, `fill` writes it first.
 
         size: the expected size in bytes, for which space is reserved before the file is written, or
         None for a small file. Raises the errors of `fill`, and OSError with a fix if the disk is
@@ -97,8 +97,8 @@ class Cache:
         self.path(name).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Evict files down to the limit after small files were added, for which no space was
-        reserved.
+        """Evict files until the size limit is met again. Call this after adding small files, for
+        which no space is reserved.
         """
         with self._locked():
             self._evict(self.max_bytes)
@@ -204,7 +204,7 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder, so that only one process of the machine counts and evicts files."""
+        """Lock the folder, so that only one process on the machine counts and evicts files."""
         # Open the file for reading, because it may belong to another user.
         with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -221,8 +221,8 @@ def _open_or_create(path: str, flags: int) -> int:
 def _touch(file: Path | int) -> None:
     """Update the modification time, which marks a file as in use, if the file exists.
 
-    In a shared folder, this fails for files of other users; only processes of the owner update
-    them.
+    In a shared folder, this fails for files that belong to other users; only processes of the owner
+    can update them.
     """
     with suppress(FileNotFoundError, PermissionError):
         os.utime(file)

@@ -22,7 +22,8 @@ _RANGE = 1 << 23  # bytes per request, for backends that read by ranges
 _SILENCE_SECONDS = 60
 _PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
-# Exceptions of these packages are network errors, regardless of their type. Any others are bugs.
+# An exception that is not an OSError is a network error if it comes from one of these packages;
+# otherwise, it is a bug.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 _WRONG_TWICE = 2
 
@@ -30,8 +31,8 @@ _WRONG_TWICE = 2
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
     """Yield the content of the file at `url`, starting at byte `start`, in pieces.
 
-    Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
-    FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
+    Raises TransientError, with only the reason, for timeouts, status 5xx and broken connections;
+    FileNotFoundError and PermissionError, with the URL; and ValueError if the package for this kind
     of URL is missing.
     """
     with _explained(url), _open(url, start) as stream:
@@ -95,7 +96,7 @@ async def _check_redirect(session: Any, context: Any, request: Any) -> None:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Map the errors of each backend to transient and permanent ones."""
+    """Map the errors of each backend to transient and permanent errors."""
     try:
         yield
     except FileNotFoundError as error:

@@ -50,7 +50,7 @@ class ShardPrefetcher:
         self._start(self._shards_to_fetch(order, current[1], capacity))
 
     def stop(self) -> None:
-        """Stop starting downloads. Downloads in progress are completed."""
+        """Do not start any more downloads. Downloads in progress are completed."""
         self._queue.clear()
         self._current = None
 

@@ -19,7 +19,7 @@ UNFINISHED = "unfinished.json"
 
 
 def check_same(folder: Path, found: SourceInfo, expected: SourceInfo) -> None:
-    """Raise ValueError if `folder` contains shards of another source."""
+    """Raise ValueError if `folder` contains shards from a different source."""
     if found != expected:
         raise ValueError(
             f"{folder} contains {found}, not {expected}: choose another folder, or delete this one"
@@ -31,9 +31,9 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
     """Lock `folder` while shards of the source `about` are written to it.
 
     The folder is created if it is missing. Raises ValueError, and changes nothing, if the folder
-    contains anything else or is locked by another process. If the block raises ValueError, the
-    files that were written are deleted, because the input must change, so the run cannot be
-    resumed. A folder that was already finished keeps its shards.
+    contains files other than these shards or is locked by another process. If the block raises
+    ValueError, the files written so far are deleted: the input must be changed, so the run cannot
+    be resumed. A folder that was already finished keeps its shards.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose a folder for the shards")
@@ -69,9 +69,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Check the note against `about`. If the note is empty, it is new, and `about` is written to
-    it.
-    """
+    """Check the note against `about`. If it is empty or truncated, `about` is written to it."""
     held.seek(0)
     content = held.read()
     try:

@@ -27,8 +27,8 @@ class Duplicates:
     """Duplicates in one split.
 
     in_training: the number of samples that are also in the training split. other_class: the number
-    of those samples that have only other classes there. repeated: the number of samples that repeat
-    an earlier sample of the same split.
+    of those samples whose copies in the training split all have other classes. repeated: the number
+    of samples that repeat an earlier sample of the same split.
     """
 
     split: str
@@ -92,9 +92,7 @@ class HeldOut:
         self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
-        """Yield `samples`, in which samples that another split contains are replaced by
-        `Skipped`.
-        """
+        """Yield `samples`. Those that also occur in another split are replaced with `Skipped`."""
         for sample in samples:
             if isinstance(sample, Sample) and self._contains(sample.data):
                 self.dropped += 1

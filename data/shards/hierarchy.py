@@ -1,4 +1,4 @@
-"""The class hierarchy of a manifest, stored in the attribute `path` of each class.
+"""The class hierarchy of a manifest, stored in the `path` attribute of each class.
 
 A path contains the names of the nodes above a class, from the root down, joined by SEPARATOR. A
 node is identified by its name and the names above it. The heads build label trees from the paths.
@@ -12,7 +12,7 @@ from data.shards.manifest import ClassInfo, Manifest
 
 PATH = "path"
 SEPARATOR = " > "
-MAX_DEPTH = 100  # the depth of the nouns in WordNet is 19
+MAX_DEPTH = 100  # the maximum depth of nouns in WordNet is 19
 MAX_NAME = 1000  # characters
 
 ClassPath = tuple[str, ...]
@@ -50,8 +50,8 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
     """Return the names above each class [K], from the root down. The list is empty for a class
     without a path.
 
-    Raises ValueError, with the name of the class, if a path is too long or contains a name twice,
-    and ValueError if none of the classes has a path.
+    Raises ValueError, with the name of the class, if a path is too long or contains a name twice.
+    Also raises ValueError if none of the classes has a path.
     """
     found = [_path(folder, info) for info in manifest.classes]
     if not any(found):

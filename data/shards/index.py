@@ -1,9 +1,9 @@
 """The offset index next to a shard: the byte range of each sample, for a loader to `pread`.
 
-An index has 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
-memory-mapped, so all processes of a machine share it. The key is not stored here, because the tar
-header that precedes the bytes contains it. webdataset readers do not need the index, because the
-tar is self-contained.
+An index uses 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
+memory-mapped, so all processes on a machine share it. The keys are not stored here, because the tar
+header of each sample contains its key. webdataset readers do not need the index, because the tar is
+self-contained.
 """
 
 import json
@@ -150,8 +150,8 @@ def index_path(shard: Path) -> Path:
 def open_index(shard: Path) -> ShardIndex:
     """Map the index of `shard`.
 
-    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has another
-    format.
+    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has a
+    different format.
     """
     path = index_path(shard)
     if not path.is_file():
@@ -165,7 +165,7 @@ def open_index(shard: Path) -> ShardIndex:
 
 
 class OtherFormatError(ValueError):
-    """The index was written by another version of kway, or is another kind of file."""
+    """The index was written by a different version of kway, or the file is not an index."""
 
 
 def map_index(path: Path) -> ShardIndex:

@@ -1,7 +1,7 @@
 """`manifest.json`: the contents of a folder of shards.
 
-The manifest is written last, so a folder without it is unfinished. Data per sample is not stored
-here, but in the offset index of each shard (`data/shards/index.py`).
+The manifest is written last, so a folder without it is unfinished. Per-sample data is stored in the
+offset index of each shard (`data/shards/index.py`), not here.
 """
 
 import gc
@@ -75,7 +75,7 @@ class ShardInfo(_Record):
 
     @model_validator(mode="after")
     def _samples_fit(self) -> "ShardInfo":
-        # The number of samples limits the size of the index, so it must itself be limited.
+        # The number of samples determines the maximum size of the index, so it must be bounded too.
         if self.samples * _MIN_BYTES_PER_SAMPLE > self.bytes:
             raise ValueError(f"{self.samples} samples do not fit in {self.bytes} bytes")
         return self
@@ -139,7 +139,7 @@ class Manifest(_Record):
         """Return the shards of `split`. Raises ValueError, with the existing splits, if the split
         does not exist.
 
-        key: the recipe key that was set to `split`, for the error message.
+        key: the recipe key whose value is `split`, for the error message.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
         if not shards and key is not None:
@@ -161,7 +161,7 @@ class Manifest(_Record):
         """Read `folder/manifest.json` and check that every shard exists and has its full size.
 
         Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the manifest
-        or a shard is missing; ValueError for damaged JSON, a newer format or a shard of another
+        or a shard is missing; ValueError for damaged JSON, a newer format or a shard of the wrong
         size; and RetriesExhaustedError if the folder or the URL cannot be read.
         """
         manifest = cls.read(folder, cache)

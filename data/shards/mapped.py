@@ -1,7 +1,7 @@
 """Maps the bytes of a file to an array that all processes share, without keeping the file open.
 
 Python's `mmap`, like numpy's, keeps one file descriptor per mapping, but a split may have more
-shards than the number of files that a process may open.
+shards than the per-process limit on open files.
 """
 
 import ctypes

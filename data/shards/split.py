@@ -136,7 +136,7 @@ class Split:
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
         """Yield (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
 
-        The index entries are looked up in one batch, because the look-up dominates for small
+        The index entries are looked up in one batch, because the lookup dominates for small
         samples.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):

@@ -92,14 +92,14 @@ def write_shards(
 
     ignored: files that the source does not read, which `skipped.jsonl` lists with the bad samples.
     workers: number of processes; None selects one per core if there is enough work.
-    drop_duplicates: whether to remove samples from training that are byte-identical to a sample of
+    drop_duplicates: whether to remove training samples that are byte-identical to a sample in
     another split; the other splits are then written first. report: a callback that is called as
     `report(done, total)` with sample counts.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
-    changes nothing, if the folder contains anything else. A bad sample also raises ValueError, and
-    the unfinished shards are removed. A full disk raises OSError; the same call resumes once there
-    is space.
+    changes nothing, if the folder contains files other than these shards. A bad sample also raises
+    ValueError, and the unfinished shards are removed. A full disk raises OSError; the same call
+    resumes once there is space.
     """
     if samples_per_shard < 1:
         raise ValueError(f"samples_per_shard is {samples_per_shard}: it must be at least 1")

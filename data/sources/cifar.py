@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 in their published binary versions, archived or unpacked.
 
-A record consists of one label byte (for CIFAR-100 two: the coarse and the fine label) and 3,072
+A record consists of one label byte (two for CIFAR-100: the coarse and the fine label) and 3,072
 bytes of pixels: the red, green and blue planes (Krizhevsky 2009). The Python and MATLAB versions
 are not supported.
 """

@@ -53,7 +53,7 @@ class FirstPassSource(CommandSource):
         return {in_shards[split]: folder.tasks(split) for split in self._selection.splits}
 
     def notes(self) -> list[str]:
-        """Return one line for each thing that was skipped, found or renamed.
+        """Return one line for each item that was skipped, found or renamed.
 
         Call this after the first pass.
         """

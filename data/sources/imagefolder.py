@@ -155,9 +155,7 @@ class ImageFolder(PackedImages, CommandSource):
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Return one line for each reason for which files are skipped and for each choice that was
-        made.
-        """
+        """Return one line for each reason why files are skipped, and one for each choice made."""
         notes = by_reason(self.skipped())
         if (in_taxonomy := self._in_taxonomy) is not None:
             notes += in_taxonomy.notes()
@@ -207,7 +205,7 @@ def _path(above: tuple[str, ...]) -> dict[str, str]:
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
     """Assign each file to a split by a hash of its path.
 
-    The image of each class with the largest hash is always in the training split.
+    In each class, the image with the largest hash is always in the training split.
     """
     hashes = [
         int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])

@@ -139,7 +139,7 @@ class ImageNet(PackedImages, CommandSource):
         return self.folder
 
     def notes(self) -> list[str]:
-        """Return one line for each thing that is missing or skipped but not an error."""
+        """Return one line for each item that is missing or skipped without an error."""
         notes = []
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():

@@ -1,4 +1,4 @@
-"""The interfaces between sources and the shard writer and `kway shard`, and parallel rendering.
+"""The source interfaces used by the shard writer and `kway shard`, and parallel rendering.
 
 A source is pickled once per worker process, so its state must be small, and files are opened when
 needed.
@@ -114,7 +114,7 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def notes(self) -> list[str]:
-        """Return one line for each thing that is missing, skipped or chosen but not an error."""
+        """Return one line for each item that is missing, skipped or chosen without an error."""
         return []
 
     def skipped(self) -> list[Skipped]:
@@ -145,7 +145,7 @@ def rendered(
 ) -> Iterator[Iterator[Sample | Skipped]]:
     """Yield the samples of `tasks` in order. `workers` processes render them.
 
-    workers: 0 and 1 select this process.
+    workers: the number of processes. With 0 or 1, this process renders the samples.
     """
     if workers < 2:
         yield map(source.render, tasks)

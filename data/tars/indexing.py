@@ -67,7 +67,7 @@ def index_shards(
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
     and for samples without an image or text or without a label. With `skip_bad`, the manifest
-    records the shards that have missing samples, and `skipped.jsonl` lists every problem.
+    records the shards with missing samples, and `skipped.jsonl` lists every problem.
     """
     if out is None or out.resolve() == folder.resolve():
         out = folder
@@ -278,7 +278,7 @@ def _notes(
 def _changed(before: Manifest | None, now: Manifest) -> list[str]:
     """Return a note that lists the tars that have changed since the previous index was written.
 
-    Without this note, the change would not be noticed, because a new index accepts any content.
+    Without this note, the change would go undetected, because a new index accepts any content.
     """
     old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
     changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]

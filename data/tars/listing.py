@@ -122,7 +122,7 @@ class ExpectedSamples:
 
     @classmethod
     def parse(cls, text: str) -> "ExpectedSamples":
-        """Parse a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
+        """Parse a whole number, or the path of a JSON file of counts: {"train-000.tar": 1000}.
 
         Raises ValueError for any other text, and FileNotFoundError for a missing file.
         """
@@ -164,8 +164,7 @@ class ExpectedSamples:
         return sum(self.of_tar[name] for name in names)
 
     def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """Return the tars whose number of samples differs or, for a total that differs,
-        `folder`.
+        """Return the tars whose sample counts are not as expected, or `folder` if the total is not.
 
         tars: the number of samples found in each tar.
         """

@@ -36,8 +36,8 @@ def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
 
 
 def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
-    """Return vectors, float32 [K, D], that are computed from the words of names, groups, subgroups
-    and bases.
+    """Return vectors, float32 [K, D], computed from the words in names, groups, subgroups and
+    bases.
     """
     return name_vectors([_words(one) for one in labels])
 

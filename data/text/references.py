@@ -84,7 +84,9 @@ class RecordReader(Protocol):
 def read_spans(
     reader: RecordReader, folder: Path, workers: int | None, report: Report
 ) -> list[Path]:
-    """Read every span into `folder`, except spans that are already there. `report` counts bytes."""
+    """Read every span into `folder`, except spans whose result already exists. `report` counts
+    bytes.
+    """
     spans = reader.spans()
     paths = [folder / f"span-{number:08d}.json" for number in range(len(spans))]
     jobs = [

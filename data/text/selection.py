@@ -2,8 +2,8 @@
 disk.
 
 References are partitioned by hash into parts that fit in memory, so memory use does not grow with
-their number. Texts with equal 128-bit hashes are considered equal: the probability of a collision
-among 5e9 different texts is 4e-20.
+their number. Texts with equal 128-bit hashes are considered identical: the probability of a
+collision among 5e9 different texts is 4e-20.
 """
 
 import json
@@ -62,9 +62,9 @@ class SelectionRules:
     """Rules that turn references into tasks.
 
     choose: a function from the (samples, training samples) of each label to the labels that become
-    classes, in order. test_fraction: the fraction of the texts without a given split that is held
-    out, chosen by a hash so that equal texts share a split. drop_across: whether to remove texts
-    from "train" that also occur in another split.
+    classes, in order. test_fraction: the fraction of texts to hold out among those whose split is
+    None, chosen by a hash so that identical texts share a split. drop_across: whether to remove
+    training texts that also occur in another split.
     """
 
     choose: Callable[[Counter[str], Counter[str]], list[str]]
@@ -190,7 +190,7 @@ def _partition(
     splits: Sequence[str],
     rules: SelectionRules,
 ) -> list[Path]:
-    """Partition references by hash, so that equal texts are in the same part."""
+    """Partition references by hash, so that identical texts are in the same part."""
     total = sum(path.with_suffix(".bin").stat().st_size for path in paths) // REFERENCE.itemsize
     num_parts = max(1, -(-total // PART_ROWS))
     parts = [folder / f"part-{number:06d}" for number in range(num_parts)]

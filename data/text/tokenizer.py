@@ -20,8 +20,8 @@ from data.messages import one_line
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _MAX_BYTES = 200 * 2**20
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# For these classes, transformers uses tokenizer.json unchanged. For others, it rebuilds parts of
-# it.
+# For these classes, transformers uses tokenizer.json unchanged. For other classes, it rebuilds
+# parts of the tokenizer.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _HUB = "hub:"
 _REMEDY = f"use another folder or {_HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
@@ -174,8 +174,8 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 def _of_files(folder: Path) -> _Opened | None:
     """Load a tokenizer without transformers, whose import takes seconds.
 
-    Returns None if transformers is needed. A model's config.json may name another tokenizer class,
-    so transformers loads folders that contain one.
+    Returns None if transformers is needed. A model's config.json may name a different tokenizer
+    class, so transformers loads folders that contain one.
     """
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())

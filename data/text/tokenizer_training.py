@@ -28,7 +28,7 @@ from data.tars.samples import Problems
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
 
-# The default of BERT in transformers. Recipes and bundles set their own value.
+# The default for BERT in transformers. Recipes and bundles set their own value.
 _MAX_LENGTH = 512
 _HELD_OUT_SHARE, _MAX_HELD_OUT = 20, 10_000
 _EXAMPLES, _EXAMPLE_CHARS = 8, 60
@@ -75,9 +75,9 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a WordPiece tokenizer on text shards and write it atomically to `out`.
 
-    shards: a path or URL. One text in 20, but at most 10,000 in total, is held out for evaluation.
-    max_texts: the maximum number of training texts, which are chosen by a fixed permutation. The
-    same shards and options produce identical bytes. Unreadable samples are skipped.
+    shards: a path or URL. One in every 20 texts is held out for evaluation, up to 10,000 texts in
+    total. max_texts: the maximum number of training texts, which are chosen by a fixed permutation.
+    The same shards and options produce identical bytes. Unreadable samples are skipped.
 
     Before samples are read, raises ValueError for image shards, for too few texts or if `out`
     exists, and OSError if `out` cannot be written. Also raises the errors of `train_wordpiece`.

@@ -1,4 +1,4 @@
-"""A real HTTP server for a folder that can fail, truncate its responses, or redirect."""
+"""A real HTTP server that serves a folder and can fail, truncate its responses, or redirect."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ class FileServer:
     folder: Path
     url: str = ""
     requests: Counter[str] = field(default_factory=Counter)
-    # Per file: the failures of the next requests, in order. A status, "cut" or "hang up".
+    # Per file: the failures of the next requests, in order: each is a status, "cut" or "hang up".
     failures: dict[str, list[int | str]] = field(default_factory=dict)
     redirect: str | None = None
     ranges: bool = False  # whether range requests are supported

@@ -44,7 +44,7 @@ def write_tar(
 
 
 def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
-    """Return the members of `count` samples with the label number % classes."""
+    """Return the members of `count` samples, each labeled with its number modulo `classes`."""
     members = []
     for number in range(first, first + count):
         members.append((f"{number:05d}.png", png(number)))

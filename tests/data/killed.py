@@ -19,8 +19,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def check_killed_and_resumed(
     source: Source, folder: Path, *, samples_per_shard: int, workers: int
 ) -> None:
-    """Check that a writer killed in its second shard and resumed writes the same bytes as one that
-    is not interrupted.
+    """Check that a writer that is killed in its second shard and resumed writes the same bytes as
+    an uninterrupted writer.
 
     The first shard is not written again, and no worker outlives its killed parent.
     """

@@ -229,7 +229,7 @@ def test_crop_area_and_pad_are_mutually_exclusive() -> None:
 
 
 class Returning(CustomAugmentation):
-    """An augmentation that returns the image flipped, or another array."""
+    """An augmentation that returns the flipped image, or another array."""
 
     result: Any = None
 

@@ -122,7 +122,7 @@ MOVES = {
 @pytest.mark.parametrize("amount", [-0.4, -0.1, 0.0, 0.05, 0.45])
 @pytest.mark.parametrize("name", MOVES)
 def test_affine_maps_match_pillow(name: str, amount: float, mode: str) -> None:
-    """Exclude two pixels along the edges: OpenCV blends them with the fill, Pillow does not."""
+    """Exclude two pixels along the edges: OpenCV blends them with the fill, but Pillow does not."""
     ours, pillow = MOVES[name]
     given, fill = image(mode), FILL[mode]
     moved = ours(np.asarray(given), fill, amount)

@@ -1,4 +1,4 @@
-"""Equal samples: counted from the indices, and dropped from training on request."""
+"""Duplicate samples are counted from the indices, and dropped from training on request."""
 
 import zlib
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Words:
         return Skipped(key, "bad") if data == b"bad" else Sample(key, data, "bin", label)
 
 
-# Of 12 training samples, two are equal, and three are also in test or validation.
+# Of 12 training samples, two are identical, and three are also in test or validation.
 TRAIN = (*((f"word {i}".encode(), i % 3) for i in range(11)), (b"word 4", 1))
 TEST = ((b"new", 0), (b"word 2", 2), (b"word 7", 0), (b"new", 0))
 VALIDATION = ((b"word 9", 0), (b"newer", 1))

@@ -212,7 +212,7 @@ def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path
     (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
     (tmp_path / "in" / "b" / "bad.png").write_bytes(b"this is text")
     command = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out")
-    for _ in range(2):  # the second finds the shards complete
+    for _ in range(2):  # the second run finds complete shards
         done = CliRunner().invoke(app, [*map(str, command), "--skip-bad", "--test-fraction=0"])
         assert done.exit_code == 0, done.output
         assert str(tmp_path / "out" / SKIPPED) in done.stderr

@@ -145,7 +145,7 @@ def test_a_flat_validation_folder_without_devkit_raises_an_error_that_names_the_
 
 
 def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
-    """ImageNet contains about twenty files of the first kind and one of the second."""
+    """ImageNet contains about twenty CMYK JPEGs, and one PNG whose name ends in .JPEG."""
     colors = np.zeros((40, 60, 3), np.uint8)
     colors[:, :30], colors[:, 30:] = (200, 30, 40), (20, 160, 220)
     odd = {}

@@ -77,7 +77,7 @@ def test_shares_cover_a_batch_once_and_differ_by_at_most_one(count: int, world_s
 def test_resuming_on_any_world_size_reads_each_sample_of_an_epoch_once(
     n: int, batch: int, steps: list[tuple[int, int]], seed: int
 ) -> None:
-    """Run `count` steps on `world_size` ranks, resume on another world size, and repeat."""
+    """Run `count` steps on `world_size` ranks, resume on a different world size, and repeat."""
     order, samples, seen = Order(seed, [n]), 0, []
     for world_size, count in [*steps, (1, -(-n // batch))]:
         for _ in range(count):

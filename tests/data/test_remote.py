@@ -249,7 +249,7 @@ def test_the_least_recently_used_shard_is_evicted_first(
         two = sized_for(cache, split, 2)
         split.read(0)
         split.read(first.samples)
-        os.utime(cache.folder / names[0], (2e9, 2e9))  # used again, after the second
+        os.utime(cache.folder / names[0], (2e9, 2e9))  # used again after the second shard
     with open_split(server.url, "train", cache=two) as split:
         split.read(first.samples + second.samples)
     assert {path.name for path in cached_shards(cache)} == {names[0], names[2]}

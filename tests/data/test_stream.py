@@ -334,7 +334,7 @@ def test_a_tar_without_samples_does_not_stop_readers_of_other_tars(
     write_tar(tmp_path / "b.tar", [*images(0, 2), ("3.png", b"x"), ("3.cls", b"0")])
     loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, workers=2)
     assert len(set(numbers(take(loader, 20)))) == 2
-    # Each of the two workers has read both.
+    # Each of the two workers has read both tars.
     lines = sorted(record.getMessage().partition(f"{tmp_path}/")[2] for record in caplog.records)
     assert [line.partition(":")[0] for line in lines] == ["a.tar", "b.tar"]
 

@@ -150,7 +150,7 @@ def test_texts_are_padded_to_a_multiple_of_eight() -> None:
     assert padded["input_ids"].shape == (3, 16)
     assert padded["input_ids"][0].tolist() == [5, 6] + 14 * [99]
     assert padded["attention_mask"].sum(1).tolist() == [2, 0, 9]
-    # The positions of the model end at max_length.
+    # The model has only max_length positions.
     assert pad_tokens([[1] * 17], pad_id=0, max_length=20)["input_ids"].shape == (1, 20)
 
 
@@ -169,7 +169,7 @@ def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs
 
 
 def test_a_window_is_at_most_an_epoch_or_a_group_of_shards(texts: Path) -> None:
-    """Therefore at most two groups are read at a time, for any number of batches."""
+    """Therefore, at most two groups are read at a time, for any number of batches."""
     settings = config(texts, batches_by_length=1000)
     grouped = settings.model_copy(update={"shuffle_shards": 1})
     with open_split(texts / "shards", "train") as split:

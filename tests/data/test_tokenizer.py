@@ -1,4 +1,4 @@
-"""Tokenizers: training is deterministic, and opened tokenizers give the IDs of AutoTokenizer."""
+"""Tokenizers: training is deterministic, and opened tokenizers match AutoTokenizer."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ def test_a_saved_tokenizer_is_the_same_in_either_library(folder: Path, tmp_path:
 
 
 def test_a_folder_written_by_kway_opens_without_transformers(folder: Path) -> None:
-    """Importing it takes seconds in each worker process."""
+    """Importing transformers would take seconds in each worker process."""
     code = (
         "import sys; from data.text.tokenizer import open_tokenizer;"
         f"print(open_tokenizer({str(folder)!r}, max_length=6).encode(['arrow']));"
@@ -179,7 +179,7 @@ assert list(loader) == wanted
 def test_forked_workers_encode_silently_after_the_parent_used_threads(
     names: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of the library do not survive a fork. With this setting it would wait for them."""
+    """The library's threads do not survive a fork. With this setting, a child would hang."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     out = tmp_path / "out"
     ran = subprocess.run(
@@ -280,7 +280,7 @@ def test_an_oversized_file_raises_before_it_is_read(copy: Path) -> None:
 
 
 def test_the_same_shards_give_the_same_bytes(names: Path, tmp_path: Path) -> None:
-    """The library alone is not deterministic: it numbers characters in hash table order."""
+    """The library alone is not deterministic: it numbers characters in hash-table order."""
     for name in ("a", "b"):
         small_tokenizer(names, tmp_path / name, max_texts=300, alphabet=150)
     assert files(tmp_path / "a") == files(tmp_path / "b")

@@ -145,7 +145,7 @@ def test_duplicates_are_dropped_by_text_and_label_and_counted(tmp_path: Path) ->
     source, samples = write(tmp_path, file, test_fraction=0)
     assert sorted(labeled(samples)) == sorted(s[2:] for s in samples)
     assert labeled(samples) == {("@user hi", "🔥"), ("@user hi", "🎉"), ("other", "🎉")}
-    # The first one is used.
+    # The first of several duplicates is kept.
     assert ("train", "und/0-0", "@user hi", "🔥") in samples
     assert "duplicates dropped: 2" in source.notes()
     source, kept = write(tmp_path / "2", file, duplicates="keep", test_fraction=0)

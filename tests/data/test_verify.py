@@ -88,7 +88,7 @@ def test_a_header_with_a_wrong_size_is_found(copy: Path) -> None:
 def test_a_truncated_shard_is_reported_with_every_lost_sample(copy: Path) -> None:
     index = open_index(copy / FIRST)
     content = (copy / FIRST).read_bytes()
-    # In the middle of sample 6. The label of a sample precedes it.
+    # Truncate in the middle of sample 6, whose label precedes it.
     (copy / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
     lost = found(copy)
     assert kinds(lost) == {"truncated shard": 1, "bytes": 4, "tar header": 6}

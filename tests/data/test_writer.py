@@ -34,7 +34,7 @@ SHA256 = {
 
 
 class Numbers:
-    """A source of any size: texts of the first `train` numbers, and of three more for testing."""
+    """A source of any size: the first `train` numbers as texts, and three more for testing."""
 
     modality = "text"
 
@@ -211,7 +211,7 @@ def test_a_folder_with_other_files_raises(images: Path, tmp_path: Path) -> None:
 
 
 class Fatal(Numbers):
-    """A source whose process is killed at number 70, as when the system runs out of memory."""
+    """A source whose process is killed at number 70, as if the system had run out of memory."""
 
     def render(self, task: int) -> Sample:
         if task == 70:

@@ -84,12 +84,12 @@ class _Directory(NamedTuple):
 def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
     """List the images in class folders, which are in `folder` itself or in its split folders.
 
-    nested: whether the class of an image is the folder that contains it, at any depth, or the
-    topmost folder. If several folders have the same name, their paths are used instead.
+    nested: whether the class of an image is the folder that contains it, at any depth, instead of
+    the topmost folder. If several folders have the same name, their paths are used instead.
 
-    Raises ValueError for class folders that look like splits, for two folders of the same split,
-    for a split without images, for a class name that is not UTF-8 and, if `nested` is None, for a
-    class folder with two or more subfolders of images, which is ambiguous.
+    Raises ValueError for class folders that look like splits, for two folders that represent the
+    same split, for a split without images, for a class name that is not UTF-8 and, if `nested` is
+    None, for a class folder with two or more subfolders of images, which is ambiguous.
     """
     listing = Listing()
     splits = _split_folders(folder)

@@ -22,7 +22,7 @@ _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _FIELDS = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children")
 _NUM_IMAGES = "num_train_images"
-# Exceptions that scipy raises for a damaged file or another version.
+# Exceptions that scipy raises for a damaged file or a different version of the file.
 _DAMAGE = (
     MatReadError,
     ValueError,
