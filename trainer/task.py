@@ -1,4 +1,4 @@
-"""A task is a backbone plus a head, with the strategy, the gradients of a step and the update."""
+"""A task: a backbone and a head, with a strategy, gradient computation and weight updates."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,7 +36,7 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """A backbone that computes features and a head that computes the loss, with the gradients of
+    """A backbone that computes features and a head that computes the loss. Gradients are those of
     the mean loss over the global batch.
 
     A new task can only evaluate. Call `start_training` to create the strategy and the optimizers.
@@ -103,8 +103,8 @@ class Task(nn.Module):
     # ---- the gradients of a step ----
 
     def backward(self, batch: Batch, *, step: int) -> Tensor:
-        """Compute the gradients of the mean loss over the global batch, times `loss_scale`;
-        returns the unscaled loss (collective).
+        """Compute the gradients of the mean loss over the global batch, multiplied by `loss_scale`,
+        and return the unscaled loss (collective).
 
         Raises FloatingPointError on every rank, and leaves no gradients, if the loss is NaN.
         """
@@ -226,7 +226,7 @@ class Task(nn.Module):
     # ---- the update ----
 
     def clip_gradients(self, max_norm: float | None) -> float:
-        """Divide all gradients by the loss scale and clip their global norm to `max_norm`; returns
+        """Divide all gradients by the loss scale, clip their global norm to `max_norm`, and return
         the norm before clipping (collective).
 
         The norm covers the whole model: each weight of the backbone and the head counts once.
