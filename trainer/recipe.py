@@ -61,9 +61,9 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe from a YAML file and apply `key=value` overrides in order.
 
-    If the file has a `base` key, it is merged over the file at that path, which is relative to the
-    recipe. Import paths in the file and in the overrides are imported. For a recipe stored by a
-    run, only import paths in `allow_imports` and in the overrides are imported.
+    The file is merged over the recipe at the path in its `base` key, which is relative to the file.
+    Import paths in the file and in the overrides are imported. For a recipe stored by a run, only
+    import paths in `allow_imports` and in the overrides are imported.
 
     Raises FileNotFoundError if the file is missing, and ValueError, with the key's path and the
     closest known name, if the recipe is not valid.

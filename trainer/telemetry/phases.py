@@ -1,4 +1,4 @@
-"""The time of a step by phase, in seconds, measured on the device that runs the step.
+"""The time per phase of a step, in seconds, measured on the device that runs the step.
 
 The time of a nested phase is not added to the outer phase, so that no time is counted twice.
 Evaluations and checkpoints are exceptions: they include the phases inside them, because they are
@@ -85,7 +85,7 @@ class Phases:
 
 class _Timeline(Protocol):
     def switch(self, name: Phase | None) -> None:
-        """Add the time from now on to the phase `name`."""
+        """Start adding time to the phase `name`."""
 
     def take(self) -> dict[Phase, float]: ...
 
