@@ -178,7 +178,7 @@ def _one_line_error(error: ValidationError, origin: str, root: type, key: str = 
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Return the resolved recipe as YAML, from which `load_recipe` loads an equal recipe."""
+    """Return the resolved recipe as YAML. Loading it with `load_recipe` returns an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 

@@ -163,8 +163,9 @@ class Task(nn.Module):
         Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
         the head once, then run the backbone's forward and backward passes part by part with the
         gradients of the features. By the chain rule, the gradient of each weight is the sum of its
-        gradients over the parts, so the result matches that of one large batch. The memory required
-        is that of one part plus the features; the cost is a second forward pass.
+        gradients over the parts, so the result matches that of one large batch. Gradient caching
+        requires only the memory for one part and the features, at the cost of a second forward
+        pass.
         """
         device = self.world.device
         states, outputs = [], []

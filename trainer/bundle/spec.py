@@ -85,7 +85,7 @@ class RecallSpec(Spec):
 
 
 class TextSpec(Spec):
-    """How texts are tokenized. The tokenizer itself is in a separate folder of the bundle."""
+    """The tokenization of texts. The tokenizer itself is in a separate folder of the bundle."""
 
     max_length: int = Field(
         gt=0, description="maximum number of tokens per text, including special tokens"

@@ -36,7 +36,7 @@ class Phases:
     """`with phases("forward"): …` measures the time inside the block; `take` returns and resets the
     sums.
 
-    On CUDA, the times are those of the stream, including waits for the host. They are measured with
+    On CUDA, times are measured on the stream and include waits for the host. The measurements use
     CUDA events that are read later, so that a step does not synchronize with the device. On CPUs,
     they are host times.
     """
