@@ -30,7 +30,7 @@ from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the recipe given on the command line; returns the exit code."""
+    """Train the recipe given on the command line and return the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     if options.launcher is not None:
         die_with_parent(options.launcher)

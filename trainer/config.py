@@ -38,7 +38,7 @@ class BackboneOptions(FrozenConfig, ABC):
 
 
 class ImportedBackbone(BackboneOptions):
-    """A backbone created by a class or function of the user.
+    """A backbone created by a user-defined class or function.
 
     `kind` is its import path; the other keys are its arguments. `trainer/imports.py` creates these
     configs after it has imported the object and checked the arguments.
@@ -62,8 +62,8 @@ class ImportedBackbone(BackboneOptions):
 
 
 class BackboneConfig(BackboneOptions):
-    """A transformers encoder, given by `name` (a hub ID or local folder) or `config` (the fields of
-    its configuration).
+    """A transformers encoder, specified by `name` (a hub ID or local folder) or `config` (the
+    fields of its configuration).
 
     `config` accepts `model_type` and any field of that type's transformers configuration:
     `{model_type: resnet}` is ResNet-50, and `{model_type: bert, vocab_size: 119547}` is
@@ -224,7 +224,7 @@ class TelemetryConfig(FrozenConfig):
 
 
 class Recipe(FrozenConfig):
-    """The settings of one run. `run` is the folder of its logs, checkpoints and resolved recipe."""
+    """The settings of a run. `run` is the folder for its logs, checkpoints and resolved recipe."""
 
     run: Path
     seed: int = Field(0, ge=0, lt=2**63)

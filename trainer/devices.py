@@ -1,8 +1,8 @@
 """Peak rates and memory of GPUs, for the MFU of a run and for `kway plan`.
 
-Rates are for dense matrices, from NVIDIA's data sheets for V100, T4, A10, A100, L4, L40S, H100,
-H200 (nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are for
-structured sparsity. Memory is the size that the driver reports, which is less than the nominal
+Rates are for dense matrices and come from NVIDIA's data sheets for V100, T4, A10, A100, L4, L40S,
+H100, H200 (nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are
+for structured sparsity. Memory is the size that the driver reports, which is less than the nominal
 size. This module does not import torch.
 """
 
@@ -23,8 +23,8 @@ class Device:
     """A GPU model. `names` are the names that torch reports.
 
     Memory is in bytes, bandwidths are in bytes per second, and peak rates are in operations per
-    second. The link bandwidth is that between two GPUs of the same machine in one direction, over
-    NVLink or, without NVLink, over PCIe.
+    second. The link bandwidth is the one-way bandwidth between two GPUs in the same machine, over
+    NVLink if available and otherwise over PCIe.
     """
 
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ def _device(
 
 # Devices by the name that a user passes. MIG instances have other names and are not in the table.
 DEVICES: dict[str, Device] = {
-    # torch's names, MiB, GB/s of the memory and of the link, TFLOPS of fp16, fp32 and TF32
+    # torch's names, MiB, memory and link bandwidths in GB/s, TFLOPS for fp16, fp32 and TF32
     "v100": _device(["Tesla V100-SXM2-16GB"], 16_144, 900, 150, 125, 15.7),
     "v100-32gb": _device(
         ["Tesla V100-SXM2-32GB", "Tesla V100-SXM3-32GB"], 32_480, 900, 150, 125, 15.7

@@ -1,5 +1,5 @@
-"""Loads a recipe: merges YAML over its `base`, applies overrides `a.b.c=value`, then validates it
-with the models of `config.py`.
+"""Loads a recipe: merges a YAML file over its `base`, applies overrides of the form `a.b.c=value`,
+and validates the result with the models in `config.py`.
 
 Mappings are merged recursively, but a mapping whose `kind` changes is replaced. Environment
 variables are not read.
@@ -61,12 +61,12 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe from a YAML file and apply `key=value` overrides in order.
 
-    The file is merged over the file that its key `base` names, a path relative to it. Import paths
-    in the file and in the overrides are imported. For a recipe stored by a run, only import paths
-    in `allow_imports` and in the overrides are imported.
+    The file is merged over the recipe at the path in its `base` key, which is relative to the file.
+    Import paths in the file and in the overrides are imported. For a recipe stored by a run, only
+    import paths in `allow_imports` and in the overrides are imported.
 
-    Raises FileNotFoundError if the file is missing, and ValueError, with the path of the key and
-    the closest known name, if the recipe is not valid.
+    Raises FileNotFoundError if the file is missing, and ValueError, with the key's path and the
+    closest known name, if the recipe is not valid.
     """
     tree = read_recipe(path)
     trusted = {} if _is_stored_by_run(path) else import_paths(tree)
@@ -143,7 +143,7 @@ def build_recipe(
     check_allowed(paths, allow_imports, origin)
     for key in paths:
         options = at_key(tree, key)
-        if isinstance(options, dict):  # otherwise already imported
+        if isinstance(options, dict):  # otherwise it is already imported
             tree = with_component(tree, key, make_component(options, key=key, origin=origin))
     try:
         return Recipe.model_validate(_with_default_kinds(tree, Recipe))
@@ -178,7 +178,7 @@ def _one_line_error(error: ValidationError, origin: str, root: type, key: str = 
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Return the resolved recipe as YAML, from which `load_recipe` loads an equal recipe."""
+    """Return the resolved recipe as YAML. Loading it with `load_recipe` returns an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 

@@ -26,14 +26,14 @@ class RunLength:
 
 
 class ScheduleKind(FrozenConfig, ABC):
-    """A linear warmup, then `after_warmup`."""
+    """A linear warmup followed by `after_warmup`."""
 
     kind: str
     warmup: Duration = Duration(steps=0)
 
     def rate_factor(self, step: int, length: RunLength) -> float:
-        """Return the factor that multiplies the peak learning rates at `step`, from 0 to num_steps
-        - 1.
+        """Return the factor that multiplies the peak learning rates at `step`, which ranges from 0
+        to num_steps - 1.
         """
         warmup = length.in_steps(self.warmup)
         if step < warmup:

@@ -1,4 +1,4 @@
-"""A task is a backbone plus a head, with the strategy, the gradients of a step and the update."""
+"""A task: a backbone and a head, with a strategy, gradient computation and weight updates."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,7 +36,7 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """A backbone that computes features and a head that computes the loss, with the gradients of
+    """A backbone that computes features and a head that computes the loss. Gradients are those of
     the mean loss over the global batch.
 
     A new task can only evaluate. Call `start_training` to create the strategy and the optimizers.
@@ -103,8 +103,8 @@ class Task(nn.Module):
     # ---- the gradients of a step ----
 
     def backward(self, batch: Batch, *, step: int) -> Tensor:
-        """Compute the gradients of the mean loss over the global batch, times `loss_scale`;
-        returns the unscaled loss (collective).
+        """Compute the gradients of the mean loss over the global batch, multiplied by `loss_scale`,
+        and return the unscaled loss (collective).
 
         Raises FloatingPointError on every rank, and leaves no gradients, if the loss is NaN.
         """
@@ -163,8 +163,9 @@ class Task(nn.Module):
         Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
         the head once, then run the backbone's forward and backward passes part by part with the
         gradients of the features. By the chain rule, the gradient of each weight is the sum of its
-        gradients over the parts, so the result matches that of one large batch. The memory required
-        is that of one part plus the features; the cost is a second forward pass.
+        gradients over the parts, so the result matches that of one large batch. Gradient caching
+        requires only the memory for one part and the features, at the cost of a second forward
+        pass.
         """
         device = self.world.device
         states, outputs = [], []
@@ -226,7 +227,7 @@ class Task(nn.Module):
     # ---- the update ----
 
     def clip_gradients(self, max_norm: float | None) -> float:
-        """Divide all gradients by the loss scale and clip their global norm to `max_norm`; returns
+        """Divide all gradients by the loss scale, clip their global norm to `max_norm`, and return
         the norm before clipping (collective).
 
         The norm covers the whole model: each weight of the backbone and the head counts once.

@@ -264,7 +264,7 @@ def _update(
     *,
     step: int,
 ) -> tuple[float, float]:
-    """Run one step at `factor` times the peak learning rates; returns the loss and the gradient
+    """Run one step at `factor` times the peak learning rates, and return the loss and the gradient
     norm (collective).
 
     If either is not finite, the weights do not change. An fp16 overflow lowers the loss scale. Any

@@ -60,7 +60,7 @@ class World:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """All ranks."""
+        """The process group of all ranks, or None if there is only one rank."""
         return dist.group.WORLD if self.size > 1 else None
 
     def barrier(self) -> None:
@@ -95,7 +95,7 @@ def open_world(
     shape = mesh_shape(class_group, size=size, local_size=local_size)
     chosen = _device(device, local_rank)
     # The number of threads affects the rounding of sums. Results are not bitwise identical after
-    # resuming with a different number.
+    # resuming with a different number of threads.
     threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)) // local_size))
     torch.set_num_threads(max(1, threads))
     if size == 1:
@@ -172,7 +172,7 @@ def is_lost_rank(error: BaseException) -> bool:
 def _is_connection_error(error: BaseException) -> bool:
     if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
         return True
-    # Connection errors of a data source are OSErrors and do not concern another rank.
+    # Connection errors of a data source are OSErrors, but do not mean that another rank exited.
     return isinstance(error, RuntimeError) and any(
         word in str(error) for word in _LOST_RANK_MESSAGES
     )

@@ -14,7 +14,9 @@ _SUBNET = "10.213"
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace with one address; `cable` is its end on the bridge."""
+    """A network namespace with one address. `cable` is the interface that connects it to the
+    bridge.
+    """
 
     name: str
     address: str
@@ -34,7 +36,7 @@ class Host:
 
 
 def why_unavailable() -> str | None:
-    """Return the reason why this machine does not support namespaces; None if it does."""
+    """Return the reason why this machine does not support namespaces, or None if it does."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"kw{uuid.uuid4().hex[:8]}"

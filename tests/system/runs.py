@@ -32,7 +32,7 @@ def losses(run_folder: Path) -> dict[int, float]:
 
 
 def last_step(run_folder: Path) -> int:
-    """Return the last logged step, even if the last line is incomplete; 0 before the first step."""
+    """Return the last logged step, or 0 if there is none. The last line may be incomplete."""
     path = run_folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -55,7 +55,7 @@ def final_tensors(run_folder: Path) -> dict[str, torch.Tensor]:
 
 
 def samples_by_step(run_folder: Path) -> dict[int, list[int]]:
-    """Return the sample ids of all ranks by step."""
+    """Return the sample IDs of all ranks by step."""
     steps: dict[int, list[int]] = {}
     for path in run_folder.glob("samples-rank*.jsonl"):
         lines = read_lines(path)
@@ -75,7 +75,7 @@ class Launched:
 
     @property
     def ranks(self) -> list[int]:
-        """Process ids in the order of the local ranks."""
+        """The process IDs in the order of the local ranks."""
         return children(self.process.pid)
 
     @property
@@ -160,7 +160,7 @@ def is_running(pid: int) -> bool:
 
 
 def left_after(pids: list[int], seconds: float) -> list[int]:
-    """Wait up to `seconds` for processes to exit; returns those that are still running."""
+    """Wait up to `seconds` for processes to exit, and return those that are still running."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -28,7 +28,7 @@ TAR, CHECKPOINT = "train-000000.tar", "/checkpoints/step-"
 
 @pytest.fixture
 def train(glyphs: Path, tmp_path: Path) -> Callable[..., int]:
-    """Train one step in this process, with changes to the recipe; returns the exit code."""
+    """Train one step in this process, with changes to the recipe, and return the exit code."""
 
     def run(**changes: Any) -> int:
         changes = {"train__duration": {"steps": 1}, **changes}

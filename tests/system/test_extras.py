@@ -50,7 +50,7 @@ class Environment:
 
 
 def closure(of: Distribution, extras: set[str]) -> dict[str, Distribution]:
-    """Return the distributions that `of` requires with `extras`, by name, without `of` itself."""
+    """Return the distributions that `of` requires with `extras`, by name, excluding `of` itself."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
 

@@ -1,4 +1,4 @@
-"""Rendezvous endpoints and ports that other programs use: errors are one line, and signals work."""
+"""Endpoints and ports in use by other programs: errors take one line, and signals still work."""
 
 import os
 import signal

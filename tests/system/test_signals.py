@@ -32,7 +32,7 @@ from trainer.process.signals import Preempted, StopSignals
         pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
         (signal.SIGUSR1, "a rank", 75),
         pytest.param(signal.SIGHUP, "launcher", 75, marks=pytest.mark.slow),
-        # As torchrun does, including loader processes.
+        # torchrun sends its signals to the whole group, which includes loader processes.
         pytest.param(signal.SIGTERM, "a rank's group", 75, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),

@@ -1,4 +1,4 @@
-"""Complete training runs: launchers give the same results, and input errors are one line."""
+"""Complete training runs: launchers give the same results, and input errors take one line."""
 
 import shutil
 import sys

@@ -24,8 +24,8 @@ LOST = ("died", "gloo", "Connection closed")
 
 
 def kill_and_resume(root: Path, world_size: int, *, seed: int, count: int) -> list[int]:
-    """Resume from the newest checkpoint, save repeatedly and kill a rank, `count` times. The newest
-    committed checkpoint must be complete after each kill.
+    """Repeat `count` times: resume from the newest checkpoint, save repeatedly and kill a rank. The
+    newest committed checkpoint must be complete after each kill.
 
     Returns the newest step after each kill. Raises AssertionError if the checkpoint is not
     complete, or is older than one that was reported as committed.

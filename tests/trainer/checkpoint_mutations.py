@@ -226,8 +226,8 @@ MUTATIONS: list[Mutation] = [
 
 
 def damage_and_resume(root: Path, work: Path, *, seed: int, count: int) -> Counter[str]:
-    """Damage `count` copies of `root`, which contains the checkpoints `OLDER` and `NEWER`, with one
-    mutation after another. Each resume must load the older checkpoint and report the newer one.
+    """Damage `count` copies of `root`, which contains the checkpoints `OLDER` and `NEWER`, applying
+    the mutations in turn. Each resume must load the older checkpoint and report the newer one.
 
     Returns the number of rejections per mutation. Raises AssertionError for any other outcome.
     """

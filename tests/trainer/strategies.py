@@ -16,7 +16,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fsdp", "reshard_after_forward": False},
     *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
 ]
-# Frozen batch norm, because the rows of a micro-batch depend on the number of ranks.
+# Freeze batch norm, because the rows of a micro-batch depend on the number of ranks.
 IN_PARTS = {"train__micro_batches": 2, "backbone__batch_norm": "frozen"}
 Trained = tuple[list[float], dict[str, np.ndarray]]
 
@@ -103,7 +103,8 @@ def resumed_with_the_same(shards: Path, root: Path, strategies: list[int]) -> di
 
 
 ADAMW_EMA = {
-    # A large eps: the gradient of the tree root is only rounding errors, which Adam would amplify.
+    # Use a large eps, because the gradient of the tree root consists only of rounding errors, which
+    # Adam would amplify.
     "optimizer": {"kind": "adamw", "lr": 0.01, "eps": 1e-3},
     "head__weights__kind": "vtree",
     "train__ema": {"decay": 0.5},

@@ -1,4 +1,4 @@
-"""Batch norm over several ranks matches batch norm on one process with the full batch."""
+"""Batch norm over several ranks matches batch norm in one process with the full batch."""
 
 import numpy as np
 import pytest

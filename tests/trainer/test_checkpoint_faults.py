@@ -1,4 +1,4 @@
-"""Checkpoints under faults: a full disk, a killed process, files with malicious code."""
+"""Checkpoints under faults: a full disk, a killed process, and files with malicious code."""
 
 import errno
 import json

@@ -228,7 +228,7 @@ def test_a_rejected_checkpoint_of_the_same_step_is_replaced(tmp_path):
 
 
 def test_the_replaced_copy_of_a_step_is_valid_and_gets_its_name_back(tmp_path):
-    """The folder is in the state after a kill between the two renames."""
+    """The folder is in the state that a kill between the two renames leaves."""
     save_checkpoint(tmp_path, weight(1), {"step": 7}, rank_world(), keep=1)
     folder = tmp_path / "step-00000007"
     folder.rename(tmp_path / "step-00000007.replaced")

@@ -65,7 +65,8 @@ def naive(shards: Path, weights: str):
 
 @pytest.mark.parametrize(("world_size", "weights"), [(1, "dense"), (2, "vtree"), (4, "utree")])
 def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
-    from sklearn.metrics import average_precision_score  # here: every rank imports this module
+    # Import this here, because every rank imports this module.
+    from sklearn.metrics import average_precision_score
 
     logits, labels = naive(glyphs, weights)
     order = np.argsort(-logits, axis=1, kind="stable")

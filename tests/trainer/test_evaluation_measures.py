@@ -1,4 +1,4 @@
-"""Evaluation measures match a brute-force float64 computation and are the same on every mesh."""
+"""Evaluation metrics match a brute-force float64 computation and are the same on every mesh."""
 
 from collections import Counter
 
@@ -16,7 +16,8 @@ from trainer.evaluation.features import SplitRows
 
 NUM_CLASSES, DIM = 13, 6
 CONFIG = EvalConfig(topk=(1, 3), recalls=(0.5, 0.9))
-# Data x class ranks, with the rows of each group: uneven, and none for one of four groups.
+# Data x class ranks and the number of rows per group. The numbers are uneven, and one of the four
+# groups has no rows.
 MESHES = {(1, 4): [23], (2, 2): [20, 3], (4, 1): [11, 0, 4, 8]}
 WEIGHTINGS = {"dense": 0, "vtree": 256}  # with their `memory_mib`
 
@@ -91,7 +92,8 @@ def logits(features, weighting="dense"):
 @pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
 @pytest.mark.parametrize("weighting", ["dense", "vtree"])
 def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
-    from sklearn.metrics import average_precision_score  # here: every rank imports this module
+    # Import this here, because every rank imports this module.
+    from sklearn.metrics import average_precision_score
 
     features, labels, vectors = problem(40)
     scores, labels = logits(features[:, 0], weighting), labels.numpy()
@@ -171,14 +173,14 @@ def test_every_mesh_has_the_same_measures_as_one_process(mesh, weighting, four_r
     for rank in four_ranks:
         metrics, found = rank[mesh, weighting]
         assert metrics == {**expected, "sa": metrics["sa"]}
-        # A sum of floating-point similarities, which depends on the order.
+        # This is a sum of floating-point similarities, which depends on the order of summation.
         assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
         for name, array in arrays.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def few_classes(class_ranks) -> list[float]:
-    """Return the measures of two rows and three classes, so that one of four ranks has no class."""
+    """Return the metrics of two rows and three classes, so that one of four ranks has no class."""
     world = rank_world(class_ranks)
     head = ClassHead(DIM, 3, CrossEntropy(), mesh=world.mesh, seed=1, init_std=0.5)
     features = torch.eye(DIM)[:2, None]
@@ -200,7 +202,7 @@ def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measure
 
 
 def marginals_by_definition(scores_NVK: np.ndarray, k: int, temperature: float) -> np.ndarray:
-    """Return the probability that a k-tuple contains the class [N, K], averaged over the views."""
+    """Return the probability [N, K] that a k-tuple contains each class, averaged over the views."""
     tuples = torch.combinations(torch.arange(scores_NVK.shape[2]), k)
     sums = torch.from_numpy(scores_NVK)[..., tuples].sum(-1) / temperature
     probability = sums.softmax(-1)

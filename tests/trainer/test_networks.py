@@ -277,7 +277,7 @@ def trained_by_fsdp(shards: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_an_mlp_with_fsdp_and_synchronized_batch_norm_trains_as_on_one_rank(glyphs):
-    """11 rows on 2 ranks."""
+    """There are 11 rows on 2 ranks."""
     alone = trained(glyphs)
     for result in run_on_ranks(2, trained_by_fsdp, glyphs):
         assert result.keys() == alone.keys()

@@ -42,7 +42,7 @@ def resume_run(folder: RunFolder, task: Task) -> Resumed:
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
-    """The state if the first steps were skipped: no moments exist yet."""
+    """If all steps so far were skipped, no moments exist yet."""
     folder, task = RunFolder(tmp_path), started(glyphs)
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)

@@ -80,7 +80,7 @@ def test_a_checkpoint_of_one_strategy_resumes_with_another(
 
 @pytest.mark.parametrize("ranks", SAVED)
 def test_resuming_at_the_same_world_size_is_bit_identical(ranks, glyphs, checkpoints):
-    """On three ranks, unlike on two, sums depend on their order."""
+    """With three ranks, unlike with two, sums depend on the order of summation."""
     root, expected = checkpoints
     (found, *_) = run_on_ranks(ranks, resumed_with_the_same, glyphs, root, SAVED[ranks])
     for strategy, (losses, entries) in found.items():

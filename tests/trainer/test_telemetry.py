@@ -41,7 +41,7 @@ def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path
     assert lines.write({"step": 1})
     size = path.stat().st_size
     try:
-        # Like a full disk, the limit allows only a part of a line.
+        # Like a full disk, the limit allows only part of a line to be written.
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
         assert not lines.write({"step": 2})
         assert not lines.write({"step": 3})

@@ -1,4 +1,4 @@
-"""MFU: operation counts match formulas and papers, and MFU is absent if the peak is unknown."""
+"""MFU: operation counts match formulas and papers; MFU is absent if the peak rate is unknown."""
 
 import subprocess
 import sys

@@ -57,7 +57,7 @@ def test_a_run_with_a_changed_tokenizer_is_rejected(texts: Path, tmp_path: Path)
 
 
 def of_type(model_type: str, **changes: object) -> dict:
-    """TINY_BERT with another model type."""
+    """TINY_BERT with a different model type."""
     required = {"pad_token_id": 0, "vocab_size": 120, "max_position_embeddings": 64}
     return {**TINY_BERT, "model_type": model_type, **required, **changes}
 

@@ -39,7 +39,9 @@ class Phase:
 def _train(
     rank: int, watchdog: Watchdog, phase: Phase, act: Callable[[], None], faulty: int
 ) -> None:
-    """Run five steps of one collective each. Rank `faulty` calls `act` before the one of step 3."""
+    """Run five steps of one collective each. Rank `faulty` calls `act` before the collective of
+    step 3.
+    """
     for step in range(1, 6):
         watchdog.at(step)
         phase.current = "data"
@@ -50,7 +52,7 @@ def _train(
 
 
 def stop() -> None:
-    time.sleep(1)  # so that this rank publishes its state
+    time.sleep(1)  # gives this rank time to publish its state
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -94,7 +96,7 @@ def all_read_long(rank: int, watchdog: Watchdog, phase: Phase) -> None:
 
 
 def rank_1_sleeps_before_its_group(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    # Created like the groups of device meshes, with torch's default timeout of half an hour.
+    # This group has torch's default timeout of half an hour, like the groups of device meshes.
     group = dist.new_group([0, 1], group_desc="mesh_class")
     if rank == 1:
         time.sleep(600)

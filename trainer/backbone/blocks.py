@@ -55,7 +55,7 @@ def checkpoint_blocks(encoder: nn.Module) -> None:
     backward.
 
     Buffers that the forward pass updates, such as those of batch norm, are updated twice. The
-    caller must restore their values from after the first forward pass.
+    caller must restore the values that they had after the first forward pass.
     """
     for block in repeated_blocks(encoder):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

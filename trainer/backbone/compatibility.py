@@ -147,8 +147,8 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
 
 @torch.no_grad()
 def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
-    """Return the features [3, dim] of a text, of the same text with other tokens in its padding,
-    and of another text.
+    """Return the features [3, dim] of a text, of the same text with different tokens in its
+    padding, and of a different text.
 
     All three are in one batch with one shape, so that equal features are bitwise equal, even on a
     GPU.

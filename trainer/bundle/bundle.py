@@ -120,7 +120,7 @@ class Bundle:
         """Read every file and compare its checksum. Raises ValueError with the first file
         that differs.
 
-        Set `class_weights` to false to skip the file of class weights, which is by far the largest
+        Set `class_weights` to false to skip the class-weights file, which is by far the largest
         file if there are many classes. `open` has already checked its size and header.
         """
         for name, expected in self._files.items():

@@ -23,8 +23,9 @@ _MAX_QUERY_CHARACTERS = 200
 class NameIndex:
     """The search index of K names, created once when the names are written.
 
-    `folded` contains the concatenated case-folded names in UTF-8, and `ends` [K] the end of each.
-    `hashes` [K] is in ascending order, and `by_hash` [K] contains the class ID of each hash.
+    `folded` contains the concatenated case-folded names in UTF-8, and `ends` [K] contains the end
+    of each name. `hashes` [K] is in ascending order, and `by_hash` [K] contains the class ID of
+    each hash.
     """
 
     folded: NDArray[np.uint8]
@@ -57,8 +58,8 @@ class ClassNames:
     def id_of(self, wanted: str | int) -> int:
         """Return the ID of a class, given its exact name or the ID itself as 3 or "#3".
 
-        Raises ValueError, with the nearest names, for an unknown class, and ValueError for an
-        ambiguous "#3" that is also the name of another class.
+        Raises ValueError for an unknown class, with the nearest names, and for an ambiguous "#3"
+        that is also the name of another class.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)
@@ -105,7 +106,7 @@ class ClassNames:
         """Return the IDs of names that contain `text`, ignoring case, and the total number of
         matches.
 
-        Names that start with `text` come first. Within both groups, names are in class-list order.
+        Names that start with `text` come first. Within each group, names are in class-list order.
         """
         if not text:
             return list(range(len(self))[offset : offset + limit]), len(self)

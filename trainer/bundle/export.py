@@ -44,7 +44,8 @@ def export_run(
 
     The bundle contains thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
     with fewer than `min_positives` validation samples uses the pooled threshold; the default
-    depends on the recall (`least_positives`). `onnx` also writes the backbone for onnxruntime.
+    depends on the recall (`least_positives`). If `onnx` is true, the backbone is also written for
+    onnxruntime.
 
     Raises the errors of `open_trained` and `write_onnx`; FileNotFoundError, with the command to
     run, if the model was not evaluated at these recalls; and ValueError if `out` exists and `force`

@@ -56,8 +56,8 @@ class LossSpec(Spec):
 
 
 class RecallSpec(Spec):
-    """A recall and its pooled threshold. In validation, the scores at or above a threshold reached
-    this recall.
+    """A recall and its pooled threshold. The thresholds for a recall were chosen to reach that
+    recall on the validation samples.
     """
 
     recall: float = Field(gt=0, le=1)
@@ -85,7 +85,7 @@ class RecallSpec(Spec):
 
 
 class TextSpec(Spec):
-    """How texts are tokenized. The tokenizer itself is in a separate folder of the bundle."""
+    """The tokenization of texts. The tokenizer itself is in a separate folder of the bundle."""
 
     max_length: int = Field(
         gt=0, description="maximum number of tokens per text, including special tokens"
@@ -136,7 +136,7 @@ class BundleSpec(Spec):
 
     @property
     def width(self) -> int:
-        """The number of values per class in the file of class weights: the row, and then the bias
+        """The number of values per class in the class-weights file: the row, followed by the bias
         if there is one.
         """
         return self.dim + self.bias

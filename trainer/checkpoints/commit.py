@@ -126,7 +126,7 @@ class Commit:
         self.rejected.update(self._together(what, lambda: self._start(step))[0])
 
     def write(self, save: Save) -> Path:
-        """Write and commit a save; returns its folder (collective). Raises OSError on all ranks."""
+        """Write and commit a save. Returns its folder (collective). Raises OSError on all ranks."""
         folder = step_folder(self.root, save.step)
         temporary = folder.with_name(folder.name + PARTIAL)
         what = f"checkpoint {folder} could not be written"

@@ -35,8 +35,8 @@ def model_entries(task: Task) -> dict[str, Tensor]:
 
 
 def averaged_entries(task: Task) -> dict[str, Tensor]:
-    """Return the model's entries under the names of their moving averages, with which a run with
-    `train.ema` is evaluated.
+    """Return the model's entries under the names of their moving averages. A run with `train.ema`
+    is evaluated with these averages.
     """
     averaged = task.live()
     return {

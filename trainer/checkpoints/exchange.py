@@ -1,5 +1,5 @@
-"""Messages between ranks about a checkpoint, encoded as JSON and never pickled, and messages for
-disk errors that give the reason, the free space and the fix.
+"""Exchanges messages about a checkpoint between ranks, encoded as JSON and never pickled. Also
+creates error messages for disk failures, which give the reason, the free space and the fix.
 """
 
 import errno

@@ -40,8 +40,8 @@ class Checkpoint:
 
 
 def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest valid checkpoint under `root` and the reasons why newer ones were rejected,
-    the same on every rank (collective).
+    """Return the newest valid checkpoint under `root` and the reasons why newer ones were rejected.
+    The result is the same on every rank (collective).
 
     Only rank 0 verifies the files against the manifest. Raises OSError on every rank if `root`
     cannot be read, and RetriesExhaustedError if a transient error persists: the newest checkpoint

@@ -40,7 +40,7 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
     Raises ValueError, with the tensor's name, if the checkpoint does not contain it or contains it
-    with another shape or dtype, and OSError if a rank cannot read the checkpoint.
+    with a different shape or dtype, and OSError if a rank cannot read the checkpoint.
     """
     stored = _metadata(checkpoint)
     for name, tensor in entries.items():

@@ -88,8 +88,8 @@ def _copy_tensor(source: Tensor, into: Tensor) -> None:
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """A failed save. If `is_lost`, the checkpoint was not written. Otherwise it was written, but
-    older checkpoints could not be deleted.
+    """A failed save. If `is_lost` is true, the checkpoint was not written. Otherwise it was
+    written, but older checkpoints could not be deleted.
     """
 
     step: int

@@ -18,7 +18,7 @@ from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Evaluate the run given on the command line; returns the exit code."""
+    """Evaluate the run given on the command line and return the exit code."""
     options = _parser().parse_args(arguments)
     request = EvaluationRequest(
         options.run,

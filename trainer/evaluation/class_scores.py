@@ -63,9 +63,9 @@ class Ranking:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The scores of all classes: `predicted` [n, k] contains class IDs, best first; `true_scores`
-    [n] contains the score of each row's own class; the metrics of all K classes cover the rows of
-    all groups and are on the CPU.
+    """The scores of all classes. `predicted` [n, k] contains class IDs, best first, and
+    `true_scores` [n] contains the score of each row's own class. The metrics of all K classes cover
+    the rows of all groups and are on the CPU.
     """
 
     predicted: Tensor

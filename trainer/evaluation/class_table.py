@@ -46,7 +46,7 @@ class ClassTable:
         return np.argsort(key, kind="stable")
 
     def measured(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Like `order`, but only with classes that have samples."""
+        """Like `order`, but excludes classes without samples."""
         ids = self.order(by, descending=descending)
         return ids[self.positives[ids] > 0]
 

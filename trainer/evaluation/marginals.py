@@ -27,14 +27,14 @@ from trainer.evaluation.features import SplitRows
 
 # Shape legend: n images, V views of each, r images in one batch, B = r x V, C classes.
 
-_VIEWS_AT_ONCE = 2048  # larger: fewer reads of class rows, but smaller blocks
+_VIEWS_AT_ONCE = 2048  # larger values read class rows less often, but in smaller blocks
 _COPIES = 8  # copies of a block's scores in memory at the same time during backward
 
 
 @dataclass(frozen=True)
 class MarginalTopK:
-    """The values of k, each from 1 to 100, and the `temperature` t that divides the scores. It is 1
-    in appendix C and k tau in the loss `smooth_topk`.
+    """The values of k, each from 1 to 100, and the `temperature` t that divides the scores. The
+    temperature is 1 in appendix C and k tau in the loss `smooth_topk`.
     """
 
     ks: tuple[int, ...]
@@ -50,8 +50,8 @@ def marginal_top(
     head: ClassHead, rows: SplitRows, k: int, temperature: float, before_piece: Callable[[], None]
 ) -> Tensor:
     """Return the k classes [n, k] with the highest mean marginals, best first. k must be less than
-    the number of classes. The call is collective over the class group, whose ranks have the same
-    rows.
+    the number of classes. The call is collective over the class group, whose ranks must all pass
+    the same rows.
 
     Scores are computed twice: first for the polynomials of each view over all classes, then for the
     marginals, which depend on these polynomials. The full matrix of scores, n x K, is never in

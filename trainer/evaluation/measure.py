@@ -68,8 +68,8 @@ def evaluate(
     """Evaluate the `batches` of all ranks (collective).
 
     Every rank must have the same number of batches. `label_vectors` [K, D] adds the similarity
-    accuracy SA, and `marginal` the marginalized top-k accuracy over the views of each image.
-    `progress` is called with the number of samples of each batch of this rank. `should_stop` is
+    accuracy SA, and `marginal` adds the marginalized top-k accuracy over the views of each image.
+    `progress` is called with the number of samples in each batch on this rank. `should_stop` is
     called the same number of times on every rank and must return the same value on all of them; if
     it returns true, all ranks raise EvaluationStopped.
     """

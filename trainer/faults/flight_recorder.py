@@ -13,7 +13,8 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-# The recorder of gloo and other CPU backends, and that of NCCL, which exists only in CUDA builds.
+# The recorder of gloo and other CPU backends, and the NCCL recorder, which exists only in CUDA
+# builds.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _POLLS_PER_READING = 10
 _WORLD_GROUP = "default_pg"
@@ -63,7 +64,8 @@ class FlightRecorder:
 
     def poll(self) -> RecordedCollectives:
         """Return the newest and the pending collective of this process. While collectives complete,
-        the result may be that of an earlier full read."""
+        the result may come from an earlier full read.
+        """
         counts = [dump(False)["pg_status"] for dump in _dumps()]
         unchanged = counts == self._counts
         self._has_read = self._has_read and unchanged

@@ -23,7 +23,7 @@ _MESSAGES = (
     "Cannot allocate memory",
     "MemoryError",  # from a data loader worker, whose error is passed on as text
 )
-# The phase for each module of kway, torch or transformers in the traceback. The first match counts.
+# The phase for each kway, torch or transformers module in the traceback. The first match is used.
 _PHASES = {
     "building": ("(building)",),
     "evaluation": ("trainer.evaluation",),
@@ -63,7 +63,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bool = False) -> str:
     """Return one line with the requested memory, the phase, and the changes to try in this recipe.
 
-    If `evaluating`, it suggests options of `kway eval` instead.
+    If `evaluating` is true, suggest options of `kway eval` instead.
     """
     phase = _phase(error)
     on_device = world.device.type != "cpu" and _is_of_device(error)
@@ -123,7 +123,7 @@ def _requested(error: BaseException) -> str:
 
 
 def _readable_size(size: int) -> str:
-    """`3.5 GiB`."""
+    """Return a size as text, such as `3.5 GiB`."""
     power = min(6, max(0, size.bit_length() - 1) // 10)
     return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[power]}"
 

@@ -45,7 +45,8 @@ _States = dict[int, RankState]
 class LostRankError(RuntimeError):
     """Training cannot continue because another rank is lost. The message names the rank.
 
-    If `is_reported`, another rank has printed the reason, so this message need not be printed.
+    If `is_reported` is true, another rank has printed the reason, so this message need not be
+    printed.
     """
 
     def __init__(self, line: str | None) -> None:
@@ -56,7 +57,7 @@ class LostRankError(RuntimeError):
 class Watchdog:
     """Runs a thread in every rank that ends the process after `timeout_seconds` in one collective.
 
-    Entering the context is collective, and so is leaving it without an error. An error about a lost
+    Entering the context and leaving it without an error are both collective. An error about a lost
     rank is converted to LostRankError. With one rank, the watchdog does nothing. The timeouts of
     the process groups must be several seconds longer than `timeout_seconds`. Raises RuntimeError if
     torch's flight recorder is disabled.
@@ -102,7 +103,8 @@ class Watchdog:
         self._step = step
 
     def explain(self, error: BaseException) -> str | None:
-        """Return the message for an error about another rank; None if another rank has reported it.
+        """Return the message for an error about another rank, or None if another rank has reported
+        it.
 
         Takes several seconds if the error is a timeout.
         """

@@ -21,7 +21,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class HeadOptions(FrozenConfig):
-    """Options for the head. None selects the value of the backbone."""
+    """Options for the head. None selects the backbone's value."""
 
     lr: float | None = Field(
         None,
@@ -58,9 +58,9 @@ class OptimizerKind(FrozenConfig, ABC):
 
     @abstractmethod
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        """Return the number of bytes that a step allocates for weights of `together` bytes, whose
-        largest tensor has `largest` bytes. torch updates tensors one at a time on CPUs and all at
-        once on CUDA.
+        """Return the number of bytes that a step allocates for weights that total `together` bytes
+        and whose largest tensor has `largest` bytes. torch updates tensors one at a time on CPUs
+        and all at once on CUDA.
         """
 
     @abstractmethod

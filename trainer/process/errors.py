@@ -28,7 +28,7 @@ def report_error(
 ) -> int | None:
     """Print the error in one line and return the exit code, or None for an unexpected error.
 
-    If `evaluating`, it suggests options of `kway eval` instead of recipe changes.
+    If `evaluating` is true, the line suggests options of `kway eval` instead of recipe changes.
     """
     if isinstance(error, ModuleNotFoundError):
         missing = missing_extra(error)

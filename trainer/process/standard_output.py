@@ -1,6 +1,7 @@
 """Standard output and error streams that keep working after their reader has closed them.
 
-A run must not end because its terminal or `| tee` was closed, or because of `>&-`.
+A run must not end because its terminal or a pipe such as `| tee` was closed, or because it was
+started with `>&-`.
 """
 
 import errno

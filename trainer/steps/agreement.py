@@ -1,4 +1,4 @@
-"""The exchange between all ranks once per step of stop signals, replaced samples and busy times."""
+"""Exchanges stop signals, replaced samples and busy times between all ranks once per step."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def agree(
 class BusyTimer:
     """Measures the seconds that this rank does not spend in collectives.
 
-    Enter `around` for every collective. It enters `outer` with the name of the collective too.
+    Enter `around` for every collective. It also enters `outer` with the name of the collective.
     """
 
     def __init__(self, outer: CollectiveHook) -> None:

@@ -10,8 +10,8 @@ _GROWTH_INTERVAL = 2000
 
 @dataclass
 class LossScale:
-    """The factor by which the loss is multiplied before backward. It is always 1 unless
-    `dynamic`.
+    """The factor by which the loss is multiplied before backward. It is always 1 unless `dynamic`
+    is true.
 
     All ranks compute the same global gradient norm, so their scales are always equal.
     """
@@ -27,7 +27,7 @@ class LossScale:
 
     def overflowed(self) -> bool:
         """Halve the scale after non-finite gradients. Returns False if the scale is not dynamic or
-        already minimal, in which case a lower scale cannot make the step finite.
+        is already at its minimum, in which case a lower scale cannot make the step finite.
         """
         if not self.dynamic or self.value <= _LOWEST:
             return False

@@ -1,4 +1,4 @@
-"""Strategies: how the backbone is distributed over ranks.
+"""Strategies for distributing the backbone over ranks.
 
 `StrategyConfig` is the registry of the classes that a recipe can select with `train.strategy.kind`.
 """

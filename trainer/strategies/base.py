@@ -1,8 +1,7 @@
 """The interface of strategies. The base class `Strategy` implements it for a single process.
 
 Gradients are summed over ranks, not averaged: the head already returns gradients of the mean over
-the global batch. The tensors of a strategy are those of this rank: full weights or this rank's
-pieces of them.
+the global batch. A strategy's tensors are either full weights or this rank's pieces of them.
 """
 
 from abc import ABC, abstractmethod

@@ -96,7 +96,7 @@ class DeepSpeed(StrategyKind):
     def _collectives(self, total: int, *, passes: int, parts: int) -> tuple[Collective, ...]:
         whole = total * FLOAT32
         if self.stage < 3:
-            # Stage 2 reduces after each part; the other stages only after the last one.
+            # Stage 2 reduces after each part; the other stages reduce only after the last one.
             sums = summed("ZeRO: gradients", whole, calls=parts if self.stage == 2 else 1)
             updated = gathered("ZeRO: updated weights", whole, "optimizer", 1)
             return (sums, updated) if self.stage else (sums,)

@@ -1,5 +1,5 @@
-"""All private DeepSpeed names that kway uses, with the reasons. `pyproject.toml` caps the
-version.
+"""All private DeepSpeed names that kway uses, and the reasons for using them. `pyproject.toml` caps
+the version.
 
 DeepSpeed 0.19 has no public API to compute a gradient norm over its flat pieces, to read and write
 a checkpoint that does not depend on the number of ranks, or to average weights. Each function

@@ -1,5 +1,5 @@
-"""JSONL files with one record per line, each with its step. A resumed run rewrites records of later
-steps.
+"""JSONL files with one record per line, each with its step. A resumed run replaces the records of
+the steps that it repeats.
 """
 
 import json
@@ -16,7 +16,7 @@ _MAX_BUFFERED_BYTES = 4 * 2**20
 
 
 class JsonLines:
-    """A file to which records are appended without buffering in the normal case.
+    """A file to which records are appended, normally without buffering.
 
     While the disk is full or returns transient errors, up to 4 MiB of lines are buffered in memory:
     a run should not fail because of its log, for example while a checkpoint in progress fills the
@@ -24,7 +24,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
-        """Drops lines after step `after_step` and evaluations after step `evaluated`, because they
+        """Drop lines after step `after_step` and evaluations after step `evaluated`, because they
         will be written again.
         """
         drop_lines_after(path, after_step, evaluated=evaluated)

@@ -132,9 +132,7 @@ class Utilization:
         self._operations += per_row * len(next(iter(inputs.values())))
 
     def take(self, seconds: float) -> float | None:
-        """Return the MFU of the operations since the last call, which took `seconds`, or None if it
-        is unknown.
-        """
+        """Return the MFU over the `seconds` since the last call, or None if it is unknown."""
         if self._flops is None or self._peak is None:
             return None
         ratio = self._operations / seconds / self._peak

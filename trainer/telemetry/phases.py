@@ -1,4 +1,4 @@
-"""The time of a step by phase, in seconds, measured on the device that runs the step.
+"""The time per phase of a step, in seconds, measured on the device that runs the step.
 
 The time of a nested phase is not added to the outer phase, so that no time is counted twice.
 Evaluations and checkpoints are exceptions: they include the phases inside them, because they are
@@ -36,7 +36,7 @@ class Phases:
     """`with phases("forward"): …` measures the time inside the block; `take` returns and resets the
     sums.
 
-    On CUDA, the times are those of the stream, including waits for the host. They are measured with
+    On CUDA, times are measured on the stream and include waits for the host. The measurements use
     CUDA events that are read later, so that a step does not synchronize with the device. On CPUs,
     they are host times.
     """
@@ -85,7 +85,7 @@ class Phases:
 
 class _Timeline(Protocol):
     def switch(self, name: Phase | None) -> None:
-        """Add the time from now on to the phase `name`."""
+        """Start adding time to the phase `name`."""
 
     def take(self) -> dict[Phase, float]: ...
 

@@ -45,7 +45,7 @@ class Pace:
         return elapsed, steps
 
     def remaining_seconds(self) -> float:
-        """Return the estimated remaining time at the speed of the last reports."""
+        """Return the remaining time, estimated from the speed of the last reports."""
         (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]
         return (last_time - first_time) / max(last - first, 1) * (self._num_steps - last)
 

@@ -81,7 +81,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             skipped_steps=self.skipped_steps,
         )
         with ExitStack() as stack:
-            if self.config.port is not None:  # first, because it may be in use
+            if self.config.port is not None:  # open this first: its port may be in use
                 self.endpoint = stack.enter_context(
                     closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
                 )

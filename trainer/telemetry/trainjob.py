@@ -1,7 +1,7 @@
 """Reports progress in the status of a Kubeflow TrainJob, if the run was launched as one.
 
 If the feature gate TrainJobStatus is enabled, Kubeflow Trainer sets three environment variables: a
-URL, the path of a CA certificate and the path of a token, which is rotated. It accepts
+URL and the paths of a CA certificate and a token, both of which it rotates. The controller accepts
 `{"trainerStatus": {…}}` at the URL and shows the status in `kubectl get trainjob`.
 """
 
@@ -93,8 +93,7 @@ class TrainJobStatus:
         self._changed.set()
 
     def close(self) -> None:
-        """Send the last report if it has not been sent. Waits at most twice the timeout of a
-        request."""
+        """Send the last report if it has not been sent. Waits at most twice the request timeout."""
         self._closed.set()
         self._changed.set()
         self._thread.join(2 * _TIMEOUT_SECONDS)

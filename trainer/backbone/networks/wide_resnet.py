@@ -20,7 +20,8 @@ _STEM = 16
 @strict
 class WideResNetConfig(PreTrainedConfig):
     """`depth` is 6 n + 4, and `width` multiplies the number of maps. `dropout` is applied between
-    the convolutions of a block. The paper uses no dropout, or 0.3 on CIFAR and 0.4 on SVHN.
+    the convolutions of a block. The paper uses either no dropout or a dropout of 0.3 on CIFAR and
+    0.4 on SVHN.
     """
 
     model_type = "wide_resnet"
