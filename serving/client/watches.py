@@ -43,11 +43,11 @@ class StandingQueries:
         feeds: Iterable[str] = (),
         label: str | None = None,
     ) -> WatchInfo:
-        """Create a watch: a query that runs on every frame of `feeds`, by default of all feeds. It
+        """Create a watch: a query that runs on every frame of `feeds` (default: all feeds). It
         expires after `ttl_seconds`.
 
         Not retried, because a retry could create a second watch. Raises RejectedError. Raises
-        OSError if there is no response. The watch may still have been created: check `watches`.
+        OSError if there is no response; the watch may still have been created, so check `watches`.
         """
         body = query_fields(classes, recall, threshold) | {
             "ttl_seconds": ttl_seconds,

@@ -40,7 +40,8 @@ _FIRST_PAGE = 1024
 
 
 class Gallery:
-    """An open gallery. Thread-safe. It keeps using its files if the folder is replaced."""
+    """An open gallery. Thread-safe. It continues to use its original files if the folder is
+    replaced."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
@@ -53,8 +54,7 @@ class Gallery:
         self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
 
     def verify(self) -> None:
-        """Verify the checksums of all files. Raises ValueError for the first checksum that
-        differs."""
+        """Verify the checksums of all files. Raises ValueError at the first mismatch."""
         for name, expected in self.info.files.items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
