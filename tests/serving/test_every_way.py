@@ -45,7 +45,7 @@ Decisions = NDArray[np.bool_]
 @dataclass(frozen=True)
 class Evaluated:
     """The validation set and its evaluation results: `images` (files) [N], `names` [K], `scores`
-    [N, K], and `decisions` [N, K] by the classes' thresholds at the recall."""
+    [N, K], and `decisions` [N, K], computed with the per-class thresholds at the recall."""
 
     bundle: Path
     images: list[bytes]
