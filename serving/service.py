@@ -182,7 +182,7 @@ class Service:
         return await self._batcher.submit(prepared)
 
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
-        """Compute the verdicts for each input. Raises what `features` raises."""
+        """Compute the verdicts for each input. Raises the same exceptions as `features`."""
         features = await self.features(inputs)
         return await self.in_thread(answer, self.model.bundle, features, query)
 

@@ -91,9 +91,9 @@ class StandingQueries:
         - `latest`: skip frames if newer ones are available.
         - `acknowledge`: also yield `Acknowledged` for each processed frame.
 
-        The request is sent when the first event is read. The id of a frame is that of its `Item`
-        or, without one, its zero-based position. Otherwise `feed` works like `stream` and raises
-        the same errors.
+        The request is sent when the first event is read. The id of a frame is that of its `Item`;
+        the default is the zero-based position of the frame. Otherwise `feed` works like `stream`
+        and raises the same errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(

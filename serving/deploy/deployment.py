@@ -98,7 +98,7 @@ class Kway:
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
-        """Ray calls this every few seconds and replaces a replica if it raises."""
+        """Ray calls this every few seconds and replaces the replica if it raises an exception."""
         self._service.check_health()
 
 

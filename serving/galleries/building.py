@@ -273,7 +273,7 @@ def _is_current(
     work: WorkFolder,
     settings: GallerySettings,
 ) -> bool:
-    """Whether the gallery is up to date: no item is new, removed or changed."""
+    """Return whether the gallery is up to date: no item is new, removed or changed."""
     same_items = computed == 0 and listed.in_gallery == listed.reused == previous.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
     return (

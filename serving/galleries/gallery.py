@@ -144,8 +144,8 @@ class Galleries:
     def __init__(
         self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """Raises what `Gallery` raises for the first folder that is not a gallery of this
-        bundle."""
+        """Raises the same exceptions as `Gallery` for the first folder that is not a gallery of
+        this bundle."""
         self._bundle = bundle
         self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
         self._rankings = _Rankings(cache_bytes)
@@ -159,8 +159,8 @@ class Galleries:
 
     def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
         """Search the gallery `name`. For each class of `query`, return up to `limit` items,
-        starting at `offset`, in descending order of score. With a threshold, return only items that
-        reach it."""
+        starting at `offset`, in descending order of score. If a threshold is set, return only the
+        items that reach it."""
         loss = self._bundle.spec.loss
         return Hits(
             aligned=loss.aligned,

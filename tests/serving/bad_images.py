@@ -82,7 +82,7 @@ def with_segment(jpeg: bytes, marker: int, data: bytes) -> bytes:
 
 
 def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
-    """Return a small progressive JPEG whose decoder must process the entire image `scans` times.
+    """Return a small progressive JPEG that makes a decoder process the entire image `scans` times.
 
     Each scan is encoded as runs of 32,767 empty blocks.
     """

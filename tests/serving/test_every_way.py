@@ -1,4 +1,4 @@
-"""Every interface of a server returns the logits and decisions of the evaluation.
+"""Every interface of a server returns the same logits and decisions as the evaluation.
 
 The complete validation set is sent to a real server over REST, over the Open Inference Protocol
 (REST and gRPC), with the Python client, and with the page in a real Chromium.
