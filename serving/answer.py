@@ -20,7 +20,7 @@ NOT_ALIGNED = (
 
 @dataclass(frozen=True)
 class Query:
-    """The classes to test each input for and an optional decision rule: a target `recall`, which
+    """The classes to test each input for, and an optional decision rule: a target `recall`, which
     selects the per-class thresholds, or an explicit `threshold`. If both are None, only scores are
     computed."""
 
@@ -43,7 +43,7 @@ def make_query(
     """Create a query from class names or ids.
 
     Raises ValueError if a class is unknown, if the bundle does not contain thresholds for `recall`,
-    if `threshold` is not finite, or if both are set.
+    if `threshold` is not finite, or if both `recall` and `threshold` are set.
     """
     if recall is not None and threshold is not None:
         raise ValueError("recall and threshold are both set. Pass only one of them")

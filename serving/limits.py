@@ -15,7 +15,7 @@ from serving.config import ServingConfig
 
 
 class ClientLimit:
-    """A limit on `what`, such as streams: at most `most` in total and `per_client` per client."""
+    """Limits `what`, such as streams, to `most` in total and `per_client` per client."""
 
     def __init__(self, most: int, what: str, *, per_client: int | None = None) -> None:
         self._most, self._what = most, what

@@ -70,8 +70,8 @@ class Model:
         device: Device = "cpu",
         allow_imports: Collection[str] = (),
     ) -> "Model":
-        """Open the bundle folder `path`. Raises what `Bundle.open` and its `load_…` methods
-        raise."""
+        """Open the bundle folder `path`. Raises the same exceptions as `Bundle.open` and the
+        `load_…` methods of `Bundle`."""
         return cls(
             Bundle.open(path), max_pixels=max_pixels, device=device, allow_imports=allow_imports
         )
@@ -169,7 +169,8 @@ class Reader(Protocol):
 
 
 def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
-    """Return the reader for the model in `bundle`. Raises what `Bundle.load_tokenizer` raises."""
+    """Return the reader for the model in `bundle`. Raises the same exceptions as
+    `Bundle.load_tokenizer`."""
     if bundle.spec.image is not None:
         return ImageReader(bundle.spec.image, max_pixels)
     return TextReader(bundle.load_tokenizer())

@@ -25,7 +25,8 @@ from serving.schemas import Answer
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
-# A forward pass that takes longer is considered hung, for example in a broken driver.
+# A forward pass that takes longer than this is considered hung, for example because of a broken
+# driver.
 _HUNG_SECONDS = 120.0
 # JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
 # would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
@@ -181,7 +182,7 @@ class Service:
         return await self._batcher.submit(prepared)
 
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
-        """Compute the verdicts for each input. Raises what `features` raises."""
+        """Compute the verdicts for each input. Raises the same exceptions as `features`."""
         features = await self.features(inputs)
         return await self.in_thread(answer, self.model.bundle, features, query)
 
@@ -205,7 +206,7 @@ class Service:
             ) from error
 
     async def in_thread(self, function: Any, *arguments: Any) -> Any:
-        """Run a function that would block the event loop in this replica's thread pool."""
+        """Run a blocking function in this replica's thread pool, not on the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._helpers, function, *arguments)
 

@@ -129,7 +129,7 @@ class Clients:
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
         """Create an instance with the tokens in `file`; if None, every client is accepted. Raises
-        what `Tokens` raises."""
+        the same exceptions as `Tokens`."""
         return cls(None if file is None else Tokens(file))
 
     def name_of(self, token: str | None) -> str:

@@ -33,9 +33,9 @@ from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, Gallery
 class Client(StandingQueries):
     """A client for the server at `url`.
 
-    - `timeout`: the maximum time in seconds that a connection may be idle.
-    - `retry_seconds`: the maximum time in seconds to retry a request that fails with a transient
-      error.
+    - `timeout`: the idle timeout of a connection, in seconds.
+    - `retry_seconds`: the maximum time, in seconds, for retries of a request that fails with a
+      transient error.
 
     Classes are names or ids (including numpy integers), images are paths or bytes, and texts are
     strings. Not thread-safe.
@@ -68,8 +68,8 @@ class Client(StandingQueries):
         self.close()
 
     def close(self) -> None:
-        """Close all connections except those of open streams and listeners. To close these, close
-        their generators."""
+        """Close all connections except those of open streams and listeners. To close a stream or
+        listener, close its generator."""
         self._transport.close()
 
     def served(self) -> Served:
@@ -153,10 +153,12 @@ class Client(StandingQueries):
         threshold: float | None = None,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
-        """Yield all items in descending order of the class's score or, with a recall or threshold,
-        only those that match. Pages of `page_size` hits are fetched as they are read.
+        """Yield the items in descending order of the class's score. If a recall or threshold is
+        set, yield only the items that match. Pages of `page_size` hits are fetched as they are
+        read.
 
-        Raises RejectedError and OSError; the latter also if the gallery changes during the search.
+        Raises RejectedError and OSError. OSError is also raised if the gallery changes during the
+        search.
         """
 
         def fetch(offset: int) -> ClassHits:

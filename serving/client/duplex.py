@@ -1,9 +1,9 @@
 """An httpx transport that sends the body of a request while it reads the response.
 
 httpx's own transport sends the complete body first. A kway server stops reading a stream while the
-client does not read the answers, so both sides would deadlock. Iteration over the body starts only
-when the server has accepted the request, so a rejected request does not consume any of the body.
-The iteration stays at most one part ahead. Uses HTTP/1.1 with one connection per request and
+client does not read the answers, so that transport would deadlock. Iteration over the body starts
+only when the server has accepted the request, so a rejected request does not consume any of the
+body. The iteration stays at most one part ahead. Uses HTTP/1.1 with one connection per request and
 ignores proxies from the environment.
 """
 
@@ -88,8 +88,8 @@ class Duplex(httpx.BaseTransport):
     """Sends `keep_alive` whenever the body yields nothing for `silence_seconds`.
 
     Raises httpx.TransportError for connection errors and, while the response is read, whatever the
-    body raises. Applies the connect timeout of the request and its read timeout. The read timeout
-    does not apply until the body ends, because the server may be waiting for more of the body.
+    body raises. Applies the request's connect and read timeouts. The read timeout does not apply
+    until the body ends, because the server may be waiting for more of the body.
     """
 
     def __init__(self, *, keep_alive: bytes, silence_seconds: float) -> None:

@@ -59,8 +59,8 @@ def read_response(response: httpx.Response, url: str) -> httpx.Response:
 
 
 def is_retryable(response: httpx.Response) -> bool:
-    """Whether the server is busy, or a proxy reports that a replica died. Errors of kway itself are
-    final."""
+    """Return whether the server is busy or a proxy reports that a replica died. Errors of kway
+    itself are final."""
     if response.status_code in BUSY + _PROXY_ERRORS:
         return True
     return response.status_code == 500 and error_of(response)[0] == ""
@@ -144,8 +144,8 @@ def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
 def requests(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Split the inputs into requests within the server's limits. Yields the position of the first
-    input of each request and its arguments for httpx."""
+    """Split the inputs into requests within the server's limits. Yields, for each request, the
+    position of its first input and its arguments for httpx."""
     batch: list[tuple[str, bytes] | str] = []
     size = 0
     for position, one in enumerate(inputs):

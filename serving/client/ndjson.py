@@ -22,7 +22,7 @@ from serving.watches.schemas import (
 )
 
 NDJSON = "application/x-ndjson"
-# A line with verdicts for 100 classes with long names is about 50 kB.
+# A line that contains verdicts for 100 classes with long names is about 50 kB.
 _MAX_LINE_BYTES = 16 * 2**20
 
 Input = Path | bytes | str

@@ -98,7 +98,7 @@ class Transport:
         return response
 
     def read(self, response: httpx.Response, kind: type[Body]) -> Body:
-        """Parse the body of a response. Raises RejectedError for an error response, or a response
+        """Parse the body of a response. Raises RejectedError for an error response or a response
         that is not from kway."""
         if response.is_success:
             with suppress(ValueError):

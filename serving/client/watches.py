@@ -43,11 +43,11 @@ class StandingQueries:
         feeds: Iterable[str] = (),
         label: str | None = None,
     ) -> WatchInfo:
-        """Create a watch: a query that runs on every frame of `feeds`, by default of all feeds. It
+        """Create a watch: a query that runs on every frame of `feeds` (default: all feeds). It
         expires after `ttl_seconds`.
 
         Not retried, because a retry could create a second watch. Raises RejectedError. Raises
-        OSError if there is no response. The watch may still have been created: check `watches`.
+        OSError if there is no response; the watch may still have been created, so check `watches`.
         """
         body = query_fields(classes, recall, threshold) | {
             "ttl_seconds": ttl_seconds,
@@ -91,9 +91,9 @@ class StandingQueries:
         - `latest`: skip frames if newer ones are available.
         - `acknowledge`: also yield `Acknowledged` for each processed frame.
 
-        The request is sent when the first event is read. The id of a frame is that of its `Item`
-        or, without one, its zero-based position. Otherwise `feed` works like `stream` and raises
-        the same errors.
+        The request is sent when the first event is read. The id of a frame is that of its `Item`;
+        the default is the zero-based position of the frame. Otherwise `feed` works like `stream`
+        and raises the same errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(

@@ -33,7 +33,7 @@ def build(arguments: ClusterArguments) -> Application:
     """Build the application; Serve calls this with the file's `args`.
 
     The grace period exceeds the request timeout, so a replica that is scaled down or replaced
-    finishes its last requests.
+    finishes its remaining requests.
     """
     grace_seconds = arguments.config.request_timeout_seconds + _SPARE_SECONDS
     return application(arguments.bundle, arguments.config, errors=None, grace_seconds=grace_seconds)

@@ -98,7 +98,7 @@ class Kway:
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
-        """Ray calls this every few seconds and replaces a replica if it raises."""
+        """Ray calls this every few seconds and replaces the replica if it raises an exception."""
         self._service.check_health()
 
 
@@ -108,9 +108,9 @@ def application(
     """Return the application for `serve.run`, with all of Ray's limits set explicitly.
 
     `bundle` is a path that every node of the cluster can open. `errors` is the file that replicas
-    append their errors to; if None, errors are written only to Ray's logs. `grace_seconds` is the
-    time that a replica has at shutdown to finish requests in progress; a replica without such
-    requests stops immediately.
+    append their errors to; if None, errors are written only to Ray's logs. `grace_seconds` limits
+    how long a replica may take at shutdown to finish the requests in progress; an idle replica
+    stops immediately.
     """
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),

@@ -1,13 +1,13 @@
-"""Forwards errors of a server's other processes to the process of `kway serve`.
+"""Forwards errors from a server's other processes to the `kway serve` process.
 
 Replicas append errors to a file whose contents are printed to standard error. Ray writes their
 output only to its session folder, which is removed at exit.
 
-HAProxy writes a line for each response with status 400 and above to a FIFO, and the lines are
-counted. HAProxy's own counters are not sufficient: they count only by status class, and each change
-of the replicas, when errors are most likely, starts a new process whose counters start from zero.
-Ray's collector of such lines reads a datagram socket, which drops all but the first ten lines of a
-burst; a FIFO buffers thousands.
+HAProxy writes a line to a FIFO for each response with a status of 400 or above, and kway counts
+these lines. HAProxy's own counters are not sufficient: they count only by status class, and each
+change of the replicas, when errors are most likely, starts a new process whose counters start from
+zero. Ray's collector of such lines reads a datagram socket, which drops all but the first ten lines
+of a burst; a FIFO buffers thousands.
 """
 
 import logging
@@ -87,8 +87,8 @@ def _count(descriptor: int) -> None:
 
 
 def error_status(line: bytes) -> str | None:
-    """Return the status in HAProxy's line `STATUS TERMINATION`, or None if it is not an error or
-    the client disconnected first."""
+    """Return the status in HAProxy's line `STATUS TERMINATION`, or None if the status is not an
+    error or the client disconnected first."""
     status, _, termination = line.decode("ascii", "replace").partition(" ")
     is_error = len(status) == 3 and "400" <= status <= "599"
     return status if is_error and not termination.startswith("C") else None

@@ -62,8 +62,8 @@ _ERRORS = {
 # stops the evaluation of rules, so the error is still logged.
 _LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Lines that configure logging to a local port, on which nothing may be listening, and custom error
-# pages.
+# Lines that configure custom error pages or logging to a local port, on which nothing may be
+# listening.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
@@ -222,7 +222,8 @@ def _rules(settings: ProxySettings) -> list[str]:
         # Other requests are not idempotent: retrying the creation of a watch could create two.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
         # Wait here for bodies that arrive slowly, so that they do not occupy a replica. A body that
-        # is larger than the buffer is forwarded as it arrives, and the replica limits the time.
+        # is larger than the buffer is forwarded as it arrives, and the replica enforces the time
+        # limit.
         f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]

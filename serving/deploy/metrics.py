@@ -51,9 +51,9 @@ class QueryMetrics:
 class ReplicaMetrics:
     """Gauges of one replica: its model and its current load.
 
-    Ray's agent drops a gauge that has not been set for some seconds. A thread of the replica sets
-    the gauges. Ray's health checks could not do this: they stop while the head node of a cluster is
-    down, although the replicas still answer.
+    Ray's agent drops a gauge that has not been set recently, so a thread of the replica sets the
+    gauges periodically. Ray's health checks could not do this: they stop while the head node of a
+    cluster is down, although the replicas still answer.
     """
 
     def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
@@ -87,7 +87,7 @@ class ReplicaMetrics:
 
 
 class WatchMetrics:
-    """Counters of the frames and hits of one replica."""
+    """Frame and hit counters of one replica."""
 
     def __init__(self) -> None:
         self._frames = Counter(

@@ -1,7 +1,7 @@
 """A patch for gRPC's Python servers that makes Ray's servers listen only on loopback.
 
-Ray's C++ servers bind to the node's address since ray-project/ray#59852. The Python servers of Ray
-Serve 2.60 bind to `[::]` and do not have an option for another address.
+Ray's C++ servers have bound to the node's address since ray-project/ray#59852. The Python servers
+of Ray Serve 2.60 bind to `[::]` and do not have an option for another address.
 """
 
 from functools import wraps
@@ -12,8 +12,8 @@ def bind_servers_to_loopback() -> None:
     """Bind this process's asyncio gRPC servers to loopback if they would bind to all addresses.
 
     One of Ray's servers accepts pickles. Call this before they start: when a worker starts, or in a
-    replica's constructor. Repeated calls do not have an effect. Raises RuntimeError if the
-    installed gRPC no longer has the method; `tests/serving/test_private_names.py` checks this.
+    replica's constructor. Repeated calls have no effect. Raises RuntimeError if the installed gRPC
+    no longer has the method; `tests/serving/test_private_names.py` checks this.
     """
     import grpc
     from grpc.aio import _server

@@ -28,13 +28,13 @@ import psutil
 # it, which may take half a minute.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _ATTEMPTS = 100
-# Ray writes its logs to the folder. Without free space, Ray restarts its processes forever.
+# Ray writes its logs to the folder. If the disk is full, Ray restarts its processes forever.
 _MIN_FREE_BYTES = 2**28
 # The system's limit on the length of a socket path, and Ray's longest path below the folder, with
 # the largest process id.
 _MAX_SOCKET_PATH = 107
 _LONGEST_SUBPATH = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-# The clean-up ends after this many consecutive rounds without finding a process.
+# The clean-up ends after this many consecutive rounds in which it finds no process.
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
 _ROUND_SECONDS = 0.5
@@ -91,8 +91,7 @@ def free_block(num_ports: int) -> int:
 
 
 def make_session() -> Path:
-    """Create a folder in the temporary directory (TMPDIR). Raises OSError if Ray could not use
-    it."""
+    """Create a folder in the temporary directory (TMPDIR). Raises OSError if Ray cannot use it."""
     session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
     try:
         _check_usable(session)

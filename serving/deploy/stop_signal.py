@@ -60,8 +60,8 @@ class StopSignal:
     def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
         """Wait for a signal. Raises ServerLostError if Ray exits or no server listens at `url`.
 
-        A server that responds slowly is overloaded, not lost: one warning is printed to standard
-        error until it responds again, and the wait continues.
+        A server that responds slowly is considered overloaded, not lost. A warning is printed to
+        standard error once per slow period, and the wait continues.
         """
         self._raises = False
         health = _Health(url, timeouts or HealthTimeouts())

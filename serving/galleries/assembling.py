@@ -45,7 +45,7 @@ class _Part:
         self._next()
 
     def find(self, key: Any, item: Item) -> IndexedItem | None:
-        """Advance to `key`. Return the row if the part contains the unchanged item."""
+        """Advance to `key`. Return the item's row if the part contains this version of the item."""
         while self._position >= 0 and self._key < key:
             self._next()
         is_same = self._position >= 0 and self._key == key and self._item[1:3] == item[1:3]

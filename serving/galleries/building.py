@@ -1,7 +1,8 @@
 """Build a gallery: list the collection, compute the features of new items, and write and publish
 the gallery.
 
-If the process is killed, it loses a few seconds of work, and the previous gallery is unchanged.
+If the process is killed, only a few seconds of work are lost, and the previous gallery is
+unchanged.
 """
 
 import hashlib
@@ -75,7 +76,7 @@ class IndexResult:
 
     - `reused`: number of items that were computed by earlier runs.
     - `dropped`: number of items of the previous gallery that were removed or changed.
-    - `ignored`: number of files whose extension is not that of an image.
+    - `ignored`: number of files without an image extension.
     - `unreadable`: the first few unreadable items; `info` contains the total number.
     """
 
@@ -115,11 +116,11 @@ def index_collection(
 ) -> IndexResult:
     """Create or update the gallery of `collection` at `path`.
 
-    `computing` and `writing` are progress callbacks with (items done, total).
+    `computing` and `writing` are progress callbacks that receive (items done, total).
 
     Raises ValueError if the collection is empty, if `path` exists but is not a gallery of this
     collection, or, with `options.strict`, if an item cannot be read. Raises OSError if the disk is
-    full. After an error, the same call resumes.
+    full. After an error, repeat the call to resume.
     """
     settings = _settings(model, collection, options)
     with work_folder(path, settings, force=options.force) as work, ExitStack() as opened:
@@ -272,7 +273,7 @@ def _is_current(
     work: WorkFolder,
     settings: GallerySettings,
 ) -> bool:
-    """Whether the gallery is up to date: no item is new, removed or changed."""
+    """Return whether the gallery is up to date: no item is new, removed or changed."""
     same_items = computed == 0 and listed.in_gallery == listed.reused == previous.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
     return (

@@ -1,7 +1,7 @@
 """Collections that can be indexed: a folder of images or a file of texts.
 
 Items are listed in a fixed order without being decoded. Memory use is bounded by the number of
-names in the largest single folder. `UnreadableFile` records the omitted items and the reasons.
+names in the largest folder. `UnreadableFile` records the omitted items and the reasons.
 """
 
 import hashlib

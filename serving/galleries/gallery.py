@@ -40,7 +40,8 @@ _FIRST_PAGE = 1024
 
 
 class Gallery:
-    """An open gallery. Thread-safe. It keeps using its files if the folder is replaced."""
+    """An open gallery. Thread-safe. It continues to use its original files if the folder is
+    replaced."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
@@ -53,8 +54,7 @@ class Gallery:
         self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
 
     def verify(self) -> None:
-        """Verify the checksums of all files. Raises ValueError for the first checksum that
-        differs."""
+        """Verify the checksums of all files. Raises ValueError at the first mismatch."""
         for name, expected in self.info.files.items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
@@ -144,8 +144,8 @@ class Galleries:
     def __init__(
         self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """Raises what `Gallery` raises for the first folder that is not a gallery of this
-        bundle."""
+        """Raises the same exceptions as `Gallery` for the first folder that is not a gallery of
+        this bundle."""
         self._bundle = bundle
         self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
         self._rankings = _Rankings(cache_bytes)
@@ -159,8 +159,8 @@ class Galleries:
 
     def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
         """Search the gallery `name`. For each class of `query`, return up to `limit` items,
-        starting at `offset`, in descending order of score. With a threshold, return only items that
-        reach it."""
+        starting at `offset`, in descending order of score. If a threshold is set, return only the
+        items that reach it."""
         loss = self._bundle.spec.loss
         return Hits(
             aligned=loss.aligned,

@@ -1,7 +1,7 @@
 """The work folder of a gallery, `GALLERY.partial`. It is locked during a run, removed on success,
 and kept after a failure so that the next run can resume.
 
-about.json      settings of the gallery; a run resumes only if its own settings are the same
+about.json      settings of the gallery; a run resumes only if its own settings match
 part-000/ …     results of each run, see `serving/galleries/rows.py`
 listing.jsonl   all items of the collection
 missing.jsonl   the items that this run must compute
@@ -28,7 +28,7 @@ _SETTINGS, _LOCK = "about.json", "lock"
 
 
 class GallerySettings(Spec):
-    """The settings that must be the same for a run to update a gallery or to resume another run."""
+    """The settings that must match for a run to update a gallery or to resume another run."""
 
     reads: Reads
     backbone: Sha256

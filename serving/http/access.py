@@ -56,7 +56,7 @@ def _token(scope: Scope) -> str | None:
 
 def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
     """Select the subprotocol `kway` if the client offers it. A browser that offers subprotocols
-    requires the server to select one, and the server must not echo the token."""
+    requires the server to select one, but the server must not echo the token."""
     if _SUBPROTOCOL not in scope.get("subprotocols", ()):
         return send
 

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     routers: tuple[APIRouter, ...]
 
 
-# The order is that of the sections in /docs.
+# Listed in the order in which /docs shows the sections.
 GROUPS = (
     Group("Query", "Does this image or text belong to class C?", (query.router,)),
     Group("Classes", "The classes of the model.", (classes.router,)),

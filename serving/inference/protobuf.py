@@ -1,9 +1,9 @@
 """Converts the protocol's gRPC messages to and from tensors. `tensors.py` validates the contents.
 
-The values in a message are counted before it is parsed, because the parser creates an object for
-each field, which may occupy only two bytes, and blocks all threads while it parses.
+The values in a message are counted before it is parsed. The parser blocks all threads and creates
+an object for each field, although a field may occupy only two bytes.
 
-Elements are sent in one of two forms, which is the same for all tensors of a message: typed, in the
+Elements are sent in one of two forms, and all tensors of a message use the same form: typed, in the
 `contents` of each tensor, or raw, as one byte string per tensor. A response uses the form of its
 request.
 """

@@ -2,8 +2,8 @@
 and the model.
 
 Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
-parameter `recall` or `threshold` sets the decision rule. Outputs: `scores`, FP32 [n, m], and, with
-a recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
+parameter `recall` or `threshold` sets the decision rule. Outputs: `scores`, FP32 [n, m], and, if a
+recall or threshold is set, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
 Raw elements are the raw contents of gRPC and the binary tensors of the REST extension. They are
 little-endian and in row-major order. Each BYTES element is preceded by its length in 4 bytes.

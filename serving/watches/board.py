@@ -21,7 +21,7 @@ from serving.watches.watch import (
     WatchState,
 )
 
-# A replica that has missed more removals receives the complete list.
+# A replica that has missed more removals than this receives the complete list.
 _REMEMBERED_REMOVALS = 1000
 
 

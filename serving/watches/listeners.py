@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
 from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
 
-# A replica takes the hits of its listeners every few seconds. If it stops doing so, it has died.
+# A replica takes the hits of its listeners every few seconds. If it stops doing so, it is assumed
+# to have died.
 _LEASE_SECONDS = 60.0
 
 
 class Listener:
-    """A listener. `ready` is set while there are hits, drops or an end to take."""
+    """A listener. `ready` is set while hits, drops or the end of the watch remain to be taken."""
 
     def __init__(self, client: str, watch_id: str, max_hits: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now
@@ -48,7 +49,7 @@ class Listener:
 
 
 class Listeners:
-    """All listeners, by id and by watch."""
+    """All listeners, indexed by id and by watch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The replica's part of watches: a local copy, which long polling updates while feeds are
+"""The replica's side of watches: a local copy, which long polling updates while feeds are
 connected, and a queue of hits to publish.
 
 If the process that stores the watches does not respond, the replica continues with its copy.
@@ -61,7 +61,7 @@ class LiveWatches:
 
     def now(self) -> float:
         """Return the time of the clock that determines when watches expire. It is independent of
-        the clock of this machine."""
+        this machine's clock."""
         return time.monotonic() + self._clock_offset
 
     def __len__(self) -> int:

@@ -77,7 +77,7 @@ def _query_of(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None
 
 
 class MatchPlan:
-    """The criteria of all watches that select a feed, evaluated with one product.
+    """The criteria of all watches that select a feed, evaluated with one matrix product.
 
     Several watches may share a class, so `_columns` maps each criterion to the score of its class.
     """

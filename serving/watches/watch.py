@@ -41,8 +41,8 @@ class Watch(Terms):
 
 @dataclass(frozen=True)
 class WatchState:
-    """A watch, and whether it has listeners. A watch without listeners has hits only in the feeds
-    of its owner."""
+    """A watch, and whether it has listeners. A watch without listeners produces hits only in the
+    feeds of its owner."""
 
     watch: Watch
     is_listened: bool

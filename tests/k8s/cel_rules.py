@@ -14,7 +14,7 @@ _RULES = "x-kubernetes-validations"
 
 
 def defaulted(schema: Schema, value: Any) -> Any:
-    """Return `value` as the server stores it: missing fields have the default of their schema.
+    """Return `value` as the server stores it: missing fields have the defaults of their schemas.
 
     A default inside a missing field does not create that field.
     """

@@ -26,7 +26,8 @@ class Cluster:
     names: dict[str, str] = field(default_factory=dict)
 
     def start(self, name: str, template: Mapping[str, Any], **more: Any) -> Pod:
-        """Start a pod. `more`: the fields `host_name`, `annotations` and `variables` of `Pod`."""
+        """Start a pod. `more` contains the fields `host_name`, `annotations` and `variables` of
+        `Pod`."""
         assert self.free, "no address is free: pass a larger number of addresses"
         pod = Pod(self, name, template, self.free.popleft(), **more)
         self.pods.append(pod)

@@ -48,7 +48,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a manifest with its variables. security: securityContext of its pod."""
+    """A container of a manifest and its variables. `security` is the pod's securityContext."""
 
     manifest: Mapping[str, Any]
     security: Mapping[str, Any]
@@ -62,7 +62,8 @@ class Container:
         return str(self.manifest.get("workingDir", "/"))
 
     def lines(self, root: Path, hosts: Path, volumes: Mapping[str, Volume]) -> list[str]:
-        """Return shell lines that run it as PID 1; `root` and `hosts` become / and /etc/hosts."""
+        """Return shell lines that run the container as PID 1; `root` and `hosts` become / and
+        /etc/hosts."""
         root.mkdir(parents=True)
         user = (*self.as_user(), "env", f"--chdir={self._working_dir}")
         words = (*_APART, str(root), *user, *command(self.manifest, self.variables))
@@ -100,7 +101,7 @@ class Container:
             read_only = volume.read_only or mount.get("readOnly", False)
             yield from _bound(str(volume.folder), target, read_only=read_only)
         targets = {Path(mount["mountPath"]) for mount in mounts}
-        for name in _PYTHON:  # a volume may hide it, such as one on /tmp
+        for name in _PYTHON:  # a volume, such as one on /tmp, may hide it
             if not targets.isdisjoint(Path(name).parents):
                 yield from _bound(name, f"{root}{name}", read_only=True)
         if self.manifest.get("securityContext", {}).get("readOnlyRootFilesystem", False):

@@ -21,8 +21,8 @@ def environment(
 ) -> dict[str, str]:
     """Return `given` and the container's `env`, with field references resolved.
 
-    fields: field path -> value for the pod. Raises ValueError for a source that is not emulated,
-    and KeyError for an unknown field.
+    `fields` maps field paths to their values for the pod. Raises ValueError for a source that is
+    not emulated, and KeyError for an unknown field.
     """
     if "envFrom" in container:
         raise ValueError(f"container {container['name']}: envFrom is not emulated")

@@ -33,7 +33,8 @@ _LONGEST_DELAY_SECONDS = 360
 class Job:
     """A Job. `step` advances it. At the end, `condition` is Complete or Failed.
 
-    first_delay_seconds: backoff after the first failure; it doubles with each further failure.
+    `first_delay_seconds` is the backoff after the first failure. It doubles with each further
+    failure.
     """
 
     cluster: Cluster

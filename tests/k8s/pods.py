@@ -41,7 +41,7 @@ _FIELDS = {
 
 @dataclass
 class Pod:
-    """One pod, started once. variables: those that a controller adds to each container."""
+    """One pod, started once. A controller adds the `variables` to each container."""
 
     cluster: "Cluster"
     name: str
@@ -224,7 +224,8 @@ class Pod:
         return f"pod {self.name} ({self.host.address}) {state}"
 
     def execute(self, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command in the container, like `kubectl exec` and probes. given: standard input."""
+        """Run a command in the container, like `kubectl exec` and probes. `given` is its standard
+        input."""
         names = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         enter = ["nsenter", "--target", str(self.first_process()), *names]
         return subprocess.run(

@@ -37,7 +37,7 @@ print(urllib.request.urlopen(request, timeout=60).status)
 
 @dataclass(frozen=True)
 class RayService:
-    """The pods of a RayService. token: authenticates Ray's processes to each other."""
+    """The pods of a RayService. `token` authenticates Ray's processes to each other."""
 
     cluster: Cluster
     manifest: Mapping[str, Any]

@@ -68,7 +68,7 @@ def test_the_config_map_of_the_recipe_is_named_by_its_content(overlay):
 
 
 def parameters(line: list[str]) -> dict[str, Any]:
-    """Return how `kway` parses its arguments."""
+    """Return the parameters that `kway` parses from its arguments."""
     command, rest = get_command(app), list(line)
     while hasattr(command, "commands"):
         command = command.get_command(None, rest.pop(0))

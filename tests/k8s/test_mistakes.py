@@ -1,4 +1,4 @@
-"""Mistakes in manifests are found, either by a schema or by a rule in `launch/kubernetes`.
+"""Mistakes in manifests are detected, either by a schema or by a rule in `launch/kubernetes`.
 
 test_manifests.py checks that the shipped manifests pass.
 """

@@ -77,8 +77,8 @@ def test_every_metric_of_the_code_has_a_panel(name: str) -> None:
         for metric in metric_names()
         if metric.startswith("kway_train_") == of_training and not metric.endswith("_created")
     }
-    # The phase of a step is for alerts, and panels show steps and samples as rates. Prometheus has
-    # kway_query_exact_seconds as kway_query_seconds_sum.
+    # The phase of a step is for alerts, and panels show steps and samples as rates. In Prometheus,
+    # kway_query_exact_seconds is named kway_query_seconds_sum.
     not_shown = {
         "kway_train_phase",
         "kway_train_steps_total",

@@ -108,7 +108,7 @@ def snake_case(key: str) -> str:
 
 
 def agent_of(server: Server) -> str:
-    """Return the metrics address of Ray's agent: in a cluster, the port `metrics` of a pod."""
+    """Return the metrics address of Ray's agent: in a cluster, the `metrics` port of a pod."""
     ports = of_each(
         server,
         lambda process: [

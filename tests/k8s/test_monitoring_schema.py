@@ -1,4 +1,4 @@
-"""The objects for the Prometheus operator match its API and use no unknown fields."""
+"""The objects for the Prometheus operator match its API and contain no unknown fields."""
 
 import copy
 from typing import Any

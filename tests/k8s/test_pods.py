@@ -136,7 +136,7 @@ def test_a_container_runs_as_its_manifest_specifies(tmp_path):
     assert lines[:6] == ["hello $you", "$(GREETING)", "$(UNKNOWN)", "1000:1000:1000", "/work", name]
     assert lines[6:12] == ["firstsecondhush", "1", "from the pod", "fits", "full", lines[11]]
     assert [line.split()[1] for line in lines[11:14]] == ["0" * 16, "0" * 16, "1"]
-    # The shell, ls and grep, but no processes of this machine.
+    # The shell, ls and grep, but no processes of the host.
     assert lines[14] == "3"
 
 

@@ -18,7 +18,8 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder of this machine. prepared: commands to run first, in the pod's mount namespace."""
+    """A folder on this machine. `prepared` contains commands to run first, in the pod's mount
+    namespace."""
 
     folder: Path
     read_only: bool = False
@@ -46,7 +47,7 @@ class Storage:
         raise KeyError(f"there is no {kind} {name}: apply it first")
 
     def volume(self, given: dict[str, Any], pod: Path, group: int | None) -> Volume:
-        """Return a volume of a pod. pod: folder of the pod. group: its fsGroup."""
+        """Return a volume of a pod. `pod` is the pod's folder and `group` its fsGroup."""
         (source,) = given.keys() - {"name"}
         about, folder = given[source], pod / "volumes" / given["name"]
         match source:
@@ -81,7 +82,8 @@ class Storage:
 
 
 def set_group(folder: Path, group: int | None) -> None:
-    """Set the group of all files like the kubelet for fsGroup, unless `folder` already has it."""
+    """Set the group of all files as the kubelet does for fsGroup, unless `folder` already has
+    it."""
     if group is None or (folder.stat().st_gid == group and folder.stat().st_mode & stat.S_ISGID):
         return
     for path in (folder, *folder.rglob("*")):

@@ -50,8 +50,8 @@ def apng(side: int, frames: int) -> bytes:
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], frames: int = 1) -> bytes:
-    """Return a GIF whose frames may differ in size from its screen. Each frame contains one pixel
-    of data."""
+    """Return a GIF whose frames may differ in size from its logical screen. Each frame contains one
+    pixel of data."""
     head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
     one = b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00"
     return head + one * frames + b";"
@@ -82,7 +82,7 @@ def with_segment(jpeg: bytes, marker: int, data: bytes) -> bytes:
 
 
 def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
-    """Return a small progressive JPEG whose decoder must process the entire image `scans` times.
+    """Return a small progressive JPEG that makes a decoder process the entire image `scans` times.
 
     Each scan is encoded as runs of 32,767 empty blocks.
     """

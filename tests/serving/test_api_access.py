@@ -47,7 +47,7 @@ class Call:
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace the file by a rename, as an operator does."""
+    """Replace the file by renaming a new one, as an operator does."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     temporary.chmod(mode)

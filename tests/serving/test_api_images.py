@@ -52,7 +52,8 @@ def resident(name: str) -> int:
 
 
 def answered(api: FastAPI, file: bytes) -> tuple[int, str]:
-    """Return the status and code for an image. Fails if it takes more memory than allowed."""
+    """Return the status and code for an image. Fails if processing it uses more memory than
+    allowed."""
     url = "/v1/query?classes=husky"
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
     before = resident("VmRSS")

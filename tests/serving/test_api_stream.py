@@ -141,7 +141,7 @@ def test_lines_are_answered_in_order_with_their_ids_and_counts_at_the_end(api: F
 
 def test_only_matches_are_returned_unless_all_verdicts_are_requested(api: FastAPI) -> None:
     known = scores(api, TEXTS)
-    threshold = sorted(known)[3] - 1e-3  # two of five are above it
+    threshold = sorted(known)[3] - 1e-3  # two of the five scores are above it
     body = lines_of(*({"text": text} for text in TEXTS))
     *found, last = streamed(api, f"?classes=husky&threshold={threshold}", body)
     hits = [line for line, score in enumerate(known) if score > threshold]
@@ -335,7 +335,7 @@ def test_lines_in_flight_are_limited_to_the_bytes_of_a_request(
             for _ in range(4):
                 await talk.send(lines_of({"text": long}))
             await asyncio.sleep(0.2)
-            assert talk.num_received == 3  # the third has been read, and waits
+            assert talk.num_received == 3  # the third has been read and is waiting
             opened.set()
             assert [(await talk.read())["line"] for _ in range(4)] == [0, 1, 2, 3]
 

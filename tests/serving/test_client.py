@@ -160,8 +160,8 @@ def test_a_query_is_split_by_the_servers_byte_limit() -> None:
     limits = {"max_inputs": 100, "max_text_chars": 5000, "max_body_bytes": 5000}
     with serving([], limits=limits) as (url, bodies), Client(url) as client:
         answer = client.query(["a"], (letter * 1400 for letter in "abc猫e"))
-    # "猫" has six bytes in JSON, so that text exceeds the limit. It is sent in its own request; the
-    # server decides.
+    # "猫" has six bytes in JSON, so this text exceeds the limit. It is sent in its own request, and
+    # the server decides whether to accept it.
     assert [len(json.loads(body)["texts"]) for body in bodies] == [2, 1, 1, 1]
     assert [result.input for result in answer.results] == [0, 1, 2, 3, 4]
 

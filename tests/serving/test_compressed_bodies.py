@@ -37,8 +37,8 @@ def sent(
     method: str = "POST",
     read: list[bytes] | None = None,
 ) -> httpx.Response:
-    """Return the answer to a body that is sent in parts of 100 bytes, without a Content-Length.
-    Parts that the server reads are appended to `read`."""
+    """Return the response to a body sent in 100-byte parts, without a Content-Length. Parts that
+    the server reads are appended to `read`."""
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 100):

@@ -192,7 +192,7 @@ def started(
     errors: Path | None = None,
     ready: int = 200,
 ) -> Iterator[Proxy]:
-    """Start HAProxy with the configuration `text` in front of `replicas`, and yield when it
+    """Start HAProxy with the configuration `text` in front of `replicas`, and yield once it
     responds with the status `ready`."""
     port = free_port("127.0.0.1", 0)
     made = settings(port, grpc_port, hosts, errors)

@@ -1,4 +1,4 @@
-"""Every interface of a server returns the logits and decisions of the evaluation.
+"""Every interface of a server returns the same logits and decisions as the evaluation.
 
 The complete validation set is sent to a real server over REST, over the Open Inference Protocol
 (REST and gRPC), with the Python client, and with the page in a real Chromium.
@@ -45,7 +45,7 @@ Decisions = NDArray[np.bool_]
 @dataclass(frozen=True)
 class Evaluated:
     """The validation set and its evaluation results: `images` (files) [N], `names` [K], `scores`
-    [N, K], and `decisions` [N, K] by the classes' thresholds at the recall."""
+    [N, K], and `decisions` [N, K], computed with the per-class thresholds at the recall."""
 
     bundle: Path
     images: list[bytes]

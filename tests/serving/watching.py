@@ -68,7 +68,7 @@ def feeding(url: str, path: str, token: str = ALICE) -> Iterator[OpenFeed]:
 
 
 class Counters:
-    """Counters of the service and of feeds."""
+    """Counters for the service and for feeds."""
 
     def __init__(self) -> None:
         self.frames: list[str] = []
@@ -88,8 +88,8 @@ class Counters:
 
 
 class _ModelCounters:
-    """Counts forward passes of a model and products with class weights. While `gate` is clear,
-    forward passes block."""
+    """Counts the forward passes of a model and the matrix products with class weights. While `gate`
+    is clear, forward passes block."""
 
     def __init__(self, model: Model) -> None:
         self.started = self.forwards = self.products = 0

@@ -1,7 +1,7 @@
 """`POST /v1/query` and `POST /v1/query:stream`: does each image or text belong to the classes?
 
 A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
-body is still arriving. Several lines are processed concurrently, so that batches form. Once
+body is still arriving. Several lines are processed concurrently to form batches. Once
 `max_lines_in_flight` is reached, reading pauses, so TCP backpressure slows down clients that send
 faster. Answers are in the order of the lines.
 """
@@ -161,7 +161,8 @@ class _Stream:
         self._bytes, self._fewer_bytes = 0, asyncio.Event()
 
     async def run(self, body: AsyncIterator[bytes], out: LinesOut) -> None:
-        """Answer every line. Raises ClientDisconnect if the client disconnects or does not read."""
+        """Answer every line. Raises ClientDisconnect if the client disconnects or does not read the
+        answers."""
 
         async def write(line: Hit | LineError) -> None:
             self._count(line)

@@ -1,9 +1,9 @@
 """Schemas of custom resources from Python packages with models generated from the CRDs.
 
 They contain every field, its type, required fields and the limits of the models. They omit
-descriptions, `status`, and what other schemas check: metadata, and Jobs and pods in the resource.
-For a package that is not installed with kway, `python -m tests.k8s.crds.of_models MODULE KIND`
-prints a schema as YAML.
+descriptions, `status`, and the parts that other schemas check: metadata, and the Jobs and pods in
+the resource. For a package that is not installed with kway, print a schema as YAML with
+`python -m tests.k8s.crds.of_models MODULE KIND`.
 """
 
 import importlib

@@ -14,7 +14,7 @@ BATCH_WAIT = 0.3
 # A class that only one test queries, because replicas cache the rows they have read.
 NEVER_QUERIED = 5
 # The open server: no tokens, and feed and listener limits that cannot be set with options.
-# LISTENERS exceeds the 64 slots that Ray has for requests that no limit counts.
+# LISTENERS exceeds the 64 spare slots for requests that do not count towards any limit.
 LISTENERS, IDLE_SECONDS = 70, 12.0
 
 _SERVE_CONFIG = """

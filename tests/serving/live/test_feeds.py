@@ -194,8 +194,8 @@ def test_a_busy_replica_answers_a_websocket_handshake_with_429(
 def request_at_once(
     server: Server, connections: list[HTTPConnection], path: str, headers: dict[str, str]
 ) -> list[HTTPResponse]:
-    """Send a request over each connection so that the replicas receive all of them at once. They
-    reject those beyond `max_requests`."""
+    """Send a request over each connection so that all requests reach the replicas at once. The
+    replicas reject those beyond `max_requests`."""
     with suspended(processes(server, "ServeReplica")):
         for connection in connections:
             connection.request("GET", path, headers=headers)

@@ -168,7 +168,7 @@ def test_the_metrics_page_passes_promtool(client: httpx.Client) -> None:
 
 
 def is_answered(server: Server) -> bool:
-    """Return whether a replica processes a request. After a kill, there is no replica for some
+    """Return whether a replica processes a request. After a kill, there is no replica for a few
     seconds."""
     try:
         return httpx.post(f"{server.url}/v1/query", timeout=20).status_code == 400
