@@ -241,7 +241,7 @@ def _joined(blocks: Sequence[ClassMeasures]) -> ClassMeasures:
 
 
 def _needed(positives: Tensor, recall: float) -> Tensor:
-    """Return ceil(recall * positives), robust to rounding: 0.55 * 100 is 55.00000000000001."""
+    """Return ceil(recall * positives), corrected for rounding: 0.55 * 100 is 55.00000000000001."""
     return (positives.double() * recall * (1 - 1e-12)).ceil().long()
 
 
