@@ -12,7 +12,8 @@ from trainer.strategies.cost import FLOAT32, Spread
 Moment = Literal["head", "backward", "optimizer"]
 MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")
 _INT64 = _FLOAT64 = 8
-# The CUDA context, workspaces of cuBLAS and cuDNN, and NCCL's buffers. Assumed, not measured.
+# The CUDA context, workspaces of cuBLAS and cuDNN, and NCCL's buffers. This value is assumed, not
+# measured.
 _CUDA_RESERVE = 2 << 30
 
 
