@@ -1,7 +1,7 @@
 """Cost of checkpoints during training, on one rank and on two ranks.
 
-Measures how long a background save stalls training, relative to a synchronous save, and how much
-its writer thread slows down the following steps.
+The benchmarks measure how long a background save stalls training, relative to a synchronous save,
+and how much its writer thread slows down the following steps.
 """
 
 import os
