@@ -34,7 +34,7 @@ Times = dict[str, list[float]]
 
 
 def rows(world_size: int) -> Iterator[Row]:
-    """Half of the state is replicated, like DDP's backbone, and half is sharded, like the head."""
+    """Measure saves of a state that is half replicated, like DDP's backbone, and half sharded."""
     times = {name: np.array(found) for name, found in _measured(world_size).items()}
     case = f"{STATE_BYTES >> 20} MB, {world_size} rank{'s' * (world_size > 1)}"
     what = "stall of a background save / synchronous save"

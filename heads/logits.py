@@ -185,7 +185,7 @@ class NormFace(CosineMap):
 
 
 class SphereFace(CosineMap):
-    """A factor m1 of the angle (Liu et al. 2017), with unit features and rows.
+    """A multiplicative margin m1 on the angle (Liu et al. 2017), with unit features and rows.
 
     The default 1.35 is that of Deng et al. 2019. The original uses m1 = 4 with annealing.
     """

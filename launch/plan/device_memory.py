@@ -159,7 +159,7 @@ def _head(head: HeadShape, shard: int) -> list[Line]:
 
 
 def _blocks(head: HeadShape) -> int:
-    """Return the bytes saved for all blocks and of the temporaries of one block."""
+    """Return the bytes saved for all blocks, and those of the temporaries of one block."""
     block, loss = head.group_rows * head.block_classes, head.loss
     half = head.itemsize < FLOAT32
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32
