@@ -1,7 +1,7 @@
 """Cost of checkpoints during training, on one rank and on two ranks.
 
-Measures how long a background save stalls training, relative to a synchronous save, and how much
-its writer thread slows down the following steps.
+The benchmarks measure how long a background save stalls training, relative to a synchronous save,
+and how much its writer thread slows down the following steps.
 """
 
 import os
@@ -34,7 +34,7 @@ Times = dict[str, list[float]]
 
 
 def rows(world_size: int) -> Iterator[Row]:
-    """Half of the state is replicated, like DDP's backbone, and half is sharded, like the head."""
+    """Measure saves of a state that is half replicated, like DDP's backbone, and half sharded."""
     times = {name: np.array(found) for name, found in _measured(world_size).items()}
     case = f"{STATE_BYTES >> 20} MB, {world_size} rank{'s' * (world_size > 1)}"
     what = "stall of a background save / synchronous save"

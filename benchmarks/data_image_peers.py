@@ -32,7 +32,7 @@ Sampled = Callable[[bytes], np.ndarray]
 
 
 def with_pillow(data: bytes) -> np.ndarray:
-    """Pillow, as in most training scripts."""
+    """Decode and resize with Pillow, as most training scripts do."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     top, left, height, width = _box(image.height, image.width)
     box = (left, top, left + width, top + height)
@@ -43,13 +43,13 @@ def with_pillow(data: bytes) -> np.ndarray:
 
 
 def with_simplejpeg(data: bytes) -> np.ndarray:
-    """libjpeg-turbo with its fastest settings, then OpenCV."""
+    """Decode with libjpeg-turbo at its fastest settings, then resize with OpenCV."""
     decoded = simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True)
     return _cropped(decoded)
 
 
 def with_opencv(data: bytes) -> np.ndarray:
-    """OpenCV alone."""
+    """Decode and resize with OpenCV."""
     return _cropped(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
 
 

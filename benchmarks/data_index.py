@@ -30,7 +30,7 @@ from data.shards.writer import write_shards
 from data.sources import Sample
 
 SAMPLES_PER_SHARD = 10_000
-BYTES_PER_SAMPLE = 4096  # more than the tar headers of its two members
+BYTES_PER_SAMPLE = 4096  # larger than the tar headers of its two members
 EXTRAPOLATED = 100_000_000
 SAMPLES_PER_PAGE = 512  # reading one of these samples touches every page that training touches
 BATCH = 256

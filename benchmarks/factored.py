@@ -1,4 +1,4 @@
-"""Cost of a step of the factored head with many and few classes, compared with a dense head.
+"""Cost of a factored head's step with many and with few classes, compared with a dense head.
 
 A step is forward, backward and update. Its labels are drawn from all classes, so the rows that it
 touches are usually not in the CPU cache if there are many classes. The cost and frequency of
@@ -37,7 +37,8 @@ class QuickHead(FactoredHead):
 
 
 def rows() -> Iterator[Row]:
-    """Compare steps with 4,000,000 and 10,000 classes and a dense head; time a consolidation."""
+    """Compare steps with 4,000,000 and 10,000 classes and with a dense head; time a
+    consolidation."""
     few, many = (QuickHead(DIM, classes, SphericalSoftmax()) for classes in (FEW, MANY))
     plain = ClassHead(DIM, FEW, SphericalSoftmax(), bias=False)
     contenders = {
@@ -76,7 +77,7 @@ def _batch(classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _consolidation(head: FactoredHead) -> Row:
-    """Time a consolidation with the next forward, which computes Q and s of all rows.
+    """Time a consolidation and the next forward pass, which computes Q and s from all rows.
 
     The details list how many consolidations occur in a run.
     """

@@ -19,7 +19,7 @@ _LOSS = LossSpec(kind="batch_ce", aligned=True)
 
 
 def rows() -> Iterator[Row]:
-    """Compare the first search of a class, and its next page, with the product."""
+    """Compare the first search for a class, and its next page, with the matrix product."""
     with tempfile.TemporaryDirectory() as folder:
         features = _mapped_features(Path(folder) / "features.safetensors")
         weights = torch.randn(64, _DIM)

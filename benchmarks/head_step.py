@@ -199,7 +199,8 @@ def _case_text(classes: int, batch: int) -> str:
 
 
 def _clustered_vectors(num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return Gaussian clusters within clusters, about ten times as many on each level."""
+    """Return Gaussian clusters within clusters, with about ten times as many on each successive
+    level."""
     vectors = np.zeros((1, _LABEL_DIM))
     width = 1.0
     while len(vectors) < num_classes:

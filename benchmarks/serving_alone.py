@@ -1,4 +1,4 @@
-"""Applications on uvicorn that `kway serve` is compared with: arguments KIND BUNDLE PORT.
+"""Applications on uvicorn with which `kway serve` is compared. Arguments: KIND BUNDLE PORT.
 
 `plain` is FastAPI with a single path; `application` is kway's application without Ray.
 """

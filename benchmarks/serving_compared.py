@@ -1,9 +1,9 @@
 """CPU time and requests/s of `kway serve`, a plain FastAPI application and LitServe.
 
-Each server runs the model in one process with one torch thread, on the same bundle, and they take
-turns. More threads would spin while they wait for each other, which adds CPU time. The CPU time of
-a server covers all of its processes, including idle ones and those of Ray and HAProxy. The client
-runs on the same cores.
+Each server runs the model in one process with one torch thread, on the same bundle. The servers
+take turns. Several threads would spin while waiting for each other, which would add CPU time. The
+CPU time of a server covers all of its processes, including idle ones and those of Ray and HAProxy.
+The client runs on the same cores.
 """
 
 import base64
@@ -101,7 +101,7 @@ class _Turns:
 
 
 def _cpu_seconds(pid: int) -> dict[int, float]:
-    """Return the CPU seconds of a process and its descendants by process id."""
+    """Return the CPU seconds of a process and its descendants by process ID."""
     found = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Serve the same query without kway's server: arguments KIND BUNDLE PORT, one torch thread.
+"""Serve the same query without kway's server, with one torch thread. Arguments: KIND BUNDLE PORT.
 
 `fastapi` is a plain FastAPI application on uvicorn that validates its input and batches across
 requests; `litserve` is the equivalent LitServe API. Both accept the JSON of `POST /v1/query` with

@@ -33,7 +33,8 @@ def heads() -> Iterator[Row]:
         write_random(path, RESNET_50, _NUM_ROWS + 24, onnx=True)
         model = Model.open(path)
         heads = {str(num_classes): _head(path, num_classes) for num_classes in _HEADS}
-        # CPU time of the thread: it does not wait for anything, and wall time depends on the load.
+        # Measure the thread's CPU time: the thread does not wait for anything, and wall time
+        # depends on the load.
         found = take_turns(
             heads, title="head of a query", rounds=_ROUNDS, seconds=60, clock=time.thread_time
         )

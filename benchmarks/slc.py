@@ -1,9 +1,9 @@
-"""Measures of single-logit classification (SLC) with very many classes: time, peak memory, and
+"""Metrics of single-logit classification (SLC) with very many classes: time, peak memory, and
 agreement with scikit-learn.
 
 As in an evaluation, the scores of all samples are computed for one block of classes at a time;
 there is never a samples x classes tensor. Class frequencies are long-tailed. Some classes with
-samples are also measured with scikit-learn; this is not timed.
+samples are also measured with scikit-learn, but these measurements are not timed.
 """
 
 import time
@@ -27,7 +27,7 @@ _RECALLS = (0.9, 0.99)
 
 
 CLASSES, SAMPLES, DIM = 100_000, 50_000, 64
-_CHECKED = 200  # classes that scikit-learn measures
+_CHECKED = 200  # number of classes that scikit-learn measures
 
 
 def rows() -> Iterator[Row]:
@@ -49,7 +49,7 @@ def rows() -> Iterator[Row]:
 
 @dataclass
 class Run:
-    """Results of a pass over all classes; `differences` from scikit-learn by measure."""
+    """Results of a pass over all classes; `differences` from scikit-learn by metric."""
 
     classes_at_once: int
     scoring_seconds: float = 0.0
@@ -59,12 +59,12 @@ class Run:
     differences: dict[str, float] = field(default_factory=dict)
 
     def agree(self, name: str, got: float, expected: float) -> None:
-        """Update the largest difference of a measure."""
+        """Update the largest difference of a metric."""
         self.differences[name] = max(self.differences.get(name, 0.0), abs(got - expected))
 
 
 def problem(classes: int, samples: int, dim: int) -> tuple[ClassHead, Tensor, Tensor]:
-    """Return a head, features [N, d] around the row of their class, and long-tailed labels [N]."""
+    """Return a head, features [N, d] near the rows of their classes, and long-tailed labels [N]."""
     head = ClassHead(dim, classes, CrossEntropy(), bias=False, init_std=1.0)
     labels = (classes * torch.rand(samples, dtype=torch.float64) ** 3).long()
     features = head.weight.detach()[labels] + 2 * torch.randn(samples, dim)

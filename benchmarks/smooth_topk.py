@@ -1,6 +1,6 @@
-"""Cost of smooth top-k relative to cross entropy, and the accuracy of its float32 gradient.
+"""Cost of smooth top-k relative to cross-entropy, and the accuracy of its float32 gradient.
 
-The loss alone means its statistics, value and gradient for given logits, compared with torch's
+The statistics, value and gradient of the loss for given logits are compared with torch's
 cross_entropy. head_step.py measures complete head steps.
 """
 

@@ -53,8 +53,8 @@ def take_turns(
 ) -> dict[str, np.ndarray]:
     """Return the seconds of `clock` for each contender, [rounds].
 
-    There is one warm-up round. The measurement stops early, but after one round at the earliest, if
-    another round would exceed the limit of `seconds`.
+    There is one warm-up round. The measurement stops early if another round would exceed the limit
+    of `seconds`, but not before the first round is complete.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     began = 0.0

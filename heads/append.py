@@ -26,8 +26,9 @@ _ROWS_AT_ONCE = 1 << 18
 def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
     """Return the tree with one new leaf per new class, and the new index of each old node [N].
 
-    `parents` are nodes of `tree`, or -1 for a root. The new classes are K, K + 1, ... in the order
-    of `parents`. Raises ValueError if a parent is not a node.
+    `parents` contains, for each new class, the node of `tree` that becomes its parent, or -1 for a
+    root. The new classes have the IDs K, K + 1, ... in the order of `parents`. Raises ValueError if
+    a parent is not a node.
     """
     above = np.asarray(parents)
     if above.ndim != 1 or (above.size and above.dtype.kind not in "iu"):
@@ -43,7 +44,7 @@ def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, 
             f"{tree.num_nodes - 1}"
         )
     old, new = tree.num_nodes, len(above)
-    # `from_parents` renumbers the nodes. Node i gets the temporary class i here, so that
+    # `from_parents` renumbers the nodes. Assign the temporary class i to node i, so that
     # `node_of_class` of the result maps old node numbers to new ones.
     grown = LabelTree.from_parents(np.concatenate([tree.parent, above]), np.arange(old + new))
     moved = grown.node_of_class
@@ -65,10 +66,10 @@ def append_classes(
 ) -> None:
     """Append one class per entry of `parents` to `head`, in place (collective).
 
-    The scores of existing classes do not change. New rows are initialized like leaves of
-    `ClassHead`. The moments of `head.weight` and `head.bias` in `optimizer` are preserved; those of
-    new rows are zero. Raises ValueError if the head or its loss stores data per class, such as the
-    noise distribution of nce.
+    The scores of existing classes do not change. New rows are initialized like the leaves of a new
+    `ClassHead`. The moments of existing rows of `head.weight` and `head.bias` in `optimizer` are
+    preserved; the moments of new rows are zero. Raises ValueError if the head or its loss stores
+    data per class, such as the noise distribution of nce.
     """
     tree, moved = _grown_tree(head, parents)
     first = head.tree.num_classes

@@ -17,8 +17,8 @@ from heads.logits import LogitMap, Margins
 from heads.losses import Block, Choice, LabelPositions, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
-# glibc serves larger allocations with mmap, which returns zeroed pages, so that each allocation
-# would cause one page fault per 4 KiB.
+# glibc serves larger allocations with mmap, which returns zeroed pages, so each allocation would
+# cause one page fault per 4 KiB.
 _CACHED_BYTES = 16 << 20
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
@@ -28,10 +28,10 @@ _CACHED_BYTES = 16 << 20
 class BlockwiseLogits:
     """The logits of G rows for this rank's classes, computed one block at a time.
 
-    `features_Gd` are the features after the logit map, times its scale. `rows` and `bias` (None: no
-    bias) are per node. `offset` and `log_prior` [K] are added to the logits. `margins` is None for
-    a map without a margin. `memory_bytes` limits the memory of logits. `choice` are the classes
-    that the loss selected (None: all).
+    `features_Gd` are the features after the logit map, multiplied by its scale. `rows` and `bias`
+    (None: no bias) are per node. `offset` and `log_prior` [K] are added to the logits. `margins` is
+    None for a map without a margin. `memory_bytes` limits the memory of logits. `choice` contains
+    the classes that the loss selected (None: all).
     """
 
     weights: ClassWeights
@@ -53,11 +53,12 @@ class BlockwiseLogits:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
 
     def classes_at_once(self) -> int:
-        """Return the number of classes per block, whose logits use an eighth of the budget.
+        """Return the number of classes per block.
 
-        The remaining budget is enough for a few temporaries of that size, and for a quarter of the
-        budget of logits that are saved for backward. The number is a power of two, so that a batch
-        with one more row usually has the same blocks.
+        A block has at least 64 classes. If it has more, its logits use at most an eighth of the
+        budget. The rest of the budget covers a few temporaries of that size, and the logits saved
+        for backward, which use a quarter of the budget. The number of classes is a power of two, so
+        that adding one row to a batch usually does not change the blocks.
         """
         rows, dim = self.features_Gd.shape
         piece = self.memory_bytes // 8
@@ -199,7 +200,7 @@ class BlockwiseLogits:
 
 @dataclass(frozen=True)
 class ComputedBlock:
-    """A block of classes: its logits, as a leaf, and their statistics."""
+    """A block of classes: its logits, as an autograd leaf, and their statistics."""
 
     leaf_GC: Tensor
     view: Block
@@ -219,7 +220,7 @@ class ComputedBlock:
 
 
 class SavedBlocks:
-    """What forward saves for backward within the memory budget.
+    """The tensors that forward saves for backward within the memory budget.
 
     Forward saves the graphs of all blocks if they fit, otherwise the logits of the first blocks.
     Backward recomputes the logits of the other blocks. For example, with budget M and 10 blocks
@@ -276,7 +277,7 @@ class SavedBlocks:
 
 @dataclass
 class GradientSums:
-    """Gradient buffers to which the blocks of this rank add or write. None: not required.
+    """Buffers for the gradients of this rank's blocks (None: not required).
 
     `features` [G, d] is the gradient of the features after the logit map, `rows` [n, d] and `bias`
     [n, 1] are the gradients of path sums, and `scalars` [2] are the gradients of the logarithm of

@@ -33,8 +33,9 @@ def build_head(
     """Build the head of a recipe.
 
     Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths` [K]
-    (names of the nodes above each class, from the root down). `class_counts` [K] are the numbers
-    of training samples per class. Balanced class weights, priors and the noise of nce use them.
+    (names of the nodes above each class, from the root down). `class_counts` [K] are the numbers of
+    training samples per class, which balanced class weights, priors and the noise distribution of
+    nce use.
 
     Raises ValueError if `config.num_classes` or the label vectors do not match `num_classes`.
     """
@@ -92,7 +93,7 @@ def build_tree(
 
     The source is `label_vectors` [K, D], `class_paths` [K] or a file. The classes in a file are
     matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if
-    vectors or paths are missing, or if a tree has different classes or is of a different kind.
+    vectors or paths are missing, or if a tree has different classes or a different kind.
     """
     weights = config.weights
     if weights.kind == "dense" or weights.kind == "factored":

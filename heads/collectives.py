@@ -95,7 +95,7 @@ def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | 
 def reduce_scatter_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
     """Sum [sum(sizes), ...] over ranks and return this rank's rows, [sizes[rank], ...].
 
-    The transpose of `all_gather_rows`.
+    This is the transpose of `all_gather_rows`.
     """
     longest = max(sizes)
     if group_size(group) == 1 or longest == 0:

@@ -31,7 +31,8 @@ class DenseConfig(_Config):
 class LabelTreeConfig(_Config):
     """The source of a label tree.
 
-    A cover tree of the label vectors in the shards, the hierarchy in the shards, or a file.
+    The source is a cover tree of the label vectors in the shards, the hierarchy in the shards, or a
+    file.
     """
 
     kind: Literal["vectors", "hierarchy"] = Field(

@@ -98,10 +98,10 @@ class Engine:
         be 0. The gradients of `parameters` and of these rows of `features` are those of the mean
         over the global batch. They are complete and need no further reduction. A gradient that no
         rank requires is not computed; ranks may require different gradients. `row_weights` [b],
-        which multiply the weights of the rows, must be passed on every rank or on none. In
-        `training`, logits include the margin and the prior of the logit map. `draw` is the number
-        of the training step (`Loss.choose`); None computes all classes. Without `over_data`, the
-        gradients of `parameters` are not summed over the data group.
+        which multiply the weights of the rows, must be passed on every rank or on none. If
+        `training` is true, logits include the margin and the prior of the logit map. `draw` is the
+        number of the training step (`Loss.choose`); None computes all classes. If `over_data` is
+        false, the gradients of `parameters` are not summed over the data group.
 
         On every rank, raises ValueError if a label of any rank is outside the classes, if features
         and labels of any rank do not match, if a training step of a batch loss has fewer than two

@@ -2,7 +2,8 @@
 
 The head supports losses that depend on the logits of a row only through sum z, sum z^2 and z_y
 (Vincent, de Brebisson and Bouchard 2015, arXiv 1412.7091; the general family is in 1606.08061). It
-supports plain SGD with weight decay on dense class weights, without momentum and label trees.
+supports dense class weights and plain SGD with weight decay; it does not support momentum or label
+trees.
 
 The rows are stored as W = V U + 1 omega'. For features x, sum z = x's and sum z^2 = x'Q x with
 Q = W'W [d, d] and s = W'1 [d], so the loss needs no logits except those of the labels. The gradient
@@ -39,11 +40,11 @@ from heads.losses import LOSSES, Loss
 
 # Size of a block of float64 rows that fits in the cache of a core.
 _CACHED_BYTES = 2 << 20
-# Measured in 4,000 float32 steps (quadratic on features of non-negative entries, K = 2,000, d = 64,
-# lr 0.1). Distance of the final rows from those of float64: 2.9e-7 with 10, 1.4e-6 with 30, 1.5e-5
-# with 100; 2.2e-7 for a plain head. With the spherical losses the distance is a third of a plain
-# head's. Consolidations with 10, 30, 100: 400, 286, 211 for quadratic, 11, 8, 6 for
-# spherical_softmax.
+# Measured in 4,000 float32 steps (the loss `quadratic`, non-negative features, K = 2,000, d = 64,
+# lr 0.1). Distance of the final rows from those computed in float64: 2.9e-7 with 10, 1.4e-6 with
+# 30, 1.5e-5 with 100; 2.2e-7 for a plain head. With the spherical losses, the distance is a third
+# of that of a plain head. Consolidations with 10, 30, 100: 400, 286, 211 for quadratic, 11, 8, 6
+# for spherical_softmax.
 _MAX_SINGULAR_VALUE = 10.0
 _CHANGED = (
     "the factored head's weight was modified while a step or a gradient was pending: call "
@@ -278,7 +279,7 @@ class FactoredHead(ClassHead):
     def _current_moments(self) -> Moments:
         """Return Q and s (collective).
 
-        All ranks recompute them from all rows if any rank does not have valid ones.
+        All ranks recompute them from all rows if the moments of any rank are not valid.
         """
         changed = self._known_version != self._weight_version()
         broken = changed and (self._factors is not None or bool(self._recorded))
@@ -394,7 +395,7 @@ class FactoredHead(ClassHead):
         self, stats: Tensor, sizes: tuple[list[int], list[int]], *, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the global batch, and its gradient [b, 3] with respect to the
-        statistics of this rank's rows; zeros without `with_gradient`.
+        statistics of this rank's rows, which is zero if `with_gradient` is false.
 
         The columns of `stats` [b, 4 or 5] are sum z, sum z^2, z_y, the label and, if given, the row
         weight.

@@ -41,7 +41,7 @@ class Factors:
         """
         inverse, info = torch.linalg.inv_ex(self.transform)
         largest, widest = torch.finfo(dtype).max ** 0.25, max_singular_value**2
-        # The second bound costs more, but is tight far from the identity, too. Comparisons with NaN
+        # The second bound costs more, but is also tight far from the identity. Comparisons with NaN
         # are false, so NaN leads to a consolidation.
         for bound in (_norm_bound, _tight_norm_bound):
             norm, inverse_norm = bound(self.transform), bound(inverse)

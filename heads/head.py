@@ -41,11 +41,11 @@ class ClassHead(nn.Module):
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
     with axes `data` and `class`; None means a single process. Every rank holds `weight`, its
     contiguous rows [n, dim] of the node matrix, and `bias`, the entries [n] of these nodes (None
-    without a bias; by default there is a bias if the logit map supports it). Leaves follow a
-    normal distribution with standard deviation `init_std`, as a function of (seed, class); inner
-    nodes start at zero. The bias starts at the loss's initial value at the roots and at zero
-    elsewhere, so that every class has that value once. If `logits` learns its scale or offset, they
-    are the scalar parameters `log_scale` and `offset`, replicated on every rank.
+    without a bias; by default there is a bias if the logit map supports it). Leaves follow a normal
+    distribution with standard deviation `init_std`, as a function of (seed, class); inner nodes
+    start at zero. The bias starts at the loss's initial value at the roots and at zero elsewhere,
+    so that the bias of every class contains that value exactly once. If `logits` learns its scale
+    or offset, they are the scalar parameters `log_scale` and `offset`, replicated on every rank.
 
     Some losses need information about the classes: `class_counts` [K], the numbers of training
     samples, or `label_vectors` [K, D].

@@ -91,7 +91,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         return self.label_tree.digest()
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
-        """Not supported: raises ValueError."""
+        """Raise ValueError, because there is no row of weights per class."""
         raise ValueError(
             "hierarchical_softmax does not have one row of weights per class and cannot be "
             "exported for single-class queries: train with another head.loss"

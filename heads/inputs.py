@@ -239,8 +239,8 @@ def nan_loss(
 ) -> FloatingPointError:
     """Return the error for a NaN loss, the same on every rank (collective).
 
-    It lists the ranks whose `features` [b, d], vectors [n, d] or `bias` [n] are not finite. Rows
-    are counted from 0.
+    The message lists the ranks whose `features` [b, d], vectors [n, d] or `bias` [n] are not
+    finite. Rows are counted from 0.
     """
     mine = torch.tensor(_not_finite(features, held, bias), device=features.device)
     of_group = torch.stack(all_gather_equal(mine, class_group))
@@ -255,8 +255,8 @@ def nan_loss(
 
 
 def _not_finite(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
-    """Return this rank, its number of rows and of non-finite rows, the same for its vectors with
-    their bias, and the first non-finite rows."""
+    """Return the rank, its number of rows and of non-finite rows, the same two numbers for its
+    vectors and their bias, and the positions of the first non-finite rows."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
     finite = held.isfinite().all(1)

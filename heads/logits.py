@@ -1,4 +1,4 @@
-"""Logit maps: how features and the rows of classes become logits.
+"""Logit maps: functions from features and class rows to logits.
 
     dot      z_j = s x·w_j + b_j + o
     cosine   z_j = s cos(x, w_j) + o, in training with a margin on the logit of the true class
@@ -49,7 +49,7 @@ class ClassRows:
 
 
 class LogitMap(BaseModel):
-    """Options of a logit map. `evaluated` returns the map without options for training only.
+    """Options of a logit map. `evaluated` returns the map without training-only options.
 
     `normalizes`: the map multiplies unit vectors and does not support a bias.
     """
@@ -77,11 +77,11 @@ class LogitMap(BaseModel):
 
     @property
     def is_plain(self) -> bool:
-        """Whether logits are x·w + b, also in training."""
+        """Whether logits are x·w + b, including in training."""
         return self == Dot()
 
     def normalized(self, vectors: Tensor) -> Tensor:
-        """Normalize features or rows [n, d] if the map requires it, otherwise return them as is."""
+        """Normalize features or rows [n, d] if the map requires it, else return them unchanged."""
         return unit_vectors(vectors) if self.normalizes else vectors
 
     def gradient(self, vectors: Tensor, grad: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class LogitMap(BaseModel):
         return grad_vectors
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
-        """Map the cosines of feature vectors and their true rows [b] to the values in training."""
+        """Map cosines of feature vectors and their true rows [b] to the values used in training."""
         raise NotImplementedError(f"{self.kind} logits do not support a margin")
 
     def evaluated(self, *, scale: float, offset: float) -> "LogitMap":
@@ -185,7 +185,7 @@ class NormFace(CosineMap):
 
 
 class SphereFace(CosineMap):
-    """A factor m1 of the angle (Liu et al. 2017), with unit features and rows.
+    """A multiplicative margin m1 on the angle (Liu et al. 2017), with unit features and rows.
 
     The default 1.35 is that of Deng et al. 2019. The original uses m1 = 4 with annealing.
     """
@@ -290,7 +290,7 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 
 
 def log_prior(tau: float, class_counts: Tensor) -> Tensor:
-    """Return tau log((n_j + 1) / (N + K)) [K] (Menon et al. 2021, with one more sample of each
+    """Return tau log((n_j + 1) / (N + K)) [K] (Menon et al. 2021, with one sample added to each
     class)."""
     counts = class_counts.double() + 1
     return tau * (counts / counts.sum()).log()

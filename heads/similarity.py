@@ -17,8 +17,8 @@ _CHUNK = 1 << 16  # pairs of classes processed at a time; bounds the memory of t
 def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Tensor:
     """Return the similarity [n] of the classes `a` [n] and `b` [n] with label vectors [K, d].
 
-    It is max(0, (cos - lower) / (1 - lower)), as in SimLoss. It is exactly 1 for a class and
-    itself, and 0 for a class with a zero vector and any other class. Raises ValueError for a
+    It is max(0, (cos - lower) / (1 - lower)), as in SimLoss. The similarity of a class to itself is
+    exactly 1. That of a class with a zero vector to any other class is 0. Raises ValueError for a
     `lower` outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
     """
     if not -1 <= lower < 1:

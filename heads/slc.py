@@ -20,7 +20,7 @@ from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 
 # Shape legend: N samples, C classes of a block, P largest number of positives, R recalls.
 
-_CHUNK = 1 << 22  # numbers processed at a time; bounds the memory in addition to the block
+_CHUNK = 1 << 22  # numbers processed at a time; limits the memory in addition to the block
 _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold", "reached")
 
 
@@ -193,7 +193,7 @@ def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tens
     _check_distinct(ids)
     labels = labels.to(ids.dtype).contiguous()
     positions = torch.searchsorted(ids, labels).clamp_(max=max(0, len(ids) - 1))
-    # Not torch.isin, which compares all pairs if there are few labels.
+    # Do not use torch.isin, which compares all pairs if there are few labels.
     rows = (ids[positions] == labels).nonzero().squeeze(1) if len(ids) else positions[:0]
     columns, by_column = order[positions[rows]].sort(stable=True)
     return rows[by_column], columns
@@ -241,7 +241,7 @@ def _joined(blocks: Sequence[ClassMeasures]) -> ClassMeasures:
 
 
 def _needed(positives: Tensor, recall: float) -> Tensor:
-    """Return ceil(recall * positives), robust to rounding: 0.55 * 100 is 55.00000000000001."""
+    """Return ceil(recall * positives), corrected for rounding: 0.55 * 100 is 55.00000000000001."""
     return (positives.double() * recall * (1 - 1e-12)).ceil().long()
 
 

@@ -1,21 +1,21 @@
-"""Selects and merges the k largest scores of each row. Ties are broken by the lowest class ID."""
+"""Select and merge the k largest scores of each row. Ties are broken by the lowest class ID."""
 
 import torch
 from torch import Tensor
 
-# Class ids are exchanged as statistics, which are floats. Two digits of this base are exact in
-# float32.
+# Class IDs are exchanged as statistics, which are floats. They are encoded as two digits in this
+# base, each of which is exact in float32.
 _BASE = 1 << 18
 _CHUNK = 1 << 22  # scores of rows with ties processed at a time
 
 
 def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
-    """Return the columns [B, min(k, C)] of the largest scores; ties go to the lowest ids."""
+    """Return the columns [B, min(k, C)] of the largest scores; ties go to the lowest IDs."""
     k = min(k, len(class_ids_C))
     values, columns = scores_BC.topk(min(k + 1, len(class_ids_C)), dim=1)
     if columns.shape[1] > k > 0:
         # torch.topk breaks ties arbitrarily. If the k-th and the next score are equal, select by
-        # id.
+        # ID.
         shared = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
         for rows in shared.split(max(1, _CHUNK // len(class_ids_C))):
             columns[rows, :k] = _by_lowest_id(scores_BC[rows], values[rows, k - 1], class_ids_C, k)
@@ -23,8 +23,8 @@ def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
 
 
 def sort_largest(scores_BN: Tensor, ids_BN: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest scores of each row and their ids [B, min(k, N)], sorted by descending
-    score, then by ascending id."""
+    """Return the k largest scores of each row and their IDs [B, min(k, N)], sorted by descending
+    score, then by ascending ID."""
     by_id = ids_BN.argsort(dim=1)
     scores, ids = scores_BN.gather(1, by_id), ids_BN.gather(1, by_id)
     by_score = scores.detach().argsort(dim=1, stable=True, descending=True)[:, :k]
@@ -32,18 +32,18 @@ def sort_largest(scores_BN: Tensor, ids_BN: Tensor, k: int) -> tuple[Tensor, Ten
 
 
 def encode_ids(ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Encode class ids [...] as two exact floats [..., 2]; float32 supports ids below 2^36."""
+    """Encode class IDs [...] as two exact floats [..., 2]; float32 supports IDs below 2^36."""
     return torch.stack([ids // _BASE, ids % _BASE], dim=-1).to(dtype)
 
 
 def decode_ids(digits: Tensor) -> Tensor:
-    """Decode the results of `encode_ids` [..., 2] to class ids [...]."""
+    """Decode the results of `encode_ids` [..., 2] to class IDs [...]."""
     digits = digits.detach().to(torch.int64)
     return digits[..., 0] * _BASE + digits[..., 1]
 
 
 def _by_lowest_id(scores_RC: Tensor, last_R: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
-    """Return the columns [R, k] of all scores above `last_R`, then of the lowest ids among the
+    """Return the columns [R, k] of all scores above `last_R`, then of the lowest IDs among the
     scores equal to it."""
     last = last_R[:, None]
     others = torch.where(scores_RC == last, class_ids_C, torch.iinfo(torch.int64).max)

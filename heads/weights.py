@@ -56,7 +56,7 @@ def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ClassBlock:
-    """Some of a rank's classes: their ascending positions among its classes, and their ids [C].
+    """Some of a rank's classes: their ascending positions among its classes, and their IDs [C].
 
     `paths` concatenates the nodes of their paths that this rank holds, and `offsets` [C] are the
     starts of the paths; None if every class is a root. `num_remote` [C] counts the nodes of a path
@@ -122,7 +122,7 @@ class ClassWeights:
             self._plan_gradients(group_size)
 
     def rebuilt(self, tree: LabelTree, device: torch.device) -> "ClassWeights":
-        """Return the same rank's part of another tree, or the same plan for another device."""
+        """Return this rank's part of a different tree, or the same plan for another device."""
         return ClassWeights(
             tree,
             group_rank=self.group_rank,

@@ -1,4 +1,4 @@
-"""Errors for output paths that cannot be written. They name the option to change."""
+"""Errors that name the option to change if an output path cannot be written."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def explain_write_errors(path: Path, option: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Raise the error that writing to the file `path` would raise. Call this before the work."""
+    """Raise the error that writing to the file `path` would raise, before any work is done."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: pass the path of a file to {option}")
     # Permission bits are not reliable on every file system, so create a file.

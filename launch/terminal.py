@@ -97,8 +97,8 @@ class _Rate:
 
 
 def wide_console(columns: int) -> Console:
-    """Return a console. Without a terminal it has `columns`, because rich's default of 80 wraps
-    tables."""
+    """Return a console. Without a terminal, its width is `columns`, because rich's default of 80
+    wraps tables."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 

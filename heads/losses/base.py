@@ -278,7 +278,7 @@ class Loss(ABC):
         return {name: field for name, field in declared.items() if name != "kind"}
 
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
-        """Return the mean number of classes that a training step computes if its rows have
+        """Return the expected number of classes that a training step computes if its rows have
         `num_labels` distinct labels, or None for all classes."""
         return None
 

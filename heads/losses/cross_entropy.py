@@ -60,16 +60,17 @@ class CrossEntropy(Loss):
 
     @property
     def aligned(self) -> bool:
-        """Aligned if `z_loss` c > 0, unless both label smoothing e > 0 and a sample rate r < 1.
+        """Whether `z_loss` c > 0, and not both label smoothing e > 0 and a sample rate r < 1.
 
         With c = 0, the loss depends only on differences within a row, so rows can be shifted apart
-        (002, section 3.1). With c > 0 and e = 0, the loss is `self_norm`. Smoothing moves the
-        minimum from infinity to z = log of the target: log(1 - e + e/K) at the label of every row,
-        and log(e/K) elsewhere. Sampling with e = 0 keeps the infimum of every draw at 0, so a small
-        expectation bounds the loss of the draw of all classes, which separates as above. With both,
-        a class without a row gets its share e/K of the target only in the steps that draw it. For
-        two classes, a small c and e > 2r / (1 + r), that class is above the true one at the
-        minimum; for other values, separation is not proven.
+        (section 3.1 of paper 002). With c > 0 and e = 0, the loss is `self_norm`. Smoothing moves
+        the minimum from infinity to z = log of the target: log(1 - e + e/K) at the label of every
+        row, and log(e/K) elsewhere. Sampling with e = 0 keeps the infimum of every draw at 0, so a
+        small expectation bounds the loss of the draw that contains all classes, which separates the
+        logits as above. With both smoothing and sampling, a class without a row gets its share e/K
+        of the target only in the steps that draw it. With two classes, a small c, and e above 2r /
+        (1 + r), that class is above the true one at the minimum. For other values, separation is
+        not proven.
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 

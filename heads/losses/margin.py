@@ -11,7 +11,7 @@ from torch import Tensor
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
 from heads.topk import decode_ids, encode_ids, largest_columns, sort_largest
 
-# ID of the padding if a row has fewer false classes than `num_largest`; larger than any class ID.
+# Padding ID for rows with fewer false classes than `num_largest`. It is larger than any class ID.
 _NO_CLASS = 1 << 35
 
 
@@ -94,8 +94,8 @@ class BatchMaxMargin(MarginLoss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
-        # min and max over a dimension: with ties, one row gets the gradient, whereas the reduction
-        # over all elements divides it among the tied rows.
+        # Use min and max over a dimension: if rows are tied, only one of them gets the gradient,
+        # whereas a reduction over all elements would divide it among them.
         gap = true.min(dim=0).values - largest[:, 0].max(dim=0).values
         return super().value(total, rows) + torch.relu(self.gamma - gap) / rows.num_rows
 

@@ -22,7 +22,7 @@ from heads.losses.base import logsumexp
 # Shape legend: B rows, C scores of a row, k the highest degree, n = k + 1, m leaders, P parts.
 
 _CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
-_PARALLEL_SIZE = 1 << 15  # number of scores from which torch.topk uses several threads on a CPU
+_PARALLEL_SIZE = 1 << 15  # minimum number of scores for multi-threaded torch.topk on a CPU
 _CANDIDATES = 128  # number of scores for which torch.topk is fast on a CPU
 
 

@@ -18,7 +18,7 @@ from heads.tree.named_tree import NamedTree
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A hierarchy of names: `parents` of every name, empty for a root.
+    """A hierarchy of names. `parents` contains the parents of every name, empty for a root.
 
     If a name has several parents, only the first parent is used. `titles` are display names, and
     `origin` is the name of the source in error messages.
@@ -43,7 +43,7 @@ class Hierarchy:
         names: Sequence[str] | None = None,
         collapse: bool = True,
     ) -> NamedTree:
-        """Return the label tree of classes at `names` of the hierarchy (default: `class_names`).
+        """Return the label tree of classes at `names` in the hierarchy (default: `class_names`).
 
         If other classes are below a class or have the same name in the hierarchy, the class becomes
         a leaf under a pseudoclass of that name. See `tree_of_paths` for `collapse`. Raises

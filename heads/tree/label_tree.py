@@ -44,7 +44,7 @@ class LabelTree:
         """Check a tree with arbitrary node numbers and number it in pre-order.
 
         `parent` [N] and `class_of_node` [N] are as in the class, but a parent may have a larger
-        number than its child. Siblings, including roots, are sorted by the smallest class id at or
+        number than its child. Siblings, including roots, are sorted by the smallest class ID at or
         below them, so the result does not depend on the numbering of the input. Raises ValueError
         if the arrays are not a valid tree.
         """
@@ -89,7 +89,7 @@ class LabelTree:
 
     @cached_property
     def class_order(self) -> IntArray:
-        """Class ids [K] in the order of their nodes."""
+        """Class IDs [K] in the order of their nodes."""
         return _read_only(self.class_of_node[self.class_of_node >= 0])
 
     @cached_property
@@ -151,7 +151,7 @@ def preorder(parent: ArrayLike) -> IntArray:
     Indexing names or vectors of the nodes with the result puts them in the node order of the tree.
     """
     # Treat pseudoclasses as additional classes. They do not change the order of siblings, because
-    # the smallest class id at or below a node is always that of a real class.
+    # the smallest class ID at or below a node is always that of a real class.
     return LabelTree.from_parents(parent, np.arange(np.size(parent))).class_of_node
 
 
@@ -234,7 +234,7 @@ def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
 
 
 def _subtree_least_and_size(parents: IntArray, classes: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the smallest class id and the number of nodes at or below each node, both [N]."""
+    """Return the smallest class ID and the number of nodes at or below each node, both [N]."""
     num_nodes = len(parents)
     least = np.where(classes < 0, num_nodes, classes)
     size = np.ones(num_nodes, np.int64)

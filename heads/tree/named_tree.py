@@ -51,8 +51,8 @@ class NamedTree:
     def of_cover_tree(cls, cover: CoverTree, classes: Sequence[str], kind: str) -> "NamedTree":
         """Return the utree or vtree of a cover tree, according to `kind`.
 
-        A pseudoclass gets the name of the class at its center. Raises ValueError for another kind,
-        or if the number of names is not the number of classes.
+        A pseudoclass gets the name of the class at its center. Raises ValueError for any other
+        kind, or if the number of names is not the number of classes.
         """
         if len(classes) != len(cover.level):
             raise ValueError(

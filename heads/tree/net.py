@@ -236,7 +236,7 @@ def _edges(jumps: FloatArray) -> list[int]:
 
 
 def _spread_out(candidates: IntArray) -> IntArray:
-    """Return at most `_BLOCK` evenly spaced candidates, in ascending order of class id."""
+    """Return at most `_BLOCK` evenly spaced candidates, in ascending order of class ID."""
     if len(candidates) > _BLOCK:
         candidates = candidates[np.linspace(0, len(candidates) - 1, _BLOCK).astype(np.int64)]
     return np.sort(candidates)

@@ -32,9 +32,9 @@ def load_label_vectors(
     and array files with names are matched by name (see `NameLookup`). `.npy`, and `.npz` or
     `.safetensors` with an array `vectors` and no names, contain K rows in class order.
 
-    `missing` selects what a name without a vector gets: an error, the mean of the others, or zeros.
-    Raises ValueError for a missing vector with `missing="error"`, for a file of another shape, and
-    if no name has a vector.
+    `missing` determines how names without a vector are handled: an error, the mean of the other
+    vectors, or zeros. Raises ValueError for a missing vector with `missing="error"`, for an array
+    of a different shape, and if no name has a vector.
     """
     path = Path(path)
     if word_file_suffix(path) in WORD_FILE_SUFFIXES:

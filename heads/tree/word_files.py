@@ -1,4 +1,5 @@
-"""Read files of word vectors: word2vec binary and text, fastText .vec, GloVe .txt, also gzipped.
+"""Read files of word vectors: word2vec binary and text, fastText .vec, GloVe .txt, each optionally
+gzipped.
 
 A file is read once, as a stream, and only the vectors that the caller needs are parsed.
 """

@@ -1,7 +1,7 @@
 """Read the nouns of a WordNet `dict` folder (the format of wndb(5WN)) as a hierarchy.
 
-Only `data.noun` and `index.noun` are needed, which every WordNet distribution contains. The reader
-of NLTK needs more files and accepts only NLTK's own folder layout.
+Only `data.noun` and `index.noun` are needed, which every WordNet distribution contains. NLTK's
+reader needs more files and accepts only NLTK's own folder layout.
 """
 
 import re
@@ -19,7 +19,7 @@ _HYPERNYMS = ("@", "@i")
 
 @dataclass(frozen=True)
 class WordNet:
-    """The noun synsets of WordNet, with the names of ImageNet (`n02084071`), and their hypernyms.
+    """The noun synsets of WordNet, named as in ImageNet (`n02084071`), and their hypernyms.
 
     `senses` are the synsets of each lemma, most common first. `lemmas` are the lemmas of each
     synset, separated by commas.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from heads.losses import Loss
 
 
-_WIDE_COLUMNS = 140  # minimum width of a terminal for all columns
+_WIDE_COLUMNS = 140  # minimum terminal width for showing all columns
 _LEGEND = (
     "aligned: with the Principle of Logit Separation. A single logit is a meaningful score.",
     "paper: docs/papers.md lists papers 000 to 004.",

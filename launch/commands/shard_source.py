@@ -50,7 +50,7 @@ PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples pe
 
 
 def source_commands() -> dict[str, Any]:
-    """Map names to commands, without the sources that only replace another source for folders."""
+    """Map names to commands, without the sources that only read folders for another source."""
     app = typer.Typer()
     replacements = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
@@ -114,7 +114,7 @@ def _shard(
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """Return the options of the source and of its replacement for folders, if it has one."""
+    """Return the options of the source and, if it has one, of its replacement for folders."""
     options = options_of(source_class)
     if (instead := source_class.for_folder) is None:
         return options

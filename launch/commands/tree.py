@@ -151,7 +151,7 @@ class ClassList(NamedTuple):
 class TreeOptions:
     """Options of `kway tree build` besides the source.
 
-    origin: None uses label vectors if the shards have any, otherwise the hierarchy.
+    origin: None uses label vectors if the shards contain any, otherwise the hierarchy.
     given: the options that were passed on the command line.
     """
 

@@ -97,7 +97,7 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
 
 
 def _draw_one_threshold(ax: Axes, found: dict[DemoRun, Logits]) -> None:
-    """Plot precision over recall with one threshold for all classes, which requires logits that are
+    """Plot precision over recall with one threshold for all classes. This requires logits that are
     comparable across classes and images."""
     for run, logits in found.items():
         own = np.zeros(logits.logits.shape, dtype=bool)

@@ -56,11 +56,11 @@ def in_gib(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """The training run that this machine is checked for.
+    """The training run for which this machine is checked.
 
     workers: loader processes per rank, or None without a recipe. shared_bytes: memory in /dev/shm
-    that the loader processes of all ranks on this machine use. Without a recipe, this assumes four
-    workers per rank and a global batch of 256 images of 224 x 224 pixels.
+    that the loader processes of all ranks on this machine use. Its default assumes four workers per
+    rank and a global batch of 256 images of 224 x 224 pixels.
     """
 
     run: Path

@@ -7,7 +7,7 @@ from pathlib import Path
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_USED_SHARE = 0.1  # of a device's memory, in use before training starts
+_USED_SHARE = 0.1  # share of a device's memory in use before training starts
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:

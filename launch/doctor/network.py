@@ -17,7 +17,7 @@ from launch.doctor.check import Finding, Workload, error, ok, warning
 _CHOOSE = "set GLOO_SOCKET_IFNAME to the interface of the cluster network (ip -brief address)"
 _TIMEOUT_SECONDS = 3
 _MAX_SKEW_SECONDS = 5
-_TIME_ERROR = 5  # adjtimex returns this for an unsynchronized clock
+_TIME_ERROR = 5  # return value of adjtimex for an unsynchronized clock
 _SET_CLOCKS = "synchronize the clocks of all machines: systemctl enable --now chrony"
 
 
@@ -123,7 +123,7 @@ def ports(workload: Workload) -> Iterator[Finding]:
 def _why_taken(port: int, failure: OSError) -> tuple[str, str]:
     if failure.errno != errno.EADDRINUSE:
         return failure.strerror or str(failure), "choose another port above 1023"
-    # The system does not reveal the process ids of other users' connections.
+    # The system does not reveal the process IDs of other users' connections.
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
             is_here = connection.laddr and connection.laddr.port == port

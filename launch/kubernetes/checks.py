@@ -8,7 +8,7 @@ from launch.kubernetes.pod_rules import POD_RULES
 from launch.kubernetes.ray_rules import RAY_RULES
 from launch.kubernetes.reference_rules import REFERENCE_RULES
 
-# Rules that take all manifests together.
+# Rules that check all manifests together.
 RULES = (*REFERENCE_RULES, *GROUP_RULES, *RAY_RULES)
 
 

@@ -1,7 +1,7 @@
 """Rules for Jobs, and for the JobSets and TrainingRuntimes that create them.
 
-They cover pod failures, the order of timeouts, the number of pods in the rendezvous, and restarts
-of a group.
+They cover pod failures, the order of timeouts, the number of pods in the rendezvous, and group
+restarts.
 
 Each rule yields one line per problem.
 """
@@ -85,7 +85,8 @@ def timeouts_are_in_order(job: Job) -> Iterator[str]:
 
 
 def all_pods_join(job: Job) -> Iterator[str]:
-    """Check that the numbers of pods, nodes, ranks and GPUs match, and that pod 0 is the host."""
+    """Check that the numbers of pods, nodes, ranks and GPUs match, and that pod 0 hosts the
+    rendezvous."""
     if (trainer := job.trainer) is None:
         return
     line = words(trainer, job.given)

@@ -25,7 +25,7 @@ _BINARY = {suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("
 _DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
 _FACTORS = {"": Decimal(1), "m": Decimal("0.001"), **_BINARY, **_DECIMAL}
 
-# The C parser, which PyYAML's wheels include, is ten times as fast.
+# The C parser, which PyYAML's wheels include, is ten times as fast as the Python parser.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

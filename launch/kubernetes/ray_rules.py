@@ -40,7 +40,7 @@ def head_runs_no_replicas(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that redisAddress is a Service in the manifests and one of its ports."""
+    """Check that redisAddress names a Service in the manifests and one of its ports."""
     services = {
         name: [port.get("port") for port in at(manifest, "spec").get("ports", ())]
         for name, manifest in by_name(manifests, "Service").items()

@@ -70,7 +70,7 @@ def _selects(
 
 
 def config_maps_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that mounted ConfigMaps are in the manifests and contain the keys that are used."""
+    """Check that mounted ConfigMaps are in the manifests and contain the keys that pods use."""
     maps = {
         name: {*at(manifest, "data"), *at(manifest, "binaryData")}
         for name, manifest in by_name(manifests, "ConfigMap").items()
@@ -180,7 +180,8 @@ def no_policy_is_open(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def training_is_reachable(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that a run's pods can reach each other on all ports, and all peers the metrics."""
+    """Check that a run's pods can reach each other on all ports, and that all peers can reach the
+    metrics."""
     for job in jobs(manifests):
         if job.trainer is None or job.pod.spec.get("hostNetwork"):
             continue

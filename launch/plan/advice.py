@@ -9,7 +9,7 @@ from trainer.strategies.base import StrategyKind
 
 _SMALL_LOGITS_MIB = 64
 _MAX_NODES = 1024
-_MIN_SAVING = 0.1  # smallest saving to report, as a fraction of the missing memory
+_MIN_SAVING = 0.1  # smallest reported saving, as a fraction of the missing memory
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import torch
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
 
-# Latency of a small NCCL collective. Assumed, with the order of magnitude reported by nccl-tests.
+# Latency of a small NCCL collective. This is an assumption based on the order of magnitude that
+# nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
 _BITS = 8

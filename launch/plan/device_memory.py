@@ -12,7 +12,8 @@ from trainer.strategies.cost import FLOAT32, Spread
 Moment = Literal["head", "backward", "optimizer"]
 MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")
 _INT64 = _FLOAT64 = 8
-# The CUDA context, workspaces of cuBLAS and cuDNN, and NCCL's buffers. Assumed, not measured.
+# The CUDA context, workspaces of cuBLAS and cuDNN, and NCCL's buffers. This value is assumed, not
+# measured.
 _CUDA_RESERVE = 2 << 30
 
 
@@ -158,7 +159,7 @@ def _head(head: HeadShape, shard: int) -> list[Line]:
 
 
 def _blocks(head: HeadShape) -> int:
-    """Return the bytes saved for all blocks and of the temporaries of one block."""
+    """Return the bytes saved for all blocks, and those of the temporaries of one block."""
     block, loss = head.group_rows * head.block_classes, head.loss
     half = head.itemsize < FLOAT32
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32

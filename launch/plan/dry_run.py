@@ -45,7 +45,7 @@ class RankShape:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Selected ranks of a world of `size`, and the totals over all of its ranks."""
+    """Selected ranks of a world of `size` ranks, and the totals over all of them."""
 
     size: int
     mesh: tuple[int, int]

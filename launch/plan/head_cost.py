@@ -97,7 +97,7 @@ def _constant_bytes(loss: Loss) -> int:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """One of the head's `calls` per step, on the rank with the largest shard.
+    """One of the `calls` of the head in a step, on the rank with the largest shard.
 
     rows, group_rows, world_rows: rows of this rank, of its class group and of all ranks.
     nodes: this rank's weight vectors, of `dim` numbers each (`per_node` with the bias).

@@ -21,12 +21,13 @@ from trainer.strategies.cost import FLOAT32
 HostMoment = Literal["manifest", "head", "training"]
 HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
 
-# Resident memory of Python, torch, transformers and the trainer on a CPU. Measured.
+# Measured resident memory of Python, torch, transformers and the trainer on a CPU.
 _PROCESS_BYTES = 450 << 20
 _INT64 = 8
 _SAMPLED = 1000
 # Bytes per node of the label tree, while the head is built and afterwards, and the number of copies
-# of the initial rows while it is built. Measured with 300,000 classes and 9 or 41 columns.
+# of the initial rows while it is built. These were measured with 300,000 classes and 9 or 41
+# columns.
 _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 
 

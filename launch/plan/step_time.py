@@ -153,7 +153,8 @@ def _factored_work(head: HeadShape) -> list[Work]:
 def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
     """Return the work of an update.
 
-    It reads weight, gradient and moments, writes weight and moments, and reads and writes averages.
+    An update reads the weights, gradients and moments, writes the weights and moments, and reads
+    and writes the averages.
     """
     shard = head.shard
     if recipe.head.weights.kind == "factored":

@@ -118,7 +118,7 @@ class Agent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
-        """Signal the ranks to save and exit, wait, then kill the others. Ctrl-C skips the wait."""
+        """Signal the ranks to save and exit, wait, and kill the rest. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
         # Signal only the ranks, not their process groups: a rank that saves needs its loaders.
         # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.

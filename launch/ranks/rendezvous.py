@@ -70,7 +70,7 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     if placement.is_static:
         rank = placement.node_rank or 0
-        if rank:  # its handler connects later, in torch code that does not honor the timeout
+        if rank:  # its handler connects later, in torch code that does not apply the timeout
             _connected(
                 lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
                 placement,

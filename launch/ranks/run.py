@@ -39,7 +39,7 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
     # By default every library would start one thread per core in each rank.
     cores = len(os.sched_getaffinity(0)) // placement.num_processes
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
-    # -P: a folder data/ in the current directory must not shadow the package of that name.
+    # -P: a folder data/ in the current directory must not shadow the package of the same name.
     command = ("-P", "-u", "-m", module, *arguments)
     with StopRequest() as stop, TemporaryDirectory(prefix="kway-") as log_folder:
         try:
@@ -59,7 +59,7 @@ def _run(agent: Agent, placement: Placement, rendezvous: RendezvousHandler) -> i
         # Leave the rendezvous open: the other machines' ranks are still saving.
         return agent.code_after(stopped.sigval)
     except (RendezvousError, dist.DistError, TimeoutError) as error:
-        # After these errors the store would not respond to a close either.
+        # After these errors, the store would not respond to a close request either.
         if not isinstance(error, RendezvousConnectionError | TimeoutError):
             _close(rendezvous)
         return _rendezvous_failed(error, placement)

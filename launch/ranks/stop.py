@@ -55,7 +55,7 @@ class StopRequest:
 
 
 def wait_until_ended(processes: Processes, seconds: float) -> None:
-    """Wait until all processes have exited, at most `seconds`."""
+    """Wait until all processes have exited, for at most `seconds`."""
     deadline = time.monotonic() + seconds
     while _running(processes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -150,7 +150,7 @@ def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def speed(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Throughput, time waiting for data, device utilization, memory and phases."""
+    """Throughput, time spent waiting for data, device utilization, memory and phases."""
     axis = axis_of(runs)
     yield from _over_steps(
         runs, axis, "samples_per_second", "Throughput", "samples/s", from_zero=True

@@ -61,15 +61,16 @@ def set_nodes(head: ClassHead, nodes: Tensor) -> None:
 
 
 def gradient_of_nodes(head: ClassHead) -> Tensor:
-    """The gradient of this rank's rows [n, dim], with that of the bias as an additional column."""
+    """The gradient of this rank's rows [n, dim], with the gradient of the bias as an additional
+    column."""
     if head.bias is None:
         return head.weight.grad
     return torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
 
 
 def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:
-    """The rows of all classes [K, ...]: sums over their paths, one path at a time (Eq. 3 of paper
-    000)."""
+    """The rows of all classes [K, ...], computed as sums over their paths, one path at a time (Eq.
+    3 of paper 000)."""
     rows = []
     for class_id in range(tree.num_classes):
         node = int(np.flatnonzero(tree.class_of_node == class_id)[0])

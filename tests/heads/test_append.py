@@ -1,4 +1,4 @@
-"""Classes appended to a trained head: existing scores and moments are preserved on all ranks."""
+"""Appending classes to a trained head preserves existing scores and moments on all ranks."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,8 @@ def trained_head(weighting: str, mesh=None):
 
 
 def step(head, optimizer) -> None:
-    """A step on the same global batch for every world size; rank 0 has all of its rows."""
+    """Take a step on the same global batch for every world size; rank 0 has all rows of the
+    batch."""
     alone = head.mesh is None or torch.distributed.get_rank() == 0
     generator = torch.Generator().manual_seed(2)
     features = torch.randn(8, 4, generator=generator)[: 8 if alone else 0]
@@ -41,7 +42,7 @@ def rows_of(head) -> dict[int, np.ndarray]:
 
 
 def moments_of(head, optimizer) -> torch.Tensor:
-    """The moments of the rows [n, dim], with that of the bias as an additional column."""
+    """The moments of the rows [n, dim], with the moment of the bias as an additional column."""
     of_rows, of_bias = (optimizer.state[p]["momentum_buffer"] for p in (head.weight, head.bias))
     return torch.cat([of_rows, of_bias[:, None]], dim=1)
 

@@ -109,7 +109,8 @@ BROKEN = {
 
 
 def broken_rows(world_size: int, kind: str) -> str:
-    """Errors of steps with each kind of invalid rows on the last rank, then a valid step."""
+    """Errors of steps with each kind of invalid rows on the last rank, and of a valid step after
+    them."""
     head = make_head(kind, label_tree("vtree", 13), class_mesh(world_size))
     answers = []
     for how, break_them in BROKEN.items():

@@ -62,7 +62,7 @@ class Model(nn.Module):
 
 
 def trained(model: nn.Module) -> list[dict[str, Tensor]]:
-    """The loss and gradients of each step of Adam."""
+    """The loss and gradients of each Adam step."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
     steps = []

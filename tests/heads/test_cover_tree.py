@@ -84,7 +84,7 @@ def test_nets_are_nested_separated_and_covering_and_parents_are_nearest(seed, ki
 
 
 def naive_vtree(tree: CoverTree) -> dict[object, object]:
-    """The parent of each class and pseudoclass: the explicit tree without one-child nodes."""
+    """The parent of each class and pseudoclass in the explicit tree without one-child nodes."""
     explicit: dict[object, object] = {}
     bottom = int(tree.level.max()) + 1
     for c, first in enumerate(tree.level):

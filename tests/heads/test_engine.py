@@ -83,7 +83,7 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         pytest.param(2, 13, 1, marks=pytest.mark.slow),
         (3, 13, 1),
         (4, 13, 1),
-        (4, 5, 1),  # chunks of 2: the last rank of the dense head is without classes
+        (4, 5, 1),  # chunks of 2: the last rank of the dense head has no classes
         pytest.param(4, 2, 1, marks=pytest.mark.slow),
         (4, 13, 2),  # two class groups of two
         (4, 13, 4),  # every rank holds all classes
@@ -121,7 +121,7 @@ def check_against_definition(ranks, num_classes: int) -> None:
 
 
 def empty_shares():
-    """Every loss of two rows on four ranks, of which two have no rows."""
+    """Every loss for two rows on four ranks, two of which have no rows."""
     begin, end = shard_range(2, torch.distributed.get_rank(), 4)
     found = {}
     for kind in LOSS_KINDS:

@@ -386,13 +386,13 @@ def test_non_finite_features_are_an_error_with_their_rows():
 
 # ---- sharded ----
 
-# Two losses, one with and one without the sum of the logits among its statistics.
+# Two losses: the statistics of only one of them include the sum of the logits.
 SHARDED_KINDS = ("ccql", "taylor_softmax")
 SHARDED = [
     (1, 13, 1, 11),
     (2, 13, 1, 11),
     (3, 13, 1, 11),
-    (4, 5, 1, 11),  # chunks of 2: the last rank is without classes
+    (4, 5, 1, 11),  # chunks of 2: the last rank has no classes
     (4, 13, 2, 11),  # two class groups of two
     (4, 13, 2, 3),  # some ranks have no rows
     (4, 13, 4, 11),  # every rank holds all classes

@@ -65,7 +65,7 @@ def test_freezing_features_or_weights_does_not_change_the_other_gradient(name, m
 
 
 class Recorder(TorchDispatchMode):
-    """Counts matrix products, and records the size of the largest tensor that is created."""
+    """Counts matrix products and records the size of the largest tensor created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,8 +136,8 @@ def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
     [
         (1, CLASSES, 3),
         (2, CLASSES, 3),
-        (1, 1, 3),  # rank 1 is without classes
-        (1, CLASSES, 0),  # rank 0 is without rows
+        (1, 1, 3),  # rank 1 has no classes
+        (1, CLASSES, 0),  # rank 0 has no rows
         (2, CLASSES, 0),
     ],
 )

@@ -1,4 +1,4 @@
-"""Options of losses: their bounds, and the facts about classes that a loss needs."""
+"""Options of losses: their bounds, and the information about classes that a loss needs."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Label vectors: all file formats give the same rows, and names are matched in any spelling."""
+"""Label vectors: all file formats yield the same rows, and names are matched in any spelling."""
 
 import gzip
 import json

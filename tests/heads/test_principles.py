@@ -45,7 +45,7 @@ from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.tree import LabelTree
 
 NUM_CLASSES = 3
-SAMPLES = [[0, 0], [0, 1]]  # labels of two rows: class 2 has none
+SAMPLES = [[0, 0], [0, 1]]  # labels of two rows; no row has class 2
 NOISE = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 VECTORS = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
 FACTS = ClassFacts(NUM_CLASSES, NOISE, VECTORS)
@@ -57,7 +57,7 @@ def name(loss: Loss) -> str:
 
 
 def draws(loss: Loss, labels: Tensor) -> Iterator[tuple[float, Tensor | None]]:
-    """All outcomes of the draw of a step: the probability, and the weight of each class [K]."""
+    """All outcomes of a step's draw: the probability of each, and the weight of each class [K]."""
     if isinstance(loss, CrossEntropy) and loss.sample_rate < 1:
         rate = loss.sample_rate
         own = torch.isin(torch.arange(NUM_CLASSES), labels)
@@ -263,7 +263,7 @@ ALIGNED = [
 
 
 def least(loss: Loss, labels: Tensor, constraint: LinearConstraint) -> float:
-    """The smallest value found by a search over logits that satisfy the constraint."""
+    """The smallest value that a search over logits satisfying the constraint finds."""
     shape = len(labels), NUM_CLASSES
 
     def goal(flat: np.ndarray) -> tuple[float, np.ndarray]:

@@ -69,7 +69,7 @@ def value_and_gradients(kind: str) -> list[np.ndarray]:
     world = rank_world()
     rank, world_size = world.rank, world.size
     head, features, labels = make_head(kind, world.mesh)
-    # Uneven; with three ranks, rank 1 is without rows.
+    # Uneven; with three ranks, rank 1 has no rows.
     cuts = {1: [0, ROWS], 2: [0, 2, ROWS], 3: [0, 3, 3, ROWS]}[world_size]
     mine = slice(cuts[rank], cuts[rank + 1])
     part = features[mine].requires_grad_()

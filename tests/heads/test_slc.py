@@ -1,4 +1,4 @@
-"""SLC measures match scikit-learn and their definitions."""
+"""SLC metrics match scikit-learn and their definitions."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_measures_equal_scikit_learn(dtype, values, chunk, monkeypatch):
     monkeypatch.setattr(heads.slc, "_CHUNK", chunk)
     generator = torch.Generator().manual_seed(11)
     labels = torch.randint(0, 9, (300,), generator=generator)
-    labels[labels == 4] = 100  # class 4 is without samples; class 100 is not in the block
+    labels[labels == 4] = 100  # class 4 has no samples; class 100 is not in the block
     class_ids = torch.tensor([8, 0, 4, 7, 1, 2, 3])
     scores = torch.randn(300, 7, generator=generator, dtype=dtype)
     scores += 0.7 * (labels[:, None] == class_ids)

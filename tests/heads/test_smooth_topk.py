@@ -67,7 +67,7 @@ def by_recursion(logits: Tensor, labels: Tensor, k: int, tau: Tensor, alpha: flo
     logits = logits.detach().double().requires_grad_()
     scaled = logits / (k * tau[:, None])
     false = scaled.scatter(1, labels[:, None], -math.inf)
-    # Not -inf, for which the gradient of logaddexp is NaN.
+    # Do not use -inf, for which the gradient of logaddexp is NaN.
     log_sigma = torch.full((len(logits), k + 1), -1e300, dtype=torch.float64)
     log_sigma[:, 0] = 0
     for log_term in false.unbind(1):

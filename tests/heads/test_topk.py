@@ -1,4 +1,4 @@
-"""The k largest scores of a row, with ties resolved by the lowest id."""
+"""The k largest scores of a row, with ties broken by the lowest ID."""
 
 import pytest
 import torch

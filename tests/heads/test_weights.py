@@ -40,8 +40,8 @@ def trees() -> list[LabelTree]:
 
 
 def step_of(tree: LabelTree, mesh=None):
-    """The loss, the feature gradient of this rank's share of 6 rows, and this rank's gradient of
-    node vectors."""
+    """The loss, the gradient of the features of this rank's share of 6 rows, and the gradient of
+    this rank's node vectors."""
     head = ClassHead(3, tree, CrossEntropy(), mesh=mesh, dtype=torch.float64)
     features, labels, nodes = problem(tree, num_rows=6, dim=3)
     held = slice(head.engine.weights.start, head.engine.weights.stop)

@@ -68,7 +68,8 @@ def measure_steps(work: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 def measure_step(
     recipe: Recipe, class_ranks: int, num_classes: int, label_vectors: np.ndarray
 ) -> dict[str, Any]:
-    """Run two warm-up steps, one step that records collectives and one that records memory."""
+    """Run two warm-up steps, one step that records collectives, and one step that records
+    memory."""
     world = rank_world(class_ranks)
     task = build_task(
         recipe,

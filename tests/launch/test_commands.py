@@ -407,7 +407,7 @@ def test_the_demo_finds_its_recipe_from_any_directory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
-    """The second time, the runs are already finished and no step is trained again."""
+    """On the second execution, the runs are already finished, so no step is trained again."""
     out, mark = tmp_path / "demo", uuid.uuid4().hex
     command = [*KWAY, "demo", "--classes", "40", "--epochs", "0.5", "-o", str(out)]
     for time in ("first", "second"):

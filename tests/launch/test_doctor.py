@@ -66,7 +66,8 @@ def listening() -> Iterator[int]:
 
 @contextmanager
 def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
-    """Yield the address of a web server whose `Date` header is `seconds_ahead` of this machine."""
+    """Yield the address of a web server whose `Date` header is `seconds_ahead` of this machine's
+    clock."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def date_time_string(self, timestamp: float | None = None) -> str:
@@ -156,7 +157,7 @@ def test_container_limits_are_read_for_both_cgroup_versions(tmp_path):
 
 
 def test_a_cgroup_outside_the_container_is_ignored(tmp_path):
-    """/proc may contain the host's path of the cgroup although it is not mounted."""
+    """/proc may contain the cgroup's path on the host, although that path is not mounted."""
     (tmp_path / "memory.max").write_text("4096\n")
     (tmp_path / "membership").write_text("0::/../../host/box\n")
     assert memory_limit(tmp_path, tmp_path / "membership") == 4096

@@ -1,4 +1,5 @@
-"""Custom components, and when they are imported: the files and commands of docs/extending.md."""
+"""Custom components and the time of their import, with the files and commands of
+docs/extending.md."""
 
 import json
 import re
@@ -43,7 +44,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with the files of the page, from which ranks also import."""
+    """A current directory that contains the files of the page, and from which ranks also import."""
     for block in blocks("python") + blocks("yaml"):
         if not block.startswith(("# my_package/", "# mine.yaml")):
             continue  # a training loop, tested by tests/heads/test_other_loops.py

@@ -86,7 +86,7 @@ def by_kind(sizes: Iterable[tuple[str, str, int]], recipe: Recipe) -> dict[str, 
 
 
 def differences(recipe: Recipe, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return (planned, measured) by name, for everything that is measured."""
+    """Return (planned, measured) by name for every measured quantity."""
     plan = make_plan(recipe, PlanRequest(CPU, 1, 2, classes=NUM_CLASSES), label_vectors=vectors())
     planned = by_kind([(c.operation, c.group, c.total) for c in plan.collectives], recipe)
     recorded = by_kind(measured["collectives"], recipe)

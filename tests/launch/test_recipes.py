@@ -176,7 +176,7 @@ def test_the_small_imagenet_recipe_learns(images: Path, tmp_path: Path) -> None:
     overrides = [
         f"run={tmp_path / 'run'}",
         f"data.shards={images}",
-        "data.augment={crop_area: [0.8, 1.0], flip: 0}",  # the position of a bar is the class
+        "data.augment={crop_area: [0.8, 1.0], flip: 0}",  # the position of a bar is its class
         "train.global_batch=10",
     ]
     recipe = load_recipe(RECIPES / "imagenet-resnet50-small.yaml", overrides)
