@@ -47,8 +47,7 @@ class ClassMeasures:
         """Concatenate the metrics of disjoint blocks, in ascending order of class ID."""
         if not blocks or any(block.recalls != blocks[0].recalls for block in blocks):
             raise ValueError(
-                "cannot concatenate SLC measures: pass at least one block, and blocks with the "
-                "same recalls"
+                "cannot concatenate SLC measures: pass one or more blocks with the same recalls"
             )
         joined = _joined(blocks)
         ids, order = joined.class_ids.sort()

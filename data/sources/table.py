@@ -197,7 +197,9 @@ class Table(PackedImages, FirstPassSource):
     def _image_path(self, content: str) -> Path:
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"{content[:60]!r} is outside {self._root}: use files inside it")
+            raise ValueError(
+                f"{content[:60]!r} is outside {self._root}: the files must be inside this folder"
+            )
         return self._root / name
 
     @property

@@ -66,7 +66,7 @@ def train(
     node_rank: Annotated[
         int | None,
         typer.Option(
-            min=0, help="rank of this machine, with --master-addr", rich_help_panel=_MACHINES
+            min=0, help="rank of this machine (used with --master-addr)", rich_help_panel=_MACHINES
         ),
     ] = None,
     master_addr: Annotated[

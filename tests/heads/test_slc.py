@@ -13,7 +13,8 @@ RECALLS = (0.5, 0.9, 0.99, 1.0)
 
 
 def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tuple[float, float]:
-    """The largest true score that reaches the recall as a threshold, and the precision there."""
+    """Return the largest score of a positive that reaches `recall` when used as the threshold, and
+    the precision at that threshold."""
     for threshold in sorted(true, reverse=True):
         if (true >= threshold).sum() >= recall * len(true) - 1e-9:
             return threshold, (true >= threshold).sum() / (scores >= threshold).sum()

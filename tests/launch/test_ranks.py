@@ -143,7 +143,7 @@ def test_a_launcher_reports_that_it_waits_for_other_machines(monkeypatch, capfd)
     ("options", "line"),
     [
         (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2,"),
-        (("--nproc", 2, "telemetry.port=65535"), "error: telemetry.port is 65535, and the 2 ranks"),
+        (("--nproc", 2, "telemetry.port=65535"), "error: telemetry.port is 65535, but the 2 ranks"),
     ],
 )
 def test_invalid_train_options_exit_with_2_before_any_rank_starts(

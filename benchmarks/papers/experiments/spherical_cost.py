@@ -230,7 +230,7 @@ def _section(
             )
         ],
         remarks=[
-            "Both heads train the same rows: after the same steps, their rows differ by "
+            "Both heads learn the same rows: after the same number of steps, their rows differ by "
             f"{distance:.0e} relative to the distance that the rows moved.",
             "After many steps, the factored head consolidates its rows, which requires a pass "
             f"over all rows. This happened {consolidations} times during the measurement. "
