@@ -33,7 +33,8 @@ def plan(
     link_gbps: Annotated[
         float | None,
         typer.Option(
-            min=0.001, help="bandwidth from a GPU to other machines, Gbit/s; default: by GPU model"
+            min=0.001,
+            help="bandwidth from a GPU to other machines, Gbit/s; default: depends on the GPU model",
         ),
     ] = None,
     host_memory: Annotated[

@@ -299,7 +299,7 @@ def all_open(proxy: Proxy, starts: list[bytes]) -> Iterator[list[socket.socket]]
 
 
 def response_to(proxy: Proxy, request: bytes) -> bytes:
-    """Return the complete response to these bytes, until the proxy closes the connection."""
+    """Send these bytes and return everything received until the proxy closes the connection."""
     with raw(proxy) as connection:
         connection.sendall(request)
         return connection.makefile("rb").read()
