@@ -1,6 +1,7 @@
 """`kway tree`: builds a label tree from vectors, shards, an encoder or a hierarchy, or draws it.
 
-The path determines the kind of source. Options that apply to a different kind of source are rejected.
+The path determines the kind of source. Options that apply to a different kind of source
+are rejected.
 """
 
 import sys
