@@ -214,5 +214,5 @@ def test_invalid_input_is_rejected():
         ClassMeasures.concatenate([one, other])
     with pytest.raises(ValueError, match="class 0 occurs twice"):
         ClassMeasures.concatenate([one, one])
-    with pytest.raises(ValueError, match="at least one block"):
+    with pytest.raises(ValueError, match="one or more blocks"):
         ClassMeasures.concatenate([])
