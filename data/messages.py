@@ -1,10 +1,12 @@
-"""The formatting of counts, names from files, and progress in messages."""
+"""Parts of messages: counts, names from files, progress, and a remedy for damaged shards."""
 
 import unicodedata
 from collections.abc import Callable
 
 Report = Callable[[int, int], None]
 """A callback for the progress of a long operation: (done, total)."""
+
+SHARD_AGAIN = "run kway shard again (or kway shard index, for tars from another source)"
 
 # Control characters, unpaired surrogates and line separators.
 _CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})

@@ -1,4 +1,4 @@
-"""Display names and formats of evaluation metrics, for tables, plots and the report."""
+"""Display names of evaluation metrics, and which of them are ratios."""
 
 import re
 

@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
+from data.messages import SHARD_AGAIN
 from data.retry import TransientError, wait_before_retry
 
 REMEDY = (
@@ -180,8 +181,8 @@ def fetch(
             cut = isinstance(error, _ShortContentError)
             if attempt == attempts or (attempt >= _WRONG_TWICE and not cut):
                 raise ValueError(
-                    f"{url} does not match the manifest ({error}): upload the file again, or run "
-                    "kway shard again (kway shard index for tars from another source)"
+                    f"{url} does not match the manifest ({error}): upload the file again, or "
+                    f"{SHARD_AGAIN}"
                 ) from error
             failure = TransientError(str(error))
         except TransientError as error:

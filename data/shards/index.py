@@ -19,6 +19,7 @@ import numpy as np
 from isal import isal_zlib
 from safetensors.numpy import save
 
+from data.messages import SHARD_AGAIN
 from data.shards.manifest import ShardInfo
 from data.shards.mapped import disable_readahead, mapped
 from data.tars.headers import BLOCK, member_name
@@ -27,7 +28,6 @@ FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
-_AGAIN = "run kway shard again (or kway shard index, for tars from another source)"
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32 of the `.cls` member, followed by those of the sample.
@@ -155,13 +155,13 @@ def open_index(shard: Path) -> ShardIndex:
     """
     path = index_path(shard)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: copy it, or {_AGAIN}")
+        raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}")
     try:
         return map_index(path)
     except OtherFormatError as error:
-        raise ValueError(f"{path} {error}: {_AGAIN}") from error
+        raise ValueError(f"{path} {error}: {SHARD_AGAIN}") from error
     except ValueError as error:
-        raise ValueError(f"{path} {error}: copy it, or {_AGAIN}") from error
+        raise ValueError(f"{path} {error}: copy it, or {SHARD_AGAIN}") from error
 
 
 class OtherFormatError(ValueError):

@@ -34,7 +34,7 @@ def plan(
         float | None,
         typer.Option(
             min=0.001,
-            help="bandwidth from a GPU to other machines, Gbit/s; default: that of the GPU model",
+            help="bandwidth from a GPU to other machines, Gbit/s; default: from the GPU model",
         ),
     ] = None,
     host_memory: Annotated[
