@@ -59,6 +59,10 @@ def _seconds_per_file(reports: list[pytest.TestReport], minimum: float) -> Itera
     yield f"| {len(others)} other files | {num_tests} | {spent:.1f} |"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_RUN_FIRST))
+
+
 def pytest_collection_finish() -> None:
     """Exclude all imported objects from later garbage collections."""
     gc.collect()
@@ -75,6 +79,9 @@ def _one_thread() -> None:
     threadpool_limits(1)
 
 
+# Files that start servers and training runs. Their tests wait, so other workers should have tests
+# left to run.
+_RUN_FIRST = ("tests/serving/live/", "tests/system/")
 # One worker runs all files below each prefix, because they share servers, a browser or a scan of
 # the sources.
 _RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_monitoring_")
@@ -92,6 +99,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Like `--dist loadfile`, but keep files that share servers that are slow to start together."""
     if config.getvalue("dist") != "loadfile":
         return None
+    # The default order, by number of tests, starts the slowest files last.
+    config.option.loadscopereorder = False
     from xdist.scheduler import LoadFileScheduling
 
     class LoadFileOrFolder(LoadFileScheduling):
