@@ -1,6 +1,6 @@
 """The table of errors and exit codes in docs/cluster.md: each row is tested with an injected error.
 
-Lost ranks and restarts are in test_faults.py, hangs in test_watchdog.py, signals in
+Lost ranks are in test_faults.py, restarts in test_restarts.py, hangs in test_watchdog.py, signals in
 test_signals.py, and the rendezvous in test_rendezvous.py.
 """
 

@@ -1,8 +1,6 @@
-"""Lost ranks and launchers: the processes that exit, the messages, and the restarts."""
+"""Lost ranks and launchers: the processes that exit, and the messages."""
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,13 +10,10 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import RankError, run_on_ranks
-from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, environment, kway, write_recipe
-from tests.system.runs import descendants, kill, launched, left_after, losses
+from tests.system.processes import ROOT, environment
+from tests.system.runs import descendants, kill, launched, left_after
 from trainer.__main__ import main
 from trainer.world import is_lost_rank
-
-TAR = "train-000000.tar"
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -50,53 +45,6 @@ def test_a_killed_rank_is_reported(endless, tmp_path):
         assert training.end() == 128 + signal.SIGKILL
         assert "error: rank 1 was killed by SIGKILL (out of memory?)" in training.output
         assert "Traceback" not in training.output
-
-
-def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_once(
-    glyphs, tmp_path, monkeypatch
-):
-    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
-    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
-    recipe = write_recipe(
-        tmp_path,
-        glyph_recipe(
-            glyphs,
-            tmp_path / "unused",
-            train__duration={"steps": 30},
-            checkpoint={"every": {"steps": 3}},
-            telemetry={"log_every": 1},
-            data__workers=1,
-        ),
-    )
-    with launched(recipe, tmp_path / "run", "--max-restarts", "3") as training:
-        training.wait_for_step(4)
-        os.kill(training.ranks[0], signal.SIGKILL)
-        assert training.end() == 0, training.output
-    output = training.output
-    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in output
-    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", output)
-    assert "restart 1 of 3" in output
-    assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in output
-    assert "Traceback" not in output
-    assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
-
-
-def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tmp_path):
-    finished = kway(
-        "train",
-        endless,
-        f"run={tmp_path / 'run'}",
-        "head.num_classes=7",
-        "--nproc",
-        "2",
-        "--max-restarts",
-        "3",
-    )
-    assert finished.returncode == 2, finished.stderr
-    assert finished.stderr.count("head.num_classes is 7, but the shards have 13 classes") == 1
-    assert "Traceback" not in finished.stderr
-    assert "restart" not in finished.stderr
 
 
 def test_fewer_ranks_than_required_do_not_train(endless, tmp_path, capsys):

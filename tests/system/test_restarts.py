@@ -1,0 +1,59 @@
+"""Restarts by `--max-restarts`: the errors that cause one, the messages, and the logged steps."""
+
+import json
+import os
+import re
+import signal
+
+from tests.shards import glyph_recipe
+from tests.system.processes import ROOT, kway, write_recipe
+from tests.system.runs import launched, losses
+
+TAR = "train-000000.tar"
+
+
+def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_once(
+    glyphs, tmp_path, monkeypatch
+):
+    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
+    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
+    recipe = write_recipe(
+        tmp_path,
+        glyph_recipe(
+            glyphs,
+            tmp_path / "unused",
+            train__duration={"steps": 30},
+            checkpoint={"every": {"steps": 3}},
+            telemetry={"log_every": 1},
+            data__workers=1,
+        ),
+    )
+    with launched(recipe, tmp_path / "run", "--max-restarts", "3") as training:
+        training.wait_for_step(4)
+        os.kill(training.ranks[0], signal.SIGKILL)
+        assert training.end() == 0, training.output
+    output = training.output
+    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in output
+    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", output)
+    assert "restart 1 of 3" in output
+    assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in output
+    assert "Traceback" not in output
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
+
+
+def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tmp_path):
+    finished = kway(
+        "train",
+        endless,
+        f"run={tmp_path / 'run'}",
+        "head.num_classes=7",
+        "--nproc",
+        "2",
+        "--max-restarts",
+        "3",
+    )
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count("head.num_classes is 7, but the shards have 13 classes") == 1
+    assert "Traceback" not in finished.stderr
+    assert "restart" not in finished.stderr
