@@ -79,12 +79,16 @@ def _one_thread() -> None:
     threadpool_limits(1)
 
 
-# Files that start servers and training runs. Their tests wait, so other workers should have tests
-# left to run.
+# One worker runs all files below each prefix. These files share servers, a browser or a scan of the
+# sources, or start runs that would slow each other down.
+_RUN_TOGETHER = (
+    "tests/serving/live/",
+    "tests/serving/page/",
+    "tests/system/",
+    "tests/k8s/test_monitoring_",
+)
+# These take the longest, so they must not be the last to start.
 _RUN_FIRST = ("tests/serving/live/", "tests/system/")
-# One worker runs all files below each prefix, because they share servers, a browser or a scan of
-# the sources.
-_RUN_TOGETHER = ("tests/serving/live/", "tests/serving/page/", "tests/k8s/test_monitoring_")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -96,10 +100,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Like `--dist loadfile`, but keep files that share servers that are slow to start together."""
+    """Like `--dist loadfile`, but also keep files together that share a prefix."""
     if config.getvalue("dist") != "loadfile":
         return None
-    # The default order, by number of tests, starts the slowest files last.
+    # By default, xdist starts the files with the fewest tests last, and these are the slowest.
     config.option.loadscopereorder = False
     from xdist.scheduler import LoadFileScheduling
 
