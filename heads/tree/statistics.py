@@ -14,8 +14,8 @@ _TRIVIAL_SHARE = 0.5
 class TreeStatistics:
     """Counts of a tree.
 
-    `leaf_depths[i]` is the number of classes at depth i. `families` [F] are the numbers of children
-    of the inner nodes, followed by the number of roots.
+    `leaf_depths[i]` is the number of classes at depth i. `families` [F] lists the number of
+    children of each inner node, followed by the number of roots.
     """
 
     num_nodes: int
