@@ -91,7 +91,7 @@ class BlockwiseLogits:
         return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
 
     def class_rows(self, block: ClassBlock) -> Tensor:
-        """Return the class rows [C, d] by which the features are multiplied."""
+        """Return the class rows [C, d], ready for the product with the features."""
         rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
         return rows.to(self.compute_dtype)
 
@@ -259,7 +259,10 @@ class SavedBlocks:
         return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
 
     def save(self, computed: ComputedBlock) -> None:
-        """Save the graph of the next block if graphs are saved. Logits are already in `buffer`."""
+        """Keep the graph of the next block if graphs are saved.
+
+        If logits are saved instead, they are already in `buffer`.
+        """
         if self.graphs:
             self._computed.append(computed)
 

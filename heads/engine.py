@@ -13,7 +13,7 @@ Forward
      them over the data group, and compute the value (`heads/global_loss.py`).
 
 Backward
-  1. Differentiate the value with respect to the statistics of each block: tensors [G, ...].
+  1. Compute the gradient [G, ...] of the value with respect to the statistics of each block.
   2. Iterate over the blocks again. For each block, convert the gradient of its statistics to the
      gradient of its logits. From that, two matrix products compute the gradient of its class rows
      and its term of the gradient of the features, which is a sum over all classes.
@@ -155,7 +155,7 @@ class Engine:
         )
 
     def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
-        """Return the `Rows` that `Loss.value` needs, for rows that are not ignored.
+        """Return the `Rows` that `Loss.value` needs, without ignored rows.
 
         `labels` [m] are the labels of these rows, and `factors` [m] their `row_weights`, if given.
         """
@@ -164,7 +164,7 @@ class Engine:
         return Rows(self.weights.tree.num_classes, labels, weights)
 
     def to(self, device: torch.device) -> "Engine":
-        """Return the same engine for vectors on another device."""
+        """Return the same engine with its plan and constants on another device."""
         prior = self.log_prior
         return replace(
             self,
@@ -355,8 +355,8 @@ def _gradient_buffers(
 def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
     """Return the gradient of this rank's features, and update that of the scale (collective).
 
-    Every rank of the class group has the terms of its own classes for all G rows. The reverse of
-    the all-gather in forward, a reduce-scatter, sums the terms and gives each rank its own rows.
+    Every rank of the class group has the terms of its own classes for all G rows. A reduce-scatter,
+    the reverse of the all-gather in forward, sums the terms and gives each rank its own rows.
     """
     if sums.features is None:
         return None

@@ -192,7 +192,7 @@ class ClassHead(nn.Module):
         return self.tree.digest()
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return the weight [b] of each row in the mean; `factors` are the `row_weights`."""
+        """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
         return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:

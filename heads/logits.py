@@ -217,7 +217,7 @@ LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class MappedFeatures:
-    """`features` [b, d] and the mapped features by which class rows are multiplied.
+    """The raw `features` [b, d], and the mapped features that are multiplied by the class rows.
 
     The mapped features are `scale` times the features after the logit map.
     """

@@ -1,4 +1,4 @@
-"""Single-logit classification: how well a single logit decides whether a sample is in its class.
+"""Single-logit classification: how well a class's logit decides whether a sample belongs to it.
 
 This module computes the metrics of section 6.1 of paper 002 for one block of classes at a time:
 average precision, precision at a given recall, and the threshold that reaches this recall. If the

@@ -175,7 +175,7 @@ class ClassWeights:
     def rows(self, block: ClassBlock, values: NodeValues) -> Tensor:
         """Return the class rows [C, d] of a block: the sum of the values along each path.
 
-        For blocks that fit in a cache, this costs no more than a copy, regardless of the batch
+        For blocks that fit in the cache, this costs no more than a copy, regardless of the batch
         size. The alternative, summing logits down the tree, would need the product of every inner
         node with the features.
         """

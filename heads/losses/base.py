@@ -107,8 +107,8 @@ class Block:
 
     `class_ids` [C] are the classes of the columns, and `labels` [B] are the classes of the rows.
     `label_columns` [B] are the columns of the labels, -1 for a label in another block, and
-    `label_pairs` the (rows, columns) of the labels in this block. `true` [B] is z_y for these rows
-    and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
+    `label_pairs` are the (rows, columns) of the labels in this block. `true` [B] is z_y for these
+    rows and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
     gradient has B elements, whereas a gradient through the logits would have B x C. `weights` [C]
     are the weights of a `Choice`.
     """

@@ -28,7 +28,7 @@ class CrossEntropy(Loss):
     `label_smoothing` e assigns e/K of the target to every class (Szegedy et al. 2016). `z_loss` c
     adds c logsumexp(z)^2, which keeps logsumexp(z) near 0 (PaLM, Chowdhery et al. 2022).
 
-    With a `sample_rate` r below 1, a training step computes the classes of its batch and, with
+    With a `sample_rate` r below 1, a training step computes the classes in its batch and, with
     probability r, each other class (Partial FC, An et al. 2021). -log r is added to the logits of
     these other classes, so that the sum of exp(z) has the correct expectation. The logarithm of the
     sum, and therefore the loss, is too low on average, by about (1/r - 1)/2 times the sum of p_j^2

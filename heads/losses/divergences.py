@@ -1,6 +1,6 @@
 """Cauchy-Schwarz divergences and Tanimoto losses of paper 002, on softmax or sigmoid outputs.
 
-Norms are computed as logarithms, so that squares do not underflow: p_y = exp(z_y - logsumexp(z))
+Norms are computed in log space, so that squares do not underflow: p_y = exp(z_y - logsumexp(z))
 and log ||p||^2 = logsumexp(2z) - 2 logsumexp(z).
 """
 

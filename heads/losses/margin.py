@@ -76,7 +76,7 @@ class MaxMargin(MarginLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class BatchMaxMargin(MarginLoss):
-    """The mean of max_margin, plus 1/m of the same hinge over the batch.
+    """The mean of max_margin, plus 1/m times the same hinge over the batch.
 
     This is definition 3 of paper 002. The hinge over the batch compares the smallest true logit
     with the largest false logit of the batch. A training step needs at least two rows.
@@ -104,7 +104,7 @@ class BatchMaxMargin(MarginLoss):
 class TopKHinge(LargestFalse):
     """max(0, alpha + (k-th largest false z - z_y) / k), averaged over rows (Eq. 8 of paper 003).
 
-    This is the limit of `smooth_topk` as tau -> 0. Eq. 6 differs in the factor 1/k of the scores.
+    This is the limit of `smooth_topk` as tau -> 0. Eq. 6 differs by a factor of 1/k on the scores.
 
     Not aligned: only differences between logits within a row matter, and k - 1 false logits of
     the same row may be above the true one.

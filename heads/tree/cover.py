@@ -20,8 +20,8 @@ Metric = Literal["cosine", "euclidean"]
 
 @dataclass(frozen=True, eq=False)
 class CoverTree:
-    """A tree in which the distance of a class to its parent satisfies `distance * scale <= base **
-    -level`.
+    """A tree in which the distance from a class to its parent satisfies `distance * scale <=
+    base ** -level`.
 
     `center_parent` [K] is -1 for the root; `level` [K] is the level at which a class first appears
     (0 for the root). The classes with `level <= l` form the net of level l. With distances

@@ -1,4 +1,4 @@
-"""Label trees from an existing hierarchy: paths, a table of parents, or WordNet.
+"""Label trees from an existing hierarchy: paths, a parent table, or WordNet.
 
 Classes become leaves, and the names above them become pseudoclasses. Names that are not above any
 class are omitted. If a name has several parents, only the first parent is used.

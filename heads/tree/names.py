@@ -1,7 +1,7 @@
 """Find the vector of a class name among named vectors, by the entire name or as a mean over words.
 
 Matching ignores case, U+FE0F (which selects the emoji form of a character), and the difference
-between underscores and spaces. If several names match, the name with the same spelling is used.
+between underscores and spaces. If several names match, the one with identical spelling is used.
 """
 
 import re

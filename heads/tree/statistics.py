@@ -1,4 +1,4 @@
-"""Statistics of a label tree, and whether it contains useful structure."""
+"""Statistics of a label tree, and whether it has useful structure."""
 
 from dataclasses import dataclass
 
@@ -44,8 +44,8 @@ class TreeStatistics:
 
     @property
     def near_trivial(self) -> bool:
-        """Whether more than half of the nodes are siblings, so that the tree has little
-        structure."""
+        """Whether more than half of all nodes are siblings of each other, so that the tree has
+        little structure."""
         judged = self.num_classes >= _SMALLEST_JUDGED
         return judged and self.largest_family_share > _TRIVIAL_SHARE
 

@@ -28,7 +28,7 @@ def word_file_suffix(path: Path) -> str:
 
 
 def read_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:
-    """Yield (word, float32 vector [D]) in file order, for words with a true `is_needed(word)`.
+    """Yield (word, float32 vector [D]) in file order for every word that `is_needed` accepts.
 
     `.bin` is word2vec binary. Any other suffix is text with one word per line, with or without a
     header line `words dim`. Raises ValueError for a file that is truncated, has vectors of

@@ -1,7 +1,7 @@
 """Read the nouns of a WordNet `dict` folder (the format of wndb(5WN)) as a hierarchy.
 
-It needs only `data.noun` and `index.noun`, which every WordNet distribution contains. NLTK's reader
-needs more files and accepts only NLTK's folder layout.
+Only `data.noun` and `index.noun` are needed; every WordNet distribution contains them. NLTK's
+reader needs more files and accepts only NLTK's folder layout.
 """
 
 import re
