@@ -1,7 +1,7 @@
 """Append classes to a trained head, and extend the optimizer state of its parameters.
 
-New classes become children of existing nodes, or roots. Existing rows and moments do not change,
-but their node numbers may change.
+New classes become roots or children of existing nodes. Existing rows and moments keep their values,
+but their nodes may be renumbered.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,14 @@ _ROWS_AT_ONCE = 1 << 18
 def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
     """Return the tree with one new leaf per new class, and the new index of each old node [N].
 
-    `parents` contains, for each new class, the node of `tree` that becomes its parent, or -1 for a
-    root. The new classes have the IDs K, K + 1, ... in the order of `parents`. Raises ValueError if
-    a parent is not a node.
+    `parents` lists the parent of each new class: a node of `tree`, or -1 for a root. The new
+    classes get the IDs K, K + 1, ... in this order. Raises ValueError if a parent is not a node.
     """
     above = np.asarray(parents)
     if above.ndim != 1 or (above.size and above.dtype.kind not in "iu"):
         raise ValueError(
             f"parents have dtype {above.dtype} and shape {list(above.shape)}: pass a list of "
-            "integers, each of which is a node or -1"
+            "integers, each either a node or -1"
         )
     above = above.astype(np.int64)
     outside = above[(above < -1) | (above >= tree.num_nodes)]
@@ -69,7 +68,7 @@ def append_classes(
     The scores of existing classes do not change. New rows are initialized like the leaves of a new
     `ClassHead`. The moments of existing rows of `head.weight` and `head.bias` in `optimizer` are
     preserved; the moments of new rows are zero. Raises ValueError if the head or its loss stores
-    data per class, such as the noise distribution of nce.
+    per-class data, such as the noise distribution of nce.
     """
     tree, moved = _grown_tree(head, parents)
     first = head.tree.num_classes
@@ -108,7 +107,7 @@ def _replace_in(
 def _grown_tree(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
     """Return the results of `append_to_tree`; an error on one rank is raised on all (collective).
 
-    Without this agreement, the other ranks would wait for the failed rank in the next collective.
+    Otherwise, the other ranks would wait for the failed rank in the next collective.
     """
     found, problem = None, None
     try:
@@ -123,7 +122,7 @@ def _grown_tree(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.
         raise problem
     if bad or found is None:
         raise ValueError(
-            "another rank cannot append its classes: pass the same parents on every rank"
+            "another rank failed to append the classes: pass the same parents on every rank"
         )
     return found
 

@@ -17,7 +17,7 @@ from heads.logits import LogitMap, Margins
 from heads.losses import Block, Choice, LabelPositions, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
-# glibc serves larger allocations with mmap, which returns zeroed pages, so each allocation would
+# glibc serves larger allocations with mmap, which returns fresh pages, so every allocation would
 # cause one page fault per 4 KiB.
 _CACHED_BYTES = 16 << 20
 
@@ -29,9 +29,9 @@ class BlockwiseLogits:
     """The logits of G rows for this rank's classes, computed one block at a time.
 
     `features_Gd` are the features after the logit map, multiplied by its scale. `rows` and `bias`
-    (None: no bias) are per node. `offset` and `log_prior` [K] are added to the logits. `margins` is
-    None for a map without a margin. `memory_bytes` limits the memory of logits. `choice` contains
-    the classes that the loss selected (None: all).
+    contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
+    are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
+    memory used for logits. `choice` contains the classes that the loss selected (None: all).
     """
 
     weights: ClassWeights
@@ -55,10 +55,10 @@ class BlockwiseLogits:
     def classes_at_once(self) -> int:
         """Return the number of classes per block.
 
-        A block has at least 64 classes. If it has more, its logits use at most an eighth of the
-        budget. The rest of the budget covers a few temporaries of that size, and the logits saved
+        A block has at least 64 classes, and more if their logits fit in an eighth of the memory
+        budget. The rest of the budget covers a few temporaries of that size and the logits saved
         for backward, which use a quarter of the budget. The number of classes is a power of two, so
-        that adding one row to a batch usually does not change the blocks.
+        adding one row to a batch usually does not change the blocks.
         """
         rows, dim = self.features_Gd.shape
         piece = self.memory_bytes // 8
@@ -76,22 +76,22 @@ class BlockwiseLogits:
     ) -> "ComputedBlock":
         """Compute a block's statistics.
 
-        If `out`, a flat tensor, is given, the logits are written to its first elements.
+        If a flat tensor `out` is given, the logits are written to its first elements.
         `with_graph` records the autograd graph for backward.
         """
         rows_Cd, labels = self.class_rows(block), self.label_positions(block)
         logits_GC = self.logits(block, rows_Cd, out)
         if self.margins is not None:
             self._set_margins(self.margins, block, rows_Cd, labels)
-        del rows_Cd  # before the statistics allocate
+        del rows_Cd  # free the rows before computing the statistics
         return self._reduced(block, logits_GC, labels, with_graph=with_graph)
 
     def recompute(self, block: ClassBlock, logits_GC: Tensor) -> "ComputedBlock":
-        """Recompute the statistics in backward, with a graph. The margins are already applied."""
+        """Recompute the statistics for backward, with a graph and the margins from forward."""
         return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
 
     def class_rows(self, block: ClassBlock) -> Tensor:
-        """Return the class rows [C, d] by which the features are multiplied."""
+        """Return the class rows [C, d], ready for the product with the features."""
         rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
         return rows.to(self.compute_dtype)
 
@@ -100,7 +100,7 @@ class BlockwiseLogits:
         return LabelPositions.of(columns, len(block.class_ids))
 
     def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
-        """Compute the logits without margin [G, C], in the first elements of `out` if given."""
+        """Compute the logits [G, C] without margins, in the first elements of `out` if given."""
         shape = len(self.features_Gd), len(block.class_ids)
         target = None if out is None else out[: math.prod(shape)].view(shape)
         shift_C = self._shift(block)
@@ -110,7 +110,10 @@ class BlockwiseLogits:
         return torch.addmm(shift_C, self.features_Gd, rows_Cd.T, out=target)
 
     def _shift(self, block: ClassBlock) -> Tensor | None:
-        """Return the sum of bias, prior and offset [C], which is added to the product, or None."""
+        """Return the sum [C] of bias, prior and offset, or None if there are none.
+
+        It is added to the product of features and rows.
+        """
         terms = []
         if self.bias is not None:
             terms.append(self.weights.rows(block, self.bias).squeeze(1))
@@ -190,7 +193,7 @@ class BlockwiseLogits:
         self.weights.put_gradient(block, grad_Cd, grad_nodes)
 
     def gradient_like(self, values: NodeValues) -> Tensor:
-        """Create a buffer for the gradients of path sums, to which the blocks write.
+        """Create the buffer to which the blocks write the gradients of path sums.
 
         Its dtype is at least float32, even if the products are bf16.
         """
@@ -227,9 +230,9 @@ class SavedBlocks:
     whose logits take M / 8 each, two blocks are saved (a quarter of M) and eight are recomputed.
 
     All logits are written to one buffer and all statistics to another (`BlockStatistics`), so that
-    all other memory that a block allocates is freed before the next block. Small long-lived tensors
-    between these allocations would leave gaps that are a few bytes too small for the next block's
-    aligned allocation, and the heap would grow with every block (sourceware bug 14581).
+    everything else that a block allocates is freed before the next block. Otherwise, small
+    long-lived tensors between these allocations would leave gaps a few bytes too small for the next
+    block's aligned allocation, and the heap would grow with every block (sourceware bug 14581).
     """
 
     def __init__(
@@ -256,7 +259,10 @@ class SavedBlocks:
         return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
 
     def save(self, computed: ComputedBlock) -> None:
-        """Save the graph of the next block if graphs are saved. Logits are already in `buffer`."""
+        """Keep the graph of the next block if graphs are saved.
+
+        If logits are saved instead, they are already in `buffer`.
+        """
         if self.graphs:
             self._computed.append(computed)
 

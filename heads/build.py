@@ -33,9 +33,9 @@ def build_head(
     """Build the head of a recipe.
 
     Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths` [K]
-    (names of the nodes above each class, from the root down). `class_counts` [K] are the numbers of
-    training samples per class, which balanced class weights, priors and the noise distribution of
-    nce use.
+    (names of the nodes above each class, from the root down). `class_counts` [K] is the number of
+    training samples per class. Balanced class weights, priors and the noise distribution of nce
+    require it.
 
     Raises ValueError if `config.num_classes` or the label vectors do not match `num_classes`.
     """
@@ -92,8 +92,9 @@ def build_tree(
     """Build or load the label tree for a recipe's class weights.
 
     The source is `label_vectors` [K, D], `class_paths` [K] or a file. The classes in a file are
-    matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if
-    vectors or paths are missing, or if a tree has different classes or a different kind.
+    matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if the
+    vectors or paths are missing, or if the tree in the file has different classes or is of a
+    different kind.
     """
     weights = config.weights
     if weights.kind == "dense" or weights.kind == "factored":
@@ -134,7 +135,7 @@ def _tree_of_paths(num_classes: int, class_paths: Sequence[Sequence[str]] | None
     if class_paths is None:
         raise ValueError(
             "head.weights.tree.kind=hierarchy needs class paths, but the shards have none: set "
-            "kind=vectors or head.weights.tree.file"
+            "head.weights.tree.kind=vectors or head.weights.tree.file"
         )
     return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
 
@@ -144,9 +145,9 @@ def _cover_tree(
 ) -> CoverTree:
     if label_vectors is None:
         raise ValueError(
-            "head.weights needs label vectors, but the shards have none: set "
-            "head.weights.kind=dense, head.weights.tree.kind=hierarchy (if the shards have one) or "
-            "head.weights.tree.file, or use shards with label vectors"
+            "head.weights needs label vectors, but the shards have none: use shards with label "
+            "vectors, or set head.weights.kind=dense, head.weights.tree.file or, if the shards "
+            "have a hierarchy, head.weights.tree.kind=hierarchy"
         )
     if len(label_vectors) != num_classes:
         raise ValueError(
@@ -168,7 +169,7 @@ def _class_weights(
         return None
     if class_counts is None:
         raise ValueError(
-            "head.class_weights=balanced needs the number of training samples of each class: pass "
+            "head.class_weights=balanced needs the number of training samples per class: pass "
             "class_counts"
         )
     counts = torch.from_numpy(class_counts).to(torch.float32)

@@ -1,7 +1,7 @@
-"""Collectives of the head and the trainer: reductions, and gathers and scatters of uneven rows.
+"""Collectives for the head and the trainer, with support for uneven numbers of rows.
 
 If the group is None, there is a single process and every call is the identity. The number of rows
-may differ across ranks and may be 0; `sizes` lists the numbers in rank order.
+may differ across ranks and may be 0; `sizes` lists the row counts in rank order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ _hook: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = Contex
 
 @contextmanager
 def collective_hook(hook: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Run each collective of this thread inside `hook(name)` while the context is active.
+    """While the context is active, run each collective of this thread inside `hook(name)`.
 
     On CUDA, autograd runs backward in separate threads, whose collectives are not covered unless
     `torch.autograd.set_multithreading_enabled(False)` is set.
@@ -33,7 +33,7 @@ def collective_hook(hook: Callable[[str], AbstractContextManager[None]]) -> Iter
 
 
 def hooked(name: str) -> AbstractContextManager[None]:
-    """Return the active hook's context for a collective, for calls outside this module."""
+    """Return the active hook's context manager, for a collective called outside this module."""
     hook = _hook.get()
     return nullcontext() if hook is None else hook(name)
 
@@ -71,7 +71,7 @@ def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Return the tensors of all ranks in rank order. All of them must have the same shape."""
+    """Return the tensors of all ranks, in rank order. They must all have the same shape."""
     size = group_size(group)
     if size == 1 or tensor.numel() == 0:
         return [tensor] * size
@@ -84,7 +84,7 @@ def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]
 def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | None) -> Tensor:
     """Gather the rows [b, ...] of each rank as [sum(sizes), ...] on every rank; b is sizes[rank].
 
-    Shorter tensors are padded to max(sizes), because the collective needs equal shapes.
+    Shorter tensors are padded to max(sizes), because the collective requires equal shapes.
     """
     if group_size(group) == 1:
         return tensor

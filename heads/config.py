@@ -31,12 +31,12 @@ class DenseConfig(_Config):
 class LabelTreeConfig(_Config):
     """The source of a label tree.
 
-    The source is a cover tree of the label vectors in the shards, the hierarchy in the shards, or a
-    file.
+    The tree is a cover tree of the label vectors in the shards, the class hierarchy in the shards,
+    or a tree from a file.
     """
 
     kind: Literal["vectors", "hierarchy"] = Field(
-        "vectors", description="source in the shards: label vectors or the class hierarchy"
+        "vectors", description="data in the shards: the label vectors or the class hierarchy"
     )
     base: float = Field(
         _BASE,
@@ -79,14 +79,14 @@ class UTreeConfig(_TreeConfig):
     def _every_node_a_class(self) -> "UTreeConfig":
         if self.tree.kind == "hierarchy":
             raise ValueError(
-                "inner nodes of a hierarchy are not classes, but a utree requires classes: set "
-                "weights.kind=vtree"
+                "a utree needs a class at every node, but the inner nodes of a hierarchy are not "
+                "classes: set weights.kind=vtree"
             )
         return self
 
 
 class VTreeConfig(_TreeConfig):
-    """Rows are sums of a leaf (class) and its inner pseudoclasses (paper 000, section 4.2)."""
+    """Rows are sums of a class, which is a leaf, and its ancestors (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
 
@@ -95,7 +95,7 @@ class FactoredConfig(_Config):
     """Dense rows, stored as a product, with a training cost independent of the number of classes.
 
     Supports only losses that are functions of sum z, sum z^2 and z_y. A bias is not supported.
-    Training is plain SGD without momentum, with the optimizer's lr and weight_decay.
+    Training uses plain SGD without momentum, with the optimizer's lr and weight_decay.
     """
 
     kind: Literal["factored"] = "factored"
@@ -107,7 +107,7 @@ WeightsConfig = Annotated[
 
 
 class HeadConfig(_Config):
-    """A head: class weights x a logit map x a loss."""
+    """A head: class weights, a logit map and a loss."""
 
     weights: WeightsConfig = DenseConfig()
     logits: LogitMapConfig = Dot()
@@ -123,8 +123,8 @@ class HeadConfig(_Config):
     bias: bool = Field(
         default=None,
         validate_default=True,
-        description="whether there is a bias, with one entry per node that is summed along the "
-        "path of a class; default: true for dot logits, unless weights are factored",
+        description="whether the head has a bias: one entry per node, summed along the path of "
+        "each class; default: true for dot logits, unless weights are factored",
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="memory limit for logits per rank, in MiB")
@@ -148,7 +148,7 @@ class HeadConfig(_Config):
         special = self.loss.kind if self.loss.over_nodes else self.weights.kind
         if not logits.is_plain and (self.loss.over_nodes or special == "factored"):
             raise ValueError(
-                f"{special} supports only dot logits without scale, offset and prior: remove "
+                f"{special} supports only dot logits without a scale, offset or prior: remove "
                 "head.logits, or set weights.kind=dense and a loss over classes"
             )
         if logits.normalizes and self.bias:

@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def sharded_rows(rows: Tensor, mesh: DeviceMesh, shape: torch.Size) -> DTensor:
-    """Wrap this rank's `rows` of a tensor of `shape` as `Shard(0)` over a mesh with one axis."""
-    # Pass shape and stride, because `from_local` infers them wrongly from uneven shards.
+    """Wrap `rows`, this rank's part of a tensor of `shape`, as a `Shard(0)` DTensor (1-D mesh)."""
+    # Pass shape and stride, because `from_local` infers them incorrectly from uneven shards.
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(rows, mesh, [Shard(0)], shape=shape, stride=stride)
 

@@ -1,8 +1,8 @@
 """The exact, memory-bounded, class-sharded loss of a head: one autograd Function for all losses.
 
-A loss is a function of a few numbers per row of the batch, its statistics. The statistics of
+A loss is a function of a few numbers per row of the batch, called statistics. The statistics of
 disjoint blocks of classes can be merged (`heads/losses/base.py`), so the logits of all classes are
-never needed at the same time.
+never needed at once.
 
 Forward
   1. All-gather features and labels over the class group: every rank computes the logits of its own
@@ -13,10 +13,10 @@ Forward
      them over the data group, and compute the value (`heads/global_loss.py`).
 
 Backward
-  1. Differentiate the value with respect to the statistics of each block: tensors [G, ...].
-  2. Iterate over the blocks again. Each block converts the gradient of its statistics to the
-     gradient of its logits. Two matrix products convert that to the gradient of its class rows and
-     to its term of the gradient of the features, which is a sum over all classes.
+  1. Compute the gradient [G, ...] of the value with respect to the statistics of each block.
+  2. Iterate over the blocks again. For each block, convert the gradient of its statistics to the
+     gradient of its logits. From that, two matrix products compute the gradient of its class rows
+     and its term of the gradient of the features, which is a sum over all classes.
   3. Sum over ranks: the terms of the feature gradients over the class group, the gradients of tree
      nodes over their subtrees, and the gradients of all parameters over the data group.
 
@@ -49,7 +49,7 @@ from heads.weights import ClassWeights, NodeValues
 
 @dataclass(frozen=True)
 class _Call:
-    """The options of one call of `Engine`, and what the ranks agreed on for this call."""
+    """The options of one call to `Engine`, and the `Agreement` of the ranks."""
 
     agreement: Agreement
     grad_enabled: bool
@@ -69,7 +69,7 @@ class Engine:
 
     The ranks of `class_group` have different classes and compute the same rows; the ranks of
     `data_group` have the same classes and different rows. None means a single process.
-    `memory_bytes` limits the memory of logits. `log_prior` [K] is added to the logits in training.
+    `memory_bytes` limits the memory used for logits. In training, `log_prior` [K] is added to them.
     """
 
     weights: ClassWeights
@@ -95,22 +95,23 @@ class Engine:
         """Return the loss of the global batch, the same scalar on every rank (collective).
 
         `features` [b, d] and `labels` [b] are this rank's rows; b may differ across ranks and may
-        be 0. The gradients of `parameters` and of these rows of `features` are those of the mean
-        over the global batch. They are complete and need no further reduction. A gradient that no
-        rank requires is not computed; ranks may require different gradients. `row_weights` [b],
-        which multiply the weights of the rows, must be passed on every rank or on none. If
-        `training` is true, logits include the margin and the prior of the logit map. `draw` is the
-        number of the training step (`Loss.choose`); None computes all classes. If `over_data` is
-        false, the gradients of `parameters` are not summed over the data group.
+        be 0. Backward computes the gradients of the mean over the global batch with respect to
+        `parameters` and to these rows of `features`. They are complete and need no further
+        reduction. A gradient that no rank requires is not computed; ranks may require different
+        gradients. `row_weights` [b], which multiply the weights of the rows, must be passed on
+        every rank or on none. If `training` is true, logits include the margin and the prior of the
+        logit map. `draw` is the number of the training step (see `Loss.choose`); with None, all
+        classes are computed. If `over_data` is false, the gradients of `parameters` are not summed
+        over the data group.
 
-        On every rank, raises ValueError if a label of any rank is outside the classes, if features
-        and labels of any rank do not match, if a training step of a batch loss has fewer than two
-        rows, or if `over_data` is false and only some ranks train their weight. Raises
+        Raises ValueError on every rank if any rank has a label outside the classes or features that
+        do not match its labels, if a training step of a batch loss has fewer than two rows, or if
+        `over_data` is false and the weight requires a gradient on only some ranks. Raises
         FloatingPointError on every rank if the loss is NaN.
         """
         if row_weights is not None and row_weights.is_floating_point():
             # Cast first: a small weight may become 0 in the dtype of the computation, and `agree`
-            # must receive the weights that are actually used.
+            # must receive the weights that the loss uses.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
         agreement = self.agree(features, labels, parameters, row_weights)
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
@@ -121,7 +122,7 @@ class Engine:
             )
         call = _Call(
             agreement=agreement,
-            grad_enabled=torch.is_grad_enabled(),  # read here, because it is false in a Function
+            grad_enabled=torch.is_grad_enabled(),  # always false inside a Function, so read it here
             training=training,
             draw=draw,
             over_data=over_data,
@@ -154,7 +155,7 @@ class Engine:
         )
 
     def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
-        """Return the `Rows` that `Loss.value` needs, for rows that are not ignored.
+        """Return the `Rows` that `Loss.value` needs, without ignored rows.
 
         `labels` [m] are the labels of these rows, and `factors` [m] their `row_weights`, if given.
         """
@@ -163,7 +164,7 @@ class Engine:
         return Rows(self.weights.tree.num_classes, labels, weights)
 
     def to(self, device: torch.device) -> "Engine":
-        """Return the same engine for vectors on another device."""
+        """Return the same engine with its plan and constants on another device."""
         prior = self.log_prior
         return replace(
             self,
@@ -175,7 +176,7 @@ class Engine:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """The algorithm of the module docstring."""
+    """The algorithm described in the module docstring."""
 
     @staticmethod
     def forward(
@@ -208,7 +209,7 @@ class _HeadLoss(torch.autograd.Function):
                 computed = logits.compute(block, out=saved.buffer(index), with_graph=saved.graphs)
                 statistics.put(index, computed.stats)
                 saved.save(computed)
-                del computed  # before the next block allocates
+                del computed  # free it before computing the next block
             mine = engine.loss.merge(list(statistics)) if blocks else logits.identity()
             global_loss = GlobalLoss.gather(
                 engine.loss,
@@ -223,8 +224,8 @@ class _HeadLoss(torch.autograd.Function):
         ctx.engine, ctx.call, ctx.parameters, ctx.inputs = engine, call, parameters, inputs
         ctx.logits, ctx.blocks, ctx.saved = logits, blocks, saved
         ctx.statistics, ctx.global_loss = statistics, global_loss
-        # Saved only for their version counters: modifying a weight in place before backward is an
-        # error.
+        # Save these tensors only for their version counters, so that backward raises an error if
+        # one of them was modified in place.
         ctx.save_for_backward(features, *(each for each in parameters if each is not None))
         return loss
 
@@ -259,8 +260,12 @@ class _HeadLoss(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _GlobalRows:
-    """Labels of the class group [G]; labels [m] and `row_weights` [m] of the rows of the global
-    batch that are not ignored. `counts` selects these rows (None: all)."""
+    """Labels of the gathered rows.
+
+    `labels_G` are the labels of the class group. `labels_m` and `weights_m` are the labels and the
+    `row_weights` of those rows of the global batch that are not ignored; `counts` selects these
+    rows (None: all).
+    """
 
     labels_G: Tensor
     labels_m: Tensor
@@ -330,7 +335,7 @@ def _gathered(
 def _gradient_buffers(
     agreement: Agreement, parameters: Parameters, logits: BlockwiseLogits
 ) -> GradientSums:
-    """Create zeroed buffers for the gradients that are required.
+    """Create buffers for the gradients that are required.
 
     A gradient is a sum over ranks. If one rank requires it, all ranks that contribute to it must
     compute their terms.
@@ -348,10 +353,10 @@ def _gradient_buffers(
 
 
 def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
-    """Return the gradient of this rank's features, and add to that of the scale (collective).
+    """Return the gradient of this rank's features, and update that of the scale (collective).
 
-    Every rank of the class group has the terms of its classes for all G rows. The reduce-scatter
-    sums the terms and returns each rank's own rows, the reverse of the all-gather in forward.
+    Every rank of the class group has the terms of its own classes for all G rows. A reduce-scatter,
+    the reverse of the all-gather in forward, sums the terms and gives each rank its own rows.
     """
     if sums.features is None:
         return None
@@ -365,7 +370,7 @@ def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
 
 
 def _reduced_nodes(ctx: Any, values: NodeValues | None, grad: Tensor | None) -> Tensor | None:
-    """Return the gradient of node vectors or biases from the gradient of path sums (collective)."""
+    """Convert the gradient of path sums to that of node vectors or biases (collective)."""
     if values is None or grad is None:
         return None
     engine: Engine = ctx.engine
@@ -378,7 +383,7 @@ def _reduced_nodes(ctx: Any, values: NodeValues | None, grad: Tensor | None) -> 
 def _reduced_scalars(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the logarithm of the scale and of the offset (collective).
 
-    Each rank has the terms of its classes and rows, so both groups are summed over.
+    Each rank has the terms of its own classes and rows, so the sum is over both groups.
     """
     if grad is None:
         return None, None

@@ -1,20 +1,20 @@
 """The factored head: exact SGD on all K rows of the classifier at a cost independent of K.
 
 The head supports losses that depend on the logits of a row only through sum z, sum z^2 and z_y
-(Vincent, de Brebisson and Bouchard 2015, arXiv 1412.7091; the general family is in 1606.08061). It
-supports dense class weights and plain SGD with weight decay; it does not support momentum or label
+(Vincent, de Brebisson and Bouchard 2015, arXiv 1412.7091; arXiv 1606.08061 describes the general
+family). It supports dense class weights and plain SGD with weight decay, but not momentum or label
 trees.
 
 The rows are stored as W = V U + 1 omega'. For features x, sum z = x's and sum z^2 = x'Q x with
-Q = W'W [d, d] and s = W'1 [d], so the loss needs no logits except those of the labels. The gradient
-is G = 1 p' + W M + C with a symmetric M [d, d] and a C that is zero except in the rows of the
+Q = W'W [d, d] and s = W'1 [d], so the only logits that the loss needs are those of the labels. The
+gradient is G = 1 p' + W M + C, where M [d, d] is symmetric and C is zero except in the rows of the
 labels. A step W - lr G is therefore W A + 1 c' - lr C with A = I - lr M and c = -lr p:
 
     U <- U A,  omega <- A omega + c            the dense part; V is not read
     V[labels] <- V[labels] - lr C[labels] U^-1    the sparse part, with the new U
 
-Q and s follow in d x d algebra (`heads/factors.py`). U becomes ill-conditioned over many steps;
-then the head consolidates: V <- W, U = I, omega = 0.
+Q and s are updated with d x d matrix products (`heads/factors.py`). U becomes ill-conditioned over
+many steps. The head then consolidates: V <- W, U = I, omega = 0.
 """
 
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ from heads.head import ClassHead
 from heads.inputs import Agreement, Parameters, class_ids, nan_loss
 from heads.losses import LOSSES, Loss
 
-# Size of a block of float64 rows that fits in the cache of a core.
+# Size of a block of float64 rows, small enough for the cache of one core.
 _CACHED_BYTES = 2 << 20
-# Measured in 4,000 float32 steps (the loss `quadratic`, non-negative features, K = 2,000, d = 64,
-# lr 0.1). Distance of the final rows from those computed in float64: 2.9e-7 with 10, 1.4e-6 with
-# 30, 1.5e-5 with 100; 2.2e-7 for a plain head. With the spherical losses, the distance is a third
-# of that of a plain head. Consolidations with 10, 30, 100: 400, 286, 211 for quadratic, 11, 8, 6
-# for spherical_softmax.
+# Measured over 4,000 float32 steps (loss `quadratic`, non-negative features, K = 2,000, d = 64,
+# lr 0.1): with limits of 10, 30 and 100, the distance between the final rows and rows computed in
+# float64 is 2.9e-7, 1.4e-6 and 1.5e-5, and the head consolidates 400, 286 and 211 times. The
+# distance for a plain head is 2.2e-7. With the spherical losses, the distance is a third of a plain
+# head's; spherical_softmax consolidates 11, 8 and 6 times.
 _MAX_SINGULAR_VALUE = 10.0
 _CHANGED = (
     "the factored head's weight was modified while a step or a gradient was pending: call "
@@ -81,7 +81,7 @@ class _Batch:
 
 
 class FactoredHead(ClassHead):
-    """A dense `ClassHead` with its own `step`, which takes O(d^2 m + d^3) for any number of
+    """A dense `ClassHead` with its own `step`, which takes O(d^2 m + d^3) time for any number of
     classes.
 
     >>> head = FactoredHead(512, 10_000_000, SphericalSoftmax())
@@ -91,10 +91,10 @@ class FactoredHead(ClassHead):
     The weight does not get a `.grad`, so optimizers skip it. Its recorded gradients are cleared
     only by the head's own `zero_grad`, not by the `zero_grad` of a module that contains the head.
     Reading `head.weight`, its rows or the `state_dict` (but not `parameters()`) first consolidates
-    all K rows (`consolidate`). The weight is the only state of the head. To modify it, read
+    all K rows (`consolidate`). The weight is the only state of the head. If you modify it, read
     `head.weight` again after each step. The singular values of U stay, up to a common scale,
-    between 1/`max_singular_value` and `max_singular_value`; a step that would leave this range
-    consolidates.
+    between 1/`max_singular_value` and `max_singular_value`; the head consolidates in any step that
+    would leave this range.
 
     Raises ValueError for an unsupported loss and for a `max_singular_value` below 1.
     """
@@ -212,7 +212,7 @@ class FactoredHead(ClassHead):
         return (sparse + gradient.squared_norm_of_dense(moments)).clamp(min=0)
 
     def scale_gradients(self, factor: float | Tensor) -> None:
-        """Multiply the gradients since the last step by `factor`, the same on every rank."""
+        """Multiply the gradients since the last step by `factor`, equal on every rank."""
         self._recorded = [batch.scaled(factor) for batch in self._recorded]
         if self._gradient is not None:
             self._gradient = self._gradient.scaled(factor)
@@ -222,7 +222,7 @@ class FactoredHead(ClassHead):
         """Convert the weight to plain rows: V <- V U + 1 omega', U = I, omega = 0.
 
         This is not a collective. The next forward pass computes Q and s from scratch, as in a run
-        that starts with these rows. Raises ValueError if other code modified the weight while
+        that starts from these rows. Raises ValueError if other code modified the weight while
         factors were pending.
         """
         if self._factors is not None:
@@ -257,7 +257,7 @@ class FactoredHead(ClassHead):
         return held.split(max(1, size // (8 * held.shape[1])))
 
     def _rows(self, held: Tensor) -> Tensor:
-        """Convert rows of V to rows of W, float64."""
+        """Convert rows of V to float64 rows of W."""
         return held.double() if self._factors is None else self._factors.rows(held)
 
     def _fold(self, factors: Factors) -> None:
@@ -279,7 +279,7 @@ class FactoredHead(ClassHead):
     def _current_moments(self) -> Moments:
         """Return Q and s (collective).
 
-        All ranks recompute them from all rows if the moments of any rank are not valid.
+        If the moments of any rank are invalid, all ranks recompute them from all rows.
         """
         changed = self._known_version != self._weight_version()
         broken = changed and (self._factors is not None or bool(self._recorded))
@@ -312,16 +312,16 @@ class FactoredHead(ClassHead):
             gram.addmm_(rows.T, rows)
             total += rows.sum(0)
         packed = all_reduce_sum(torch.cat([gram, total[None]]), self.engine.class_group)
-        # The mean over the replicas gives all of them bitwise equal moments.
+        # Average over the replicas, so that their moments are bitwise equal.
         packed = all_reduce_sum(packed, self.engine.data_group) / group_size(self.engine.data_group)
         return Moments(packed[:-1], packed[-1], self.num_classes)
 
     def _update_moments(self, linear: Tensor, shift: Tensor, before: Tensor, after: Tensor) -> None:
         """Update Q and s for the dense part W A + 1 c' and for the rows of the labels.
 
-        The dense part alone would set these rows [n, d] to `before`. Their actual values are
-        `after`, already rounded to the dtype of the weight. Therefore Q and s include the rounding
-        errors of the rows and do not drift from them.
+        The dense part alone would set these rows [n, d] to `before`. Their new values are `after`,
+        rounded to the dtype of the weight. Q and s thus include these rounding errors and do not
+        drift away from the rows.
         """
         sparse = after - before
         cross = before.T @ sparse
@@ -375,7 +375,7 @@ class FactoredHead(ClassHead):
         """Return the rows [b, d] of W at this rank's labels; zero for an ignored label.
 
         Every rank fills in the rows that it holds for the labels of the entire class group. The
-        reduce-scatter then returns to each rank the rows of its own labels.
+        reduce-scatter then gives each rank the rows of its own labels.
         """
         group, held = self.engine.class_group, self._held()
         all_labels = all_gather_rows(labels, sizes, group)
@@ -385,8 +385,8 @@ class FactoredHead(ClassHead):
         return reduce_scatter_rows(rows, sizes, group)
 
     def _held_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the indices of the `labels` [m] that are not ignored and are classes of this rank,
-        and the positions of these classes among this rank's rows."""
+        """Return the indices of the `labels` [m] that are not ignored and whose classes this rank
+        holds, and the positions of these classes among its rows."""
         counted = self.engine.row_weighting.counts(labels).nonzero().squeeze(1)
         here, positions = self.engine.weights.held.find(labels[counted])
         return counted[here], positions
@@ -395,10 +395,10 @@ class FactoredHead(ClassHead):
         self, stats: Tensor, sizes: tuple[list[int], list[int]], *, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the global batch, and its gradient [b, 3] with respect to the
-        statistics of this rank's rows, which is zero if `with_gradient` is false.
+        statistics of this rank's rows.
 
-        The columns of `stats` [b, 4 or 5] are sum z, sum z^2, z_y, the label and, if given, the row
-        weight.
+        The gradient is zero if `with_gradient` is false. The columns of `stats` [b, 4 or 5] are
+        sum z, sum z^2, z_y, the label and, if given, the row weight.
         """
         engine, world = self.engine, self._gather(stats, sizes)
         counts = engine.row_weighting.counts(world[:, 3].long())
@@ -440,7 +440,7 @@ class FactoredHead(ClassHead):
         self._gradient = None
 
     def _reduced_gradient(self) -> RowsGradient | None:
-        """Return the gradient of the recorded batches, None if there are none (collective)."""
+        """Return the gradient of the recorded batches, or None without batches (collective)."""
         if self._recorded:
             changed = torch.tensor(
                 self._known_version != self._weight_version(), device=self._held().device
@@ -465,8 +465,8 @@ class FactoredHead(ClassHead):
         linear, square, true = by_stats.split(1, dim=1)
         packed = torch.cat([linear.T @ x, 2 * x.T @ (square * x)])
         all_reduce_sum(all_reduce_sum(packed, engine.class_group), engine.data_group)
-        # One rank of the class group holds the row of a label and needs the features of all batch
-        # rows with that label. Features are gathered in their own dtype to send fewer bytes.
+        # The rank that holds the row of a label needs the features of all batch rows with that
+        # label. Gather the features in their original dtype to send fewer bytes.
         here, positions = self._held_labels(self._gather(labels, sizes))
         rows = self._gather(true, sizes)[here] * self._gather(features, sizes)[here].double()
         positions, row = positions.unique(return_inverse=True)
@@ -491,10 +491,10 @@ class _OfFeatures(torch.autograd.Function):
 
 
 class _OfWeight(torch.autograd.Function):
-    """A zero whose backward records the batch's gradient of the weight, instead of a `.grad`.
+    """A zero whose backward records the batch's gradient of the weight instead of setting `.grad`.
 
-    It is a separate function so that `torch.autograd.grad` of the features alone records nothing.
-    The `anchor` makes the loss differentiable on every rank or on none.
+    This is a separate function so that `torch.autograd.grad` with respect to the features alone
+    records nothing. The `anchor` makes the loss differentiable on every rank or on none.
     """
 
     @staticmethod

@@ -20,12 +20,12 @@ class Factors:
 
     @classmethod
     def identity(cls, like: Tensor) -> "Factors":
-        """Return U = I and omega = 0, for rows like those of `like` [n, d]."""
+        """Return U = I and omega = 0, for rows with the dimension and device of `like` [n, d]."""
         eye = torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
         return cls(eye, torch.zeros_like(eye[0]))
 
     def rows(self, held: Tensor) -> Tensor:
-        """Convert rows of V [n, d] to rows of W, float64."""
+        """Convert rows of V [n, d] to float64 rows of W."""
         return torch.addmm(self.shift, held.double(), self.transform)
 
     def then(self, linear: Tensor, shift: Tensor) -> "Factors":
@@ -35,9 +35,9 @@ class Factors:
     def inverse(self, max_singular_value: float, dtype: torch.dtype) -> Tensor | None:
         """Return U^-1, or None if the rows must be consolidated.
 
-        They must be consolidated if the singular values of U may leave [1/max, max] times a common
-        scale, or if the scale may bring rows of `dtype` close to the limits of its range. The
-        rounding error of a row of V grows with the condition number of U, not with its scale.
+        They must be consolidated if the singular values of U may be outside [1/max, max], up to a
+        common scale, or if that scale may bring rows of `dtype` close to the limits of its range.
+        The rounding error of a row of V grows with the condition number of U, not with its scale.
         """
         inverse, info = torch.linalg.inv_ex(self.transform)
         largest, widest = torch.finfo(dtype).max ** 0.25, max_singular_value**2
@@ -73,7 +73,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class RowsGradient:
-    """The gradient G = 1 p' + W M + C: `shift` is p [d], `linear` the symmetric M [d, d].
+    """The gradient G = 1 p' + W M + C: `shift` is p [d], and `linear` is the symmetric M [d, d].
 
     C is zero except for the rows `sparse` [n, d], at `positions` [n] among the rank's rows.
     """
@@ -103,7 +103,7 @@ class RowsGradient:
 
 
 def _norm_bound(matrix: Tensor) -> Tensor:
-    """Return an upper bound of the largest singular value: sqrt(norm_1 norm_inf).
+    """Return an upper bound on the largest singular value: sqrt(norm_1 norm_inf).
 
     The bound is tight near the identity.
     """
@@ -112,7 +112,7 @@ def _norm_bound(matrix: Tensor) -> Tensor:
 
 
 def _tight_norm_bound(matrix: Tensor) -> Tensor:
-    """Return an upper bound of the largest singular value, at most d^(1/32) times as large.
+    """Return an upper bound on the largest singular value, within a factor of d^(1/32).
 
     It is the Frobenius norm of (M'M)^8 to the power 1/16.
     """

@@ -1,9 +1,9 @@
 """The loss of the global batch as a function of one rank's statistics.
 
-After one exchange, every rank has the statistics of all ranks. It treats the statistics of other
-ranks as constants and differentiates with respect to its own, which needs no further collective.
+After one exchange, every rank has the statistics of all ranks. Each rank treats the statistics of
+the others as constants and differentiates with respect to its own, without a further collective.
 For example, the cross-entropy of a row over two ranks is log(e^a + e^b) - z_y, where a and b are
-the logsumexp of the classes of rank 0 and of rank 1. Rank 0 computes the derivative with respect to
+the logsumexp of the logits on rank 0 and on rank 1. Rank 0 computes the derivative with respect to
 a, e^a / (e^a + e^b), and rank 1 the derivative with respect to b. Both compute the same loss.
 """
 
@@ -39,7 +39,7 @@ class BlockStatistics:
 
 @dataclass(frozen=True)
 class GlobalLoss:
-    """The loss as a function of this rank's statistics, with those of the other ranks constant.
+    """The loss as a function of this rank's statistics; the other ranks' are held constant.
 
     The ranks of a class group have different classes and the same rows, so their statistics are
     merged. Along `data`, the class groups have different rows, so their totals are concatenated.
@@ -68,7 +68,7 @@ class GlobalLoss:
     ) -> "GlobalLoss":
         """Exchange `mine` over both groups (collective).
 
-        `group_sizes` are the numbers of rows of the class groups along `data`.
+        `group_sizes` lists the number of rows of each class group along `data`.
         """
         class_stats = _gather_stats(mine, all_gather_equal, class_group)
         total = loss.merge(class_stats)
@@ -83,7 +83,7 @@ class GlobalLoss:
         )
 
     def value(self, mine: Stats) -> Tensor:
-        """Return the loss of the global batch if this rank's statistics are `mine`."""
+        """Return the loss of the global batch, given this rank's statistics `mine`."""
         class_stats = [*self.class_stats]
         class_stats[self.class_rank] = mine
         data_totals = [*self.data_totals]

@@ -1,8 +1,8 @@
-"""Gradients over ranks: the squared norm for clipping, and summing instead of averaging.
+"""Gradients across ranks: the squared norm for clipping, and hooks that sum them.
 
 A `ClassHead` returns the loss of the global batch, so each rank's gradient of the backbone is a
-term of the total gradient. DDP and FSDP2 average gradients by default. The functions in this module
-make them sum the terms.
+term of the total gradient. DDP and FSDP2 average gradients by default. `sum_gradients` and
+`sum_sharded_gradients` make them sum the terms instead.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-# On the CPU, torch computes a float32 norm with a few running totals. For 1e8 numbers the squared
-# norm is 2% too low; for pieces of this size its relative error is 3e-7.
+# On the CPU, torch accumulates a float32 norm in only a few running totals. The squared norm of 1e8
+# numbers is 2% too low; for pieces of this size, its relative error is 3e-7.
 _PIECE = 1 << 16
 
 
 def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the sum of the squares of all elements of `tensors`, a float64 scalar on `device`.
 
-    Squares are summed in at least float32, in float64 for float64 tensors. The dtype of the result
-    does not depend on the tensors, so that ranks with and without tensors can sum their results.
+    Squares are summed in float32, or in float64 for float64 tensors. The dtype of the result does
+    not depend on the tensors, so that ranks with and without tensors can sum their results.
     """
     pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
     if not pieces:
@@ -47,7 +47,7 @@ def sum_gradients(
 
 
 def sum_sharded_gradients(module: nn.Module) -> None:
-    """Make every submodule of `module` that `fully_shard` wraps sum its gradients."""
+    """Make every submodule of `module` wrapped by `fully_shard` sum its gradients."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -1,4 +1,4 @@
-"""The class head: class weights x a logit map x a loss, as one module on top of any features.
+"""The class head: class weights, a logit map and a loss in one module on top of any features.
 
 Calling a `ClassHead` with features and labels returns the loss of the global batch; `class_rows`
 yields the rows of the classifier for evaluation and export.
@@ -36,34 +36,36 @@ class ClassScores:
 
 
 class ClassHead(nn.Module):
-    """Class weights x a logit map x a loss, sharded over a mesh's `class` axis.
+    """Class weights, a logit map and a loss, sharded over a mesh's `class` axis.
 
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
     with axes `data` and `class`; None means a single process. Every rank holds `weight`, its
-    contiguous rows [n, dim] of the node matrix, and `bias`, the entries [n] of these nodes (None
-    without a bias; by default there is a bias if the logit map supports it). Leaves follow a normal
-    distribution with standard deviation `init_std`, as a function of (seed, class); inner nodes
-    start at zero. The bias starts at the loss's initial value at the roots and at zero elsewhere,
-    so that the bias of every class contains that value exactly once. If `logits` learns its scale
-    or offset, they are the scalar parameters `log_scale` and `offset`, replicated on every rank.
+    contiguous rows [n, dim] of the node matrix, and `bias`, the entries [n] of these nodes. `bias`
+    is None if the head has no bias; by default, it has one if the logit map supports it.
 
-    Some losses need information about the classes: `class_counts` [K], the numbers of training
-    samples, or `label_vectors` [K, D].
+    The vectors of leaves are drawn from a normal distribution with standard deviation `init_std`,
+    as a function of (seed, class); inner nodes start at zero. The bias starts at the loss's initial
+    value at the roots and at zero elsewhere, so that the bias of every class contains that value
+    exactly once. If `logits` learns its scale or offset, they are the scalar parameters `log_scale`
+    and `offset`, replicated on every rank.
+
+    Some losses need information about the classes: `class_counts` [K], the number of training
+    samples per class, or `label_vectors` [K, D].
 
     A row with label j has the weight `class_weights[j]` (None: 1). Rows with the label
     `ignore_index` are ignored. The gradient of an inner node of a tree is a sum over the classes
     below it. With `gradient_damping` p, the sum is divided by the number of these classes to the
     power p.
 
-    A loss that samples classes draws new classes in every call in training mode with gradients.
-    `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
+    In training mode with gradients enabled, a loss that samples classes draws new ones in every
+    call. `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
     uninterrupted run.
 
     If `accumulates` is set, the gradients of several calls are accumulated on each rank, and one
-    call of `reduce_gradients` sums them over the mesh's `data` axis.
+    call to `reduce_gradients` sums them over the mesh's `data` axis.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
-    >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
+    >>> loss = head(features, labels)   # features [b, 512], labels [b]; mean over the global batch
     >>> loss.backward()
     """
 
@@ -151,8 +153,8 @@ class ClassHead(nn.Module):
         Pass them on every rank or on none. In training mode, logits include the margin and the
         prior of the logit map.
 
-        On every rank, raises ValueError for labels outside the classes or invalid row weights, and
-        FloatingPointError if the loss is NaN.
+        Raises ValueError on every rank for labels outside the classes or invalid row weights, and
+        FloatingPointError on every rank if the loss is NaN.
         """
         draw = None
         if self.training and torch.is_grad_enabled():
@@ -190,12 +192,12 @@ class ClassHead(nn.Module):
         return self.tree.digest()
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return the weight [b] of each row in the mean; `factors` are the `row_weights`."""
+        """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
         return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
         """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows
-        and without the margin and the prior of training."""
+        and without the training-only margin and prior."""
         return self.evaluated_map()(features, classes)
 
     def evaluated_map(self) -> LogitMap:
@@ -212,8 +214,8 @@ class ClassHead(nn.Module):
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
         """Yield scores [b, C] of `features` [b, dim] for this rank's classes, in blocks.
 
-        The first block is a collective. Over the ranks of the `class` axis, every class occurs
-        exactly once.
+        Computing the first block is a collective. Across the ranks of the `class` axis, every class
+        occurs exactly once.
         """
         logit_map = self.evaluated_map()
         for block in self.class_rows(classes_at_once):
@@ -221,10 +223,10 @@ class ClassHead(nn.Module):
             yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
-        """Yield this rank's rows of the classifier, in blocks of node order.
+        """Yield this rank's rows of the classifier in node order, block by block.
 
-        The first block is a collective. Over the ranks of the `class` axis, every class occurs
-        exactly once.
+        Computing the first block is a collective. Across the ranks of the `class` axis, every class
+        occurs exactly once.
         """
         weights, group = self.engine.weights, self.engine.class_group
         rows, bias = weights.with_boundary(self.weight.detach(), group), None
@@ -235,10 +237,10 @@ class ClassHead(nn.Module):
             yield ClassRows(block.class_ids, weights.rows(block, rows), entries)
 
     def sharded(self, rows: Tensor) -> Tensor:
-        """Wrap a tensor with the layout of this rank's `weight` or `bias`, such as a moment of the
-        optimizer, in a `Shard(0)` DTensor, which a checkpoint can reshard.
+        """Wrap a tensor with the layout of this rank's `weight` or `bias`, such as an optimizer
+        moment, in a `Shard(0)` DTensor, which a checkpoint can reshard.
 
-        Scalars are returned unchanged, and so are all tensors in a single process.
+        Scalars are returned unchanged, as are all tensors in a single process.
         """
         if self.mesh is None or not rows.ndim:
             return rows
@@ -270,7 +272,7 @@ class ClassHead(nn.Module):
         if class_counts is None:
             raise ValueError(
                 f"the prior of {self.logit_map.kind} logits needs the number of training samples "
-                "of each class: pass class_counts"
+                "per class: pass class_counts"
             )
         return log_prior(tau, _checked_counts(class_counts, self.num_classes)).to(device, dtype)
 
@@ -280,7 +282,7 @@ class ClassHead(nn.Module):
     def initial_rows(
         self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
     ) -> np.ndarray:
-        """Return the initial rows [n, dim] of `heads/initial_rows.py`. Can be overridden."""
+        """Return the initial rows [n, dim]; see `heads/initial_rows.py`. Can be overridden."""
         return initial_rows(weights, self.dim, seed=seed, std=std, first_class=first_class)
 
 
@@ -288,8 +290,8 @@ def _checked_counts(counts: Tensor, num_classes: int) -> Tensor:
     counts = torch.as_tensor(counts)
     if counts.shape != (num_classes,) or not (counts >= 0).all():
         raise ValueError(
-            f"class_counts have shape {list(counts.shape)}: pass {num_classes} numbers of at least "
-            "0"
+            f"class_counts of shape {list(counts.shape)} are not valid: pass {num_classes} numbers "
+            "of at least 0"
         )
     return counts
 
@@ -303,8 +305,8 @@ def _checked_weights(
     fits = weights.shape == (num_classes,) and weights.isfinite().all() and (weights >= 0).all()
     if not fits or not weights.any():
         raise ValueError(
-            f"class_weights have shape {list(weights.shape)}: pass {num_classes} finite, "
-            "non-negative numbers, not all of them zero"
+            f"class_weights of shape {list(weights.shape)} are not valid: pass {num_classes} "
+            "finite numbers of at least 0, and at least one above 0"
         )
     return weights.to(device)
 

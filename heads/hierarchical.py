@@ -2,8 +2,8 @@
 
 p(class) is the product, along the class's path, of the softmax of each node among its siblings (of
 a root among the roots). The head is an ordinary sharded head whose columns are the nodes of the
-tree, so it uses the same engine. The score of a class is its log-probability; there is no row of
-weights per class.
+tree, so it uses the same engine. The score of a class is its log-probability; classes do not have
+weight rows.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
 
-# The node ID of an ignored label. It is negative, because `ignore_index` may be any class ID, which
-# may also be a node ID.
+# The node ID of an ignored label. It is negative because `ignore_index` may be a valid class ID,
+# which may also be a valid node ID.
 _IGNORED_NODE = -100
 
 # Shape legend: b rows, S nodes of a block of scores, C classes of that block.
@@ -91,17 +91,17 @@ class HierarchicalSoftmaxHead(ClassHead):
         return self.label_tree.digest()
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
-        """Raise ValueError, because there is no row of weights per class."""
+        """Raise ValueError, because classes do not have weight rows."""
         raise ValueError(
-            "hierarchical_softmax does not have one row of weights per class and cannot be "
-            "exported for single-class queries: train with another head.loss"
+            "hierarchical_softmax does not have one weight row per class, so it cannot be exported "
+            "for single-class queries: train with another head.loss"
         )
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
         """Yield log-probabilities [b, C] of this rank's classes, in blocks.
 
-        The first block is a collective: every rank gathers all node vectors once, because a block
-        needs the siblings of the nodes on its paths, which other ranks may hold.
+        Computing the first block is a collective: every rank gathers all node vectors once, because
+        a block needs the siblings of the nodes on its paths, and other ranks may hold them.
         """
         nodes, bias = self._of_all_nodes(self.weight), None
         if self.bias is not None:
@@ -143,7 +143,7 @@ class _ScoreBlock:
     """The nodes `start:stop`, the other nodes that their softmaxes need, and their path sums.
 
     `nodes` [S] are all of these nodes, and `group` [S] is the index of each node's softmax.
-    `layout` are the positions in `nodes` of [ancestors of `start`] + [start:stop].
+    `layout` contains the positions in `nodes` of [ancestors of `start`] + [start:stop].
     """
 
     nodes: np.ndarray
@@ -156,9 +156,9 @@ class _ScoreBlock:
     @classmethod
     def cut(cls, tree: LabelTree, start: int, stop: int) -> "_ScoreBlock":
         ancestors, levels = _path_levels(tree, start, stop)
-        # In pre-order, only ancestors of `start` and `stop` have children inside and outside the
-        # range. All siblings of a node are needed, so add the children of these nodes and the
-        # roots.
+        # In pre-order, only ancestors of `start` and `stop` have children both inside and outside
+        # the range. A softmax needs all siblings of a node, so add the children of these ancestors
+        # and the roots.
         inner = [ancestors, tree.ancestors(stop) if stop < tree.num_nodes else ancestors[:0], [-1]]
         siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate(inner)))
         nodes = np.union1d(np.arange(start, stop), siblings)
@@ -189,8 +189,8 @@ def _path_levels(
     """Plan the sums of values over the paths of the nodes `start:stop`.
 
     Returns the ancestors of the first node, root first, and for each depth the (child, parent)
-    positions in the layout [ancestors] + [nodes]. Adding parents to children in this order, that
-    is, from the top level down, gives the path sums.
+    positions in the layout [ancestors] + [nodes]. Adding parents to children in this order, from
+    the top level down, gives the path sums.
     """
     ancestors = tree.ancestors(start)
     layout = np.concatenate([ancestors, np.arange(start, stop)])

@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 from heads.collectives import all_gather_equal
 
 NOTHING_COUNTS = (
-    "there are no rows that count in the global batch, because all are ignored or have weight 0: "
-    "pass at least one row with a positive weight"
+    "the global batch has no rows with a positive weight: pass at least one row that is not "
+    "ignored and has a weight above 0"
 )
 _LARGEST = torch.iinfo(torch.int64).max
 _NAMED_ROWS = 8
@@ -45,8 +45,8 @@ def class_ids(labels: Tensor) -> Tensor:
 class Parameters(NamedTuple):
     """The parameters of a head that this rank holds.
 
-    These are node vectors [n, d], the bias of the nodes [n], and two scalars: the logarithm of the
-    scale, and the offset. None: not learned.
+    These are the node vectors [n, d], the bias of the nodes [n], and two scalars: the logarithm of
+    the scale, and the offset. A parameter that is not learned is None.
     """
 
     vectors: Tensor
@@ -61,14 +61,14 @@ class Parameters(NamedTuple):
 
 @dataclass(frozen=True)
 class RowWeighting:
-    """The weights of rows in the mean: `class_weights` [K] at the label (None: 1), and 0 if the
-    label is `ignore_index`."""
+    """The weight of each row in the mean: the entry of its label in `class_weights` [K] (None: 1),
+    or 0 if the label is `ignore_index`."""
 
     class_weights: Tensor | None = None
     ignore_index: int | None = None
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Return which rows are not ignored, bool [b]."""
+        """Return a mask of the rows that are not ignored, bool [b]."""
         if self.ignore_index is None:
             return torch.ones_like(labels, dtype=torch.bool)
         return labels != self.ignore_index
@@ -88,7 +88,7 @@ class RowWeighting:
     def masked(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return `features` [b, d] with zeros in the ignored rows.
 
-        These may contain NaN, and 0 times NaN is NaN.
+        Ignored rows may contain NaN, and 0 times NaN is NaN.
         """
         if self.ignore_index is None:
             return features
@@ -103,12 +103,12 @@ class RowWeighting:
 class Agreement:
     """The results of the exchange before a computation, on which all ranks base their decisions.
 
-    `sizes` are the numbers of rows of the ranks of the class group, `group_sizes` those of the
-    class groups along `data`. Ranks may require different gradients, but all ranks that contribute
-    to a gradient must compute their terms. `needs_features`: a rank of the class group requires the
-    gradient of its features. `needs_vectors`: a rank requires the gradient of a parameter.
-    `partly_frozen`: only some ranks require the gradient of a parameter. `needs_backward`: a rank
-    requires any gradient, so every rank runs a backward pass.
+    `sizes` lists the number of rows of each rank in the class group, and `group_sizes` the number
+    of rows of each class group along `data`. Ranks may require different gradients, but all ranks
+    that contribute to a gradient must compute their terms. `needs_features`: a rank of the class
+    group requires the gradient of its features. `needs_vectors`: a rank requires the gradient of a
+    parameter. `partly_frozen`: only some ranks require the gradient of a parameter.
+    `needs_backward`: a rank requires any gradient, so every rank runs a backward pass.
     """
 
     sizes: list[int]
@@ -153,7 +153,7 @@ def agree(
         num_counting = int((row_weighting(ids, row_weights).where(~unknown, 1) > 0).sum())
         outside = int(unknown.sum())
     num_rows = len(labels) if fits else 0
-    # With row weights on only some ranks, these ranks would call a collective that others do not.
+    # If only some ranks had row weights, they would call a collective that the others do not.
     types = _type_code(features.dtype, weighted=row_weights is not None)
     needs = features.requires_grad, parameters.requires_grad
     numbers = [num_rows, num_counting, outside, not fits, tree_digest, types, *needs]
@@ -173,15 +173,15 @@ def agree(
             f"inputs are invalid on {sum(misfits)} of {len(sizes) * len(group_sizes)} ranks; this "
             f"rank has {'valid' if fits else 'invalid'} features {list(features.shape)} of "
             f"{features.dtype} on {features.device} and labels {list(labels.shape)} of "
-            f"{labels.dtype} on {labels.device}{_described(row_weights)}: pass floats "
-            f"[b, {held.shape[1]}] and b integers, on {held.device}; row weights are b finite "
-            "floats of at least 0"
+            f"{labels.dtype} on {labels.device}{_described(row_weights)}: pass features as floats "
+            f"[b, {held.shape[1]}], labels as b integers and any row weights as b finite floats of "
+            f"at least 0, all on {held.device}"
         )
     if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
         raise ValueError(
             f"either the features of the ranks differ in dtype ({features.dtype} on this rank), or "
-            "only some ranks have row weights: pass one dtype, and row weights on all ranks or on "
-            "none"
+            "only some ranks have row weights: use the same dtype on every rank, and pass row "
+            "weights on all ranks or on none"
         )
     if any(outsides):
         raise ValueError(
@@ -201,8 +201,11 @@ def agree(
 
 
 def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None) -> bool:
-    """Return whether features are floats [b, d] for vectors [n, d], labels integers [b] and row
-    weights finite floats [b] of at least 0, all on one device."""
+    """Return whether the inputs are valid for vectors `held` [n, d] and on the same device.
+
+    Features must be floats [b, d], labels integers [b], and row weights finite floats [b] of at
+    least 0.
+    """
     shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
     together = features.device == labels.device == held.device
     fits = is_integral(labels) and shapes and features.is_floating_point() and together
@@ -256,7 +259,7 @@ def nan_loss(
 
 def _not_finite(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
     """Return the rank, its number of rows and of non-finite rows, the same two numbers for its
-    vectors and their bias, and the positions of the first non-finite rows."""
+    vectors (with their bias), and the positions of the first non-finite rows."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
     finite = held.isfinite().all(1)

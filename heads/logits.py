@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-M1 = Annotated[float, Field(gt=0, le=8, description="factor of the angle to the true class")]
+M1 = Annotated[float, Field(gt=0, le=8, description="multiplies the angle to the true class")]
 M2 = Annotated[
     float, Field(ge=0, le=math.pi, description="margin added to the angle to the true class")
 ]
@@ -51,7 +51,7 @@ class ClassRows:
 class LogitMap(BaseModel):
     """Options of a logit map. `evaluated` returns the map without training-only options.
 
-    `normalizes`: the map multiplies unit vectors and does not support a bias.
+    `normalizes`: the map scales features and rows to unit length and does not support a bias.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -59,7 +59,7 @@ class LogitMap(BaseModel):
     normalizes: ClassVar[bool] = False
 
     kind: str
-    scale: float = Field(1.0, gt=0, description="factor of the product of features and rows")
+    scale: float = Field(1.0, gt=0, description="multiplies the product of features and rows")
     offset: float = Field(0.0, description="added to every logit")
     learn_scale: bool = Field(False, description="train the logarithm of the scale")
     learn_offset: bool = Field(False, description="train the offset")
@@ -93,7 +93,7 @@ class LogitMap(BaseModel):
         return grad_vectors
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
-        """Map cosines of feature vectors and their true rows [b] to the values used in training."""
+        """Map the cosines [b] between features and true rows to the values used in training."""
         raise NotImplementedError(f"{self.kind} logits do not support a margin")
 
     def evaluated(self, *, scale: float, offset: float) -> "LogitMap":
@@ -112,11 +112,11 @@ class LogitMap(BaseModel):
         return linear(features, rows, self._shift(classes))
 
     def of_one_class(self, features: np.ndarray, row: ClassRows) -> np.ndarray:
-        """Return the logits float32 [n] of one class, for features [n, d] that may be mapped from a
-        file larger than memory.
+        """Return the float32 logits [n] of one class. The features [n, d] may be memory-mapped from
+        a file larger than memory.
 
-        This is one NumPy product without a copy, which takes about half as long as products in
-        blocks or torch's product.
+        A single NumPy product without a copy takes about half as long as products in blocks or a
+        product in torch.
         """
         weight = self.scale * self.normalized(row.rows)[0]
         found = np.empty(len(features), np.float32)
@@ -130,7 +130,7 @@ class LogitMap(BaseModel):
         return found
 
     def _shift(self, classes: ClassRows) -> Tensor | None:
-        """Return the sum of bias and offset [C], which is added to the product, or None."""
+        """Return bias + offset [C], to be added to the product, or None if there is neither."""
         if classes.bias is not None:
             return classes.bias + self.offset
         return classes.rows.new_full((len(classes.rows),), self.offset) if self.offset else None
@@ -143,7 +143,7 @@ class Dot(LogitMap):
 
 
 class CosineMap(LogitMap):
-    """s cos(x, w) + o. Training replaces the cosine of the true class, cos(theta), by
+    """s cos(x, w) + o. Training replaces the cosine of the true class, cos(theta), with
     psi(m1 theta + m2) - m3 (Eq. 4 of ArcFace, Deng et al. 2019, for all three margins).
 
     psi equals the cosine up to pi and keeps decreasing beyond pi (Eq. 7 of SphereFace, Liu et al.
@@ -152,7 +152,7 @@ class CosineMap(LogitMap):
 
     normalizes: ClassVar[bool] = True
 
-    scale: float = Field(64.0, gt=0, description="factor of the cosines")
+    scale: float = Field(64.0, gt=0, description="multiplies the cosines")
     m1: M1 = 1.0
     m2: M2 = 0.0
     m3: M3 = 0.0
@@ -162,8 +162,11 @@ class CosineMap(LogitMap):
         return (self.m1, self.m2, self.m3) != (1.0, 0.0, 0.0)
 
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
-        """Apply the margins to the cosine, clamped to [-1 + eps, 1 - eps] before the arccos, whose
-        derivative is finite there. Outside, the gradient is that of the clamped value, not zero."""
+        """Apply the margins to the cosine.
+
+        Before the arccos, the cosine is clamped to [-1 + eps, 1 - eps], where the derivative of
+        arccos is finite. Outside this range, the gradient is that of the clamped value, not zero.
+        """
         if (self.m1, self.m2) != (1.0, 0.0):
             clamped = cosine.clamp(-1 + eps, 1 - eps).detach()
             angle = self.m1 * torch.acos(cosine + (clamped - cosine.detach())) + self.m2
@@ -173,7 +176,7 @@ class CosineMap(LogitMap):
 
 
 class Cosine(CosineMap):
-    """Cosine logits with any combination of margins, by default none."""
+    """Cosine logits with any combination of margins (default: none)."""
 
     kind: Literal["cosine"] = "cosine"
 
@@ -187,7 +190,7 @@ class NormFace(CosineMap):
 class SphereFace(CosineMap):
     """A multiplicative margin m1 on the angle (Liu et al. 2017), with unit features and rows.
 
-    The default 1.35 is that of Deng et al. 2019. The original uses m1 = 4 with annealing.
+    The default of 1.35 is from Deng et al. 2019. The original uses m1 = 4 with annealing.
     """
 
     kind: Literal["sphereface"] = "sphereface"
@@ -214,7 +217,7 @@ LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class MappedFeatures:
-    """`features` [b, d] and the mapped features by which class rows are multiplied.
+    """The raw `features` [b, d], and the mapped features that are multiplied by the class rows.
 
     The mapped features are `scale` times the features after the logit map.
     """
@@ -243,10 +246,10 @@ class MappedFeatures:
 class Margins:
     """The true logits of G rows with margin, and their derivatives.
 
-    The matrix product computes logits without margin; the engine then replaces the true logit of
-    each row. `slopes` are the derivatives of the true logits with respect to those without margin.
-    `excess` is the term that the margin adds to the derivative with respect to the logarithm of the
-    scale.
+    The matrix product computes logits without a margin; the engine then replaces the true logit of
+    each row. `slopes` are the derivatives of the true logits with a margin with respect to those
+    without. `excess` is the term that the margin adds to the derivative with respect to the
+    logarithm of the scale.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Ten
     """Return the similarity [n] of the classes `a` [n] and `b` [n] with label vectors [K, d].
 
     It is max(0, (cos - lower) / (1 - lower)), as in SimLoss. The similarity of a class to itself is
-    exactly 1. That of a class with a zero vector to any other class is 0. Raises ValueError for a
-    `lower` outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
+    exactly 1. A class with a zero vector has similarity 0 to all other classes. Raises ValueError
+    for a `lower` outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
     """
     if not -1 <= lower < 1:
         raise ValueError(f"lower is {lower}: pass a cosine of at least -1 and below 1")
@@ -33,7 +33,7 @@ def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Ten
         outside = ids[(ids < 0) | (ids >= len(vectors))]
         if len(outside):
             raise ValueError(
-                f"there is no label vector of class {int(outside[0])}: pass class ids from 0 to "
+                f"there is no label vector for class {int(outside[0])}: pass class ids from 0 to "
                 f"{len(vectors) - 1}"
             )
     pairs = zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)
@@ -50,7 +50,7 @@ def similarity_accuracy(
 ) -> Tensor:
     """Return the mean `similarity` of `predicted` [n] to `labels` [n], a float64 scalar.
 
-    The mean is over the samples of all ranks of `group` (collective). Only the vectors of these
+    The mean is over the samples of all ranks of `group` (collective). Only the vectors of the given
     classes are read, so `vectors` may be on another device or in a memory-mapped file.
     """
     own = similarity(vectors, labels.to(vectors.device), predicted.to(vectors.device), lower)

@@ -1,9 +1,9 @@
-"""Single-logit classification: how well a single logit decides whether a sample is in its class.
+"""Single-logit classification: how well a class's logit decides whether a sample belongs to it.
 
 This module computes the metrics of section 6.1 of paper 002 for one block of classes at a time:
 average precision, precision at a given recall, and the threshold that reaches this recall. If the
-samples are distributed over ranks, the ranks exchange the true scores and the counts of scores at
-or above them, never all scores. For example, a class with the true scores 5 and 2 and the false
+samples are distributed over ranks, the ranks exchange only the true scores and, for each of them,
+the number of scores at or above it. For example, a class with the true scores 5 and 2 and the false
 scores 3 and 1 has the counts 1 (at or above 5) and 3 (at or above 2). Its precisions are therefore
 1/1 and 2/3, and its average precision is 5/6.
 """
@@ -20,7 +20,7 @@ from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 
 # Shape legend: N samples, C classes of a block, P largest number of positives, R recalls.
 
-_CHUNK = 1 << 22  # numbers processed at a time; limits the memory in addition to the block
+_CHUNK = 1 << 22  # numbers processed at a time; bounds the memory needed besides the block
 _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold", "reached")
 
 
@@ -28,10 +28,11 @@ _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "th
 class ClassMeasures:
     """Metrics of C classes at the R `recalls`; NaN for a class without positives.
 
-    `positives` [C] are the numbers of samples, and `average_precision` [C] is the area under the
-    precision-recall curve. `threshold` [C, R] is the largest value for which `score >= threshold`
-    reaches the recall, and `precision_at` [C, R] the precision there. `reached` [C, R, 2] counts
-    the samples at or above the threshold: those of the class, and those of any class.
+    `positives` [C] is the number of samples of each class, and `average_precision` [C] is the area
+    under the precision-recall curve. `threshold` [C, R] is the largest value for which `score >=
+    threshold` reaches the recall, and `precision_at` [C, R] is the precision at this threshold.
+    `reached` [C, R, 2] counts the samples at or above the threshold, first those of the class, then
+    those of all classes.
     """
 
     class_ids: Tensor
@@ -57,7 +58,7 @@ class ClassMeasures:
     def over_all_classes(self, num_classes: int) -> "ClassMeasures":
         """Return metrics with one row for each of the classes 0..num_classes - 1.
 
-        Classes that were not measured have no positives.
+        Classes that were not measured have 0 positives.
         """
         ids, device = self.class_ids, self.class_ids.device
         fields: dict[str, Tensor] = {}
@@ -88,17 +89,18 @@ def block_measures(
     *,
     group: ProcessGroup | None = None,
 ) -> ClassMeasures:
-    """Measure the classes `class_ids` [C] from `scores` [N, C] of samples with `labels` [N].
+    """Return the metrics of the classes `class_ids` [C], given the scores of N samples.
 
-    The ranks of `group` pass the same classes and different samples; N may differ and may be 0.
-    Every rank returns the metrics over all samples (collective).
+    `scores` are [N, C] and `labels` [N]. The ranks of `group` pass the same classes and different
+    samples; N may differ and may be 0. Every rank returns the metrics over all samples
+    (collective).
 
     Average precision is the mean over the positives of the precision at their own score, where
     samples with equal scores are counted together. Samples with labels outside the block are
     negatives. A block may have no classes. Precisions are float64; thresholds have the dtype of the
-    scores. In addition to the scores, memory is needed for their NaN mask and for a working set of
-    at most about 300 MB. Raises ValueError for NaN, shapes that do not match, a duplicate class or
-    a recall outside (0, 1].
+    scores. Besides the scores, this needs memory for their NaN mask and for a working set of at
+    most about 300 MB. Raises ValueError for NaN, mismatched shapes, a duplicate class or a recall
+    outside (0, 1].
     """
     recalls = _checked_recalls(recalls)
     scores, num_classes = scores.detach(), len(class_ids)
@@ -121,7 +123,7 @@ def block_measures(
     first = before - (own.cumsum(0) - own)
     positions = torch.arange(len(columns), device=scores.device) + first[columns]
     ends = [0, *own.cumsum(0).tolist()]
-    # A frequent class makes C x P large. In that case, measure fewer classes at a time.
+    # A frequent class makes C x P large, so process fewer classes at a time in that case.
     width = max(1, _CHUNK // max([1, *positives.tolist()]))
     parts = []
     for start in range(0, max(1, num_classes), width):
@@ -201,10 +203,10 @@ def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tens
 def _true_scores(
     scores: Tensor, at: tuple[Tensor, Tensor], positives: Tensor, group: ProcessGroup | None
 ) -> Tensor:
-    """Return the true scores of each class on all ranks, ascending and padded with +inf [C, P].
+    """Return each class's true scores [C, P], ascending and padded with +inf (collective).
 
-    P is at least 1. `scores` [n] are this rank's true scores, and `at` their (column, index) in the
-    result before sorting. Collective.
+    The result covers all ranks; P is at least 1. `scores` [n] are this rank's true scores, and `at`
+    contains their (column, index) in the result before sorting.
     """
     most = max([1, *positives.tolist()])
     true_CP = scores.new_zeros((len(positives), most))
@@ -216,16 +218,16 @@ def _true_scores(
 
 
 def _num_at_or_above(true_CP: Tensor, scores: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Count the scores of a class on all ranks at or above each of its true scores [C, P].
+    """Count the scores of each class that are at or above each of its true scores [C, P].
 
-    A binary search finds for every score the two true scores between which it lies, and a histogram
-    counts the scores per interval; sums of the histogram from the right are the result. This avoids
-    comparing all scores with all true scores. Collective.
+    For every score, a binary search finds the interval between two true scores that contains it. A
+    histogram counts the scores per interval, and its sums from the right are the result. This
+    avoids comparing all scores with all true scores. The counts are over all ranks (collective).
     """
     num_classes, most = true_CP.shape
     bins = torch.zeros(num_classes * (most + 1), dtype=torch.int64, device=scores.device)
     offset = torch.arange(0, len(bins), most + 1, dtype=torch.int32, device=scores.device)[:, None]
-    # 32-bit indices suffice, because block_measures bounds C x P, and halve the memory traffic.
+    # 32-bit indices halve the memory traffic. They suffice because block_measures bounds C x P.
     for rows in scores.split(max(1, _CHUNK // max(1, num_classes))):
         reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True, out_int32=True)
         bins += torch.bincount(reached.add_(offset).flatten(), minlength=len(bins))

@@ -1,4 +1,4 @@
-"""Select and merge the k largest scores of each row. Ties are broken by the lowest class ID."""
+"""Select and merge the k largest scores of each row. Ties go to the lowest class ID."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
     k = min(k, len(class_ids_C))
     values, columns = scores_BC.topk(min(k + 1, len(class_ids_C)), dim=1)
     if columns.shape[1] > k > 0:
-        # torch.topk breaks ties arbitrarily. If the k-th and the next score are equal, select by
-        # ID.
+        # torch.topk breaks ties arbitrarily. If the k-th score equals the next one, select by ID.
         shared = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
         for rows in shared.split(max(1, _CHUNK // len(class_ids_C))):
             columns[rows, :k] = _by_lowest_id(scores_BC[rows], values[rows, k - 1], class_ids_C, k)
@@ -37,14 +36,14 @@ def encode_ids(ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decode_ids(digits: Tensor) -> Tensor:
-    """Decode the results of `encode_ids` [..., 2] to class IDs [...]."""
+    """Decode the result of `encode_ids` [..., 2] to class IDs [...]."""
     digits = digits.detach().to(torch.int64)
     return digits[..., 0] * _BASE + digits[..., 1]
 
 
 def _by_lowest_id(scores_RC: Tensor, last_R: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
-    """Return the columns [R, k] of all scores above `last_R`, then of the lowest IDs among the
-    scores equal to it."""
+    """Return the columns [R, k] of all scores above `last_R` and, among the scores equal to it, of
+    those with the lowest IDs."""
     last = last_R[:, None]
     others = torch.where(scores_RC == last, class_ids_C, torch.iinfo(torch.int64).max)
     key = torch.where(scores_RC > last, -1, others)

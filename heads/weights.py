@@ -2,8 +2,8 @@
 
 Dense, U-tree and V-tree weights share one structure: w_class is the sum of the node vectors on the
 path from the root to the class (Eq. 3 of paper 000). Nodes are numbered in depth-first pre-order
-and sharded contiguously, as `Shard(0)` does. Then the only vectors that a rank's classes need from
-other ranks are those of the ancestors of its first node, the boundary of the rank.
+and sharded contiguously, as `Shard(0)` does. The only vectors that a rank's classes need from other
+ranks are therefore those of the ancestors of its first node, the boundary of the rank.
 
 In this example, two ranks hold eight nodes. The first node of rank 1 is 4, whose ancestors are 0
 and 1:
@@ -13,14 +13,14 @@ and 1:
     rank      0  0  0  0   1  1  1  1
 
 A path of rank 1 begins with the first few of these ancestors and continues with nodes that rank 1
-holds: 0 1 | 4, and 0 | 5 6, and 0 | 5 7. So a row is the sum over the held part of its path plus
+holds: 0 1 | 4, 0 | 5 6 or 0 | 5 7. A row is therefore the sum over the held part of its path plus
 one of the prefix sums 0, v0 and v0 + v1. Forward all-reduces the vectors of the boundary nodes of
 all ranks, at most `depth` per rank; each rank then computes the prefix sums of its own boundary.
 
 Backward sums the gradients of class rows over subtrees, from the deepest level up. The parents of
-nodes 4 and 5 are on another rank. Their sums are accumulated along the boundary from the bottom:
-node 1 gets that of node 4, and node 0 those of nodes 4 and 5. One all-reduce returns both to the
-rank that holds nodes 0 and 1.
+nodes 4 and 5 are on another rank. The sums of these nodes are accumulated along the boundary from
+the bottom up: node 1 gets the sum of node 4, and node 0 gets the sums of nodes 4 and 5. One
+all-reduce sends both results to the rank that holds nodes 0 and 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,10 +36,10 @@ from heads.collectives import all_reduce_sum
 from heads.losses.base import Choice, HeldClasses
 from heads.tree import LabelTree
 
-# Number of parents whose children are summed at a time; bounds the memory beyond the gradient.
+# Number of parents whose children are summed at a time; bounds the memory besides the gradient.
 _PARENTS_AT_ONCE = 8192
-# The path of every class is stored. This limit is far above the depth of label trees, and 1,000
-# nodes per class still fit in memory.
+# The path of every class is stored. This limit is far above the depth of any realistic label tree,
+# and 1,000 nodes per class still fit in memory.
 _DEEPEST = 1000
 
 # Shape legend: N nodes, n nodes of this rank, C classes of a block, d features, M boundary nodes.
@@ -58,9 +58,9 @@ def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
 class ClassBlock:
     """Some of a rank's classes: their ascending positions among its classes, and their IDs [C].
 
-    `paths` concatenates the nodes of their paths that this rank holds, and `offsets` [C] are the
-    starts of the paths; None if every class is a root. `num_remote` [C] counts the nodes of a path
-    that other ranks hold. `weights` are those of `Choice`.
+    `paths` concatenates the nodes on their paths that this rank holds, `offsets` [C] is the start
+    of each path, and `num_remote` [C] counts the nodes of each path that other ranks hold. All
+    three are None if every class is a root. `weights` [C] are the weights of a `Choice`.
     """
 
     positions: slice | Tensor
@@ -152,7 +152,7 @@ class ClassWeights:
                 yield replace(self._block(choice.positions[part]), weights=weights)
 
     def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
-        """Return the columns [b] of labels in a block; outside 0..C-1 if not in the block."""
+        """Return the columns [b] of labels in a block; outside 0..C-1 for any other label."""
         positions = self.held.position[labels] - self.held.first
         if isinstance(block.positions, slice):
             return positions - block.positions.start
@@ -175,9 +175,9 @@ class ClassWeights:
     def rows(self, block: ClassBlock, values: NodeValues) -> Tensor:
         """Return the class rows [C, d] of a block: the sum of the values along each path.
 
-        In blocks that fit in a cache, this costs no more than a copy and does not depend on the
-        batch size. The alternative, summing logits down the tree, would need the product of every
-        inner node with the features.
+        For blocks that fit in the cache, this costs no more than a copy, regardless of the batch
+        size. The alternative, summing logits down the tree, would need the product of every inner
+        node with the features.
         """
         if block.paths is None:
             return values.held[block.positions]
@@ -196,8 +196,7 @@ class ClassWeights:
         return grad
 
     def contiguous_part(self, block: ClassBlock, grad_held: Tensor) -> Tensor | None:
-        """Return the slice of `grad_held` for a block's class rows if it is contiguous, otherwise
-        None."""
+        """Return the slice of `grad_held` for a block's class rows; None if not contiguous."""
         is_contiguous = self._plain and isinstance(block.positions, slice)
         return grad_held[block.positions] if is_contiguous else None
 
@@ -224,9 +223,9 @@ class ClassWeights:
             grad_held[self._inner] *= self._inner_scale.to(grad_held.dtype)
 
     def _return_boundary(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
-        """Add the gradients of boundary nodes on the ranks that hold them (collective).
+        """Send the gradients of boundary nodes to the ranks that hold them (collective).
 
-        In the example of the module docstring, the orphans of rank 1 are nodes 4 and 5. `below` is
+        In the example in the module docstring, the orphans of rank 1 are nodes 4 and 5. `below` is
         (g5, g4) for the boundary nodes (0, 1), and its suffix sums (g5 + g4, g4) are their
         gradients from the classes of rank 1.
         """
@@ -254,7 +253,7 @@ class ClassWeights:
         """Plan the path of each class's node, root first, restricted to nodes of this rank."""
         tree, start = self.tree, self.start
         lengths, remote = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
-        # Walk all paths up at the same time, until each one leaves this rank at `above`.
+        # Walk up all paths at the same time, until each one leaves this rank at `above`.
         above = nodes
         while (inside := above >= start).any():
             lengths += inside
@@ -310,8 +309,9 @@ class ClassWeights:
     def _plan_boundary(self, group_size: int) -> None:
         """Plan the exchange of boundary nodes, which some rank needs and another rank holds.
 
-        `_boundary_mine` are those that this rank holds; `_chain` those that it needs, the ancestors
-        of its first node; `_orphans` its nodes whose parents are on the chain.
+        `_boundary_mine` selects the nodes that this rank holds, and `_chain` the nodes that it
+        needs, which are the ancestors of its first node. `_orphans` are the nodes of this rank
+        whose parents are on the chain.
         """
         tree = self.tree
         self._boundary = _boundary_nodes(tree, group_size)
@@ -332,7 +332,7 @@ class ClassWeights:
 def _ragged(
     values: Tensor, starts: Tensor, lengths: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Concatenate the segments of `values` at `positions`. Also return their start offsets."""
+    """Concatenate the segments of `values` at `positions`; also return their start offsets."""
     chosen = lengths[positions]
     offsets = chosen.cumsum(0) - chosen
     shift = torch.repeat_interleave(starts[positions] - offsets, chosen)

@@ -1,4 +1,4 @@
-"""The losses and their registry, `LOSSES`, by the `kind` of a recipe."""
+"""The losses, and `LOSSES`, which maps the `kind` in a recipe to its loss."""
 
 from heads.losses.base import (
     STRICT,

@@ -1,7 +1,7 @@
 """The interface of a loss.
 
 A loss consists of statistics of each row's logits, which can be merged over blocks of classes (a
-commutative monoid), and of a function of the merged statistics.
+commutative monoid), and a function of the merged statistics.
 
 Shape legend: B rows, C classes of a block, K all classes, m rows of the global batch.
 """
@@ -24,8 +24,8 @@ from heads.tree import LabelTree
 Stats = tuple[Tensor, ...]
 ScoreKind = Literal["logit", "taylor", "spherical"]
 
-# Losses are pydantic dataclasses, so unknown options and options out of bounds raise an error when
-# the loss is created, in Python code as well as in a recipe.
+# Losses are pydantic dataclasses, so creating a loss with an unknown option or an out-of-range
+# value raises an error, both in Python code and in a recipe.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -33,8 +33,8 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 class ClassFacts:
     """Information about the classes that a loss may need.
 
-    This includes their number K, the numbers of training samples [K], the label vectors [K, D], and
-    the tree if the classes are its nodes.
+    This includes the number of classes K, the number of training samples per class [K], the label
+    vectors [K, D], and the label tree if its nodes are the classes.
     """
 
     num_classes: int
@@ -56,8 +56,8 @@ class HeldClasses:
     first: int
 
     def find(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the given classes this rank holds (bool), and their positions among the
-        classes that it holds."""
+        """Return a mask of the given classes that this rank holds, and the positions of these
+        classes among all classes that it holds."""
         positions = self.position[class_ids] - self.first
         here = (positions >= 0) & (positions < len(self.class_ids))
         return here, positions[here]
@@ -88,8 +88,8 @@ class LabelPositions(NamedTuple):
 
     @classmethod
     def of(cls, columns: Tensor, num_classes: int) -> "LabelPositions":
-        """Create from `columns` [B], which are outside 0..`num_classes` - 1 for labels in other
-        blocks."""
+        """Create the positions from `columns` [B]; labels in other blocks have columns outside
+        0..`num_classes` - 1."""
         here = (columns >= 0) & (columns < num_classes)
         columns = torch.where(here, columns, -1)
         rows = here.nonzero().squeeze(1)
@@ -107,8 +107,8 @@ class Block:
 
     `class_ids` [C] are the classes of the columns, and `labels` [B] are the classes of the rows.
     `label_columns` [B] are the columns of the labels, -1 for a label in another block, and
-    `label_pairs` the (rows, columns) of the labels in this block. `true` [B] is z_y for these rows
-    and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
+    `label_pairs` are the (rows, columns) of the labels in this block. `true` [B] is z_y for these
+    rows and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
     gradient has B elements, whereas a gradient through the logits would have B x C. `weights` [C]
     are the weights of a `Choice`.
     """
@@ -129,8 +129,8 @@ class Block:
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """Create from the `columns` [B] of the labels, outside 0..C-1 for labels in other
-        blocks."""
+        """Create a block from the `columns` [B] of the labels; labels in other blocks have columns
+        outside 0..C-1."""
         positions = LabelPositions.of(columns, len(class_ids))
         return cls.at(class_ids, labels, positions, logits_BC, weights)
 
@@ -143,7 +143,7 @@ class Block:
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """Create from the positions of the labels."""
+        """Create a block from the positions of the labels."""
         rows, pairs = positions.rows, positions.pairs
         true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[pairs])
         true.requires_grad_(logits_BC.requires_grad)
@@ -192,8 +192,8 @@ class Loss(ABC):
     import path for any other loss. The head calls `prepare` with information about the classes.
 
     `aligned_if` is the condition under which `aligned` is true, if it depends on the options.
-    `couples_rows`: `value` is not a mean of terms that depend on one row each. `reductions` has one
-    entry per statistic; a loss with other merge rules overrides `merge` and `identity`.
+    `couples_rows`: `value` is not a mean of per-row terms. `reductions` has one entry per
+    statistic; a loss with other merge rules overrides `merge` and `identity`.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
     `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.
@@ -225,7 +225,8 @@ class Loss(ABC):
 
         It is aligned if, for every batch, a value close enough to the infimum implies that every
         true score is above every false score of any row. For a loss that is estimated by sampling,
-        the expectation is decisive, as in appendix D of paper 002 for losses of random batches.
+        the expected value must imply this, as in appendix D of paper 002 for losses over random
+        batches.
         """
 
     def check_batch(self, num_rows: int) -> None:
@@ -317,7 +318,7 @@ class Loss(ABC):
         batch."""
 
     def score(self, logits: Tensor) -> Tensor:
-        """Return the scores, of any shape, that evaluation, thresholds and serving compare.
+        """Convert logits of any shape to the scores that evaluation and serving compare.
 
         A larger score means that the class is more likely.
         """
@@ -329,7 +330,7 @@ class Loss(ABC):
 
 
 def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Return the scores of `logits`, of any shape, that evaluation, thresholds and serving compare.
+    """Convert logits of any shape to the scores that evaluation and serving compare.
 
     A larger score means that the class is more likely. `taylor` is 1 + z + z^2 / 2, and `spherical`
     is z^2 + eps (paper 004). In both cases, a very negative logit also has a high score, so the

@@ -1,4 +1,4 @@
-"""Losses with one binary decision per class: binary cross-entropy, noise contrastive estimation."""
+"""Losses with one binary decision per class: binary cross-entropy, noise-contrastive estimation."""
 
 import math
 from typing import ClassVar, Literal, Self
@@ -28,7 +28,7 @@ _HALF_A_SAMPLE = 0.5
 
 @dataclass(frozen=True, config=STRICT)
 class BinaryCrossEntropy(Loss):
-    """-log sigmoid(z_y) - sum over j != y of log(1 - sigmoid(z_j)), the mean over rows.
+    """-log sigmoid(z_y) - sum over j != y of log(1 - sigmoid(z_j)), averaged over rows.
 
     Section 4.3 of paper 002 defines the loss, but misprints the sign of the second term. Because
     softplus(z) - z = softplus(-z), the loss is the sum of softplus(z) over all classes, minus z_y.
@@ -51,8 +51,8 @@ class BinaryCrossEntropy(Loss):
         return rows.mean(every - true)
 
     def initial_bias(self, num_classes: int) -> float:
-        """Return the logit of 1/K. With 0, the gradients of the K - 1 false classes of a row would
-        dominate that of the true class."""
+        """Return the logit of 1/K. With a bias of 0, the gradients of the K - 1 false classes of a
+        row would dominate the gradient of its true class."""
         return -math.log(max(num_classes - 1, 1))
 
 
@@ -62,8 +62,8 @@ class NoiseContrastiveEstimation(Loss):
 
     This is Eq. 8 of paper 002. The distribution q (`noise`) is uniform, or proportional to the
     number of training samples of each class. By default, the expectation over all classes is exact.
-    With `samples` n, a training step replaces it with the mean over n classes drawn from q, which
-    are the same for all rows. This estimate is unbiased. Evaluation uses all classes.
+    With `samples` n, a training step replaces it with the mean over n classes that are drawn from q
+    and shared by all rows. This estimate is unbiased. Evaluation uses all classes.
 
     Aligned: at the infimum g_y = 1 / (1 + t q_y), that is, z_y = 0 for every class, and the false
     logits are at minus infinity (appendix B of paper 002). Sampling preserves the expectation.
@@ -72,14 +72,14 @@ class NoiseContrastiveEstimation(Loss):
     kind: Literal["nce"] = Field(default="nce", kw_only=True, repr=False)
     t: int = Field(default=10, gt=0, description="noise samples per row")
     samples: int | None = Field(
-        default=None, gt=0, description="classes drawn per step; default: the exact expectation"
+        default=None, gt=0, description="classes to draw per step; default: the exact expectation"
     )
     noise: Literal["uniform", "frequency"] = Field(
         default="frequency",
         description="q: the same for every class, or each class's share of the training labels",
     )
 
-    # Constants that `prepare` sets: q [K] and its cumulative sums.
+    # Set by `prepare`: q [K] and its cumulative sums.
     q: ClassVar[Tensor]
     cumulative_q: ClassVar[Tensor]
 
@@ -98,7 +98,7 @@ class NoiseContrastiveEstimation(Loss):
             return super().prepare(facts)
         if counts is None:
             raise ValueError(
-                "nce with noise=frequency needs the number of training samples of each class: pass "
+                "nce with noise=frequency needs the number of training samples per class: pass "
                 "class_counts, or set noise=uniform"
             )
         if counts.shape != (facts.num_classes,):
@@ -114,14 +114,14 @@ class NoiseContrastiveEstimation(Loss):
             )
         counts = counts.where(counts > 0, _HALF_A_SAMPLE)
         q = counts / counts.sum()
-        # Sum on the CPU, where the order of additions is fixed: ranks must draw the same classes.
+        # All ranks must draw the same classes, so sum on the CPU, where the order is deterministic.
         return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.q):
             raise ValueError(
-                f"nce has noise for {len(self.q)} classes, but the head has {num_classes} classes: "
-                "create a new head with the counts of all classes"
+                f"nce has a noise distribution over {len(self.q)} classes, but the head has "
+                f"{num_classes} classes: create a new head with the counts of all classes"
             )
 
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
@@ -144,10 +144,10 @@ class NoiseContrastiveEstimation(Loss):
         return rows.mean(softplus(own - true) + self.t * expected)
 
     def initial_bias(self, num_classes: int) -> float:
-        """Return log(1/K), the logit of a normalized model with a uniform prediction."""
+        """Return log(1/K), the logit of a normalized model that predicts all classes equally."""
         return -math.log(num_classes)
 
 
 def softplus(z: Tensor) -> Tensor:
-    """Return log(1 + exp(z)). Above the threshold 50, torch returns z, exact in float64."""
+    """Return log(1 + exp(z)). For z above 50, torch returns z, which is exact in float64."""
     return F.softplus(z, threshold=50)

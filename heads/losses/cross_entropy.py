@@ -23,30 +23,30 @@ from heads.losses.sampling import labels_and_sampled
 
 @dataclass(frozen=True, config=STRICT)
 class CrossEntropy(Loss):
-    """-log p_y = logsumexp(z) - z_y, the mean over rows (Eq. 1 of paper 002).
+    """-log p_y = logsumexp(z) - z_y, averaged over rows (Eq. 1 of paper 002).
 
     `label_smoothing` e assigns e/K of the target to every class (Szegedy et al. 2016). `z_loss` c
-    adds c logsumexp(z)^2, which keeps the level of the logits fixed (PaLM, Chowdhery et al. 2022).
+    adds c logsumexp(z)^2, which keeps logsumexp(z) near 0 (PaLM, Chowdhery et al. 2022).
 
-    With a `sample_rate` r below 1, a training step computes the classes of its batch, and each
-    other class with probability r (Partial FC, An et al. 2021). -log r is added to the logits of
+    With a `sample_rate` r below 1, a training step computes the classes in its batch and, with
+    probability r, each other class (Partial FC, An et al. 2021). -log r is added to the logits of
     these other classes, so that the sum of exp(z) has the correct expectation. The logarithm of the
     sum, and therefore the loss, is too low on average, by about (1/r - 1)/2 times the sum of p_j^2
-    over the classes without a row in the batch. This Taylor approximation, half the variance of the
-    sum, is accurate as long as it is small, and too large if few classes dominate the sum.
-    Evaluation uses all classes.
+    over the classes without a row in the batch. This Taylor approximation, half the relative
+    variance of the sum, is accurate while it is small, and too large if a few classes dominate the
+    sum. Evaluation uses all classes.
     """
 
     kind: Literal["ce"] = Field(default="ce", kw_only=True, repr=False)
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the target spread over all classes"
+        default=0.0, ge=0, lt=1, description="share of the target to spread over all classes"
     )
     z_loss: float = Field(default=0.0, ge=0, description="weight of logsumexp(z)^2")
     sample_rate: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="probability with which a step computes a class without a row in the batch",
+        description="probability that a step computes a class without a row in the batch",
     )
 
     paper = "002 eq 1"
@@ -60,17 +60,19 @@ class CrossEntropy(Loss):
 
     @property
     def aligned(self) -> bool:
-        """Whether `z_loss` c > 0, and not both label smoothing e > 0 and a sample rate r < 1.
+        """True if `z_loss` c > 0, unless label smoothing e > 0 is combined with sample rate r < 1.
 
         With c = 0, the loss depends only on differences within a row, so rows can be shifted apart
         (section 3.1 of paper 002). With c > 0 and e = 0, the loss is `self_norm`. Smoothing moves
         the minimum from infinity to z = log of the target: log(1 - e + e/K) at the label of every
-        row, and log(e/K) elsewhere. Sampling with e = 0 keeps the infimum of every draw at 0, so a
-        small expectation bounds the loss of the draw that contains all classes, which separates the
-        logits as above. With both smoothing and sampling, a class without a row gets its share e/K
-        of the target only in the steps that draw it. With two classes, a small c, and e above 2r /
-        (1 + r), that class is above the true one at the minimum. For other values, separation is
-        not proven.
+        row, and log(e/K) elsewhere.
+
+        Sampling with e = 0 keeps the infimum of every draw at 0. A small expectation therefore
+        bounds the loss of the draw that contains all classes, and this loss separates the logits as
+        above. With both smoothing and sampling, a class without a row gets its share e/K of the
+        target only in the steps that draw it. With two classes, a small c and e > 2r / (1 + r), the
+        logit of such a class exceeds the true logit at the minimum. Separation has not been proven
+        for other values.
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 
@@ -103,7 +105,7 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SelfNormalization(Loss):
-    """-log p_y + alpha log^2(sum exp z), the mean over rows (section 4.1 of paper 002).
+    """-log p_y + alpha log^2(sum exp z), averaged over rows (section 4.1 of paper 002).
 
     Aligned: near the infimum 0, every row has p_y near 1 and logsumexp(z) near 0, so z_y is near 0
     and the false logits are far below it (appendix A of paper 002).
@@ -131,8 +133,8 @@ class BatchCrossEntropy(Loss):
 
     P_B has probability 1/m at the label of each row (or in proportion to the row weights), so the
     loss is logsumexp of z over rows and classes, minus the mean of z_y, minus log m. The partition
-    sum includes all rows that are not ignored, including rows of weight 0. A training step needs at
-    least two rows; in evaluation, the value of a single row is its `ce`.
+    sum covers all rows that are not ignored, including rows of weight 0. A training step needs at
+    least two rows; in evaluation, the loss of a single row equals `ce`.
 
     Aligned: near the infimum 0, every true logit has a share near 1/m of the common partition sum,
     and every false logit has a share near 0 (appendix D of paper 002).

@@ -1,6 +1,6 @@
 """Cauchy-Schwarz divergences and Tanimoto losses of paper 002, on softmax or sigmoid outputs.
 
-Norms are computed as logarithms, so that squares do not underflow: p_y = exp(z_y - logsumexp(z))
+Norms are computed in log space, so that squares do not underflow: p_y = exp(z_y - logsumexp(z))
 and log ||p||^2 = logsumexp(2z) - 2 logsumexp(z).
 """
 
@@ -28,9 +28,9 @@ class SigmoidLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SoftmaxCauchySchwarz(Loss):
-    """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (Eq. 4 of paper 002).
+    """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, averaged over rows (Eq. 4 of paper 002).
 
-    Not aligned: it depends only on differences of logits within a row (section 3.3 of paper 002).
+    Not aligned: only differences between logits within a row matter (section 3.3 of paper 002).
     """
 
     kind: Literal["softmax_cs"] = Field(default="softmax_cs", kw_only=True, repr=False)
@@ -49,9 +49,9 @@ class SoftmaxCauchySchwarz(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SigmoidCauchySchwarz(SigmoidLoss):
-    """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (Eq. 5 of paper 002).
+    """-log(sigmoid(z_y) / ||sigmoid(z)||), averaged over rows (Eq. 5 of paper 002).
 
-    Not aligned: it depends only on ratios of sigmoids within a row (section 3.4 of paper 002).
+    Not aligned: only ratios of sigmoids within a row matter (section 3.4 of paper 002).
     """
 
     kind: Literal["sigmoid_cs"] = Field(default="sigmoid_cs", kw_only=True, repr=False)
@@ -65,9 +65,9 @@ class SigmoidCauchySchwarz(SigmoidLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SoftmaxTanimoto(Loss):
-    """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (Eq. 7 of paper 002).
+    """-p_y / (1 + ||p|| - p_y), averaged over rows; its infimum is -1 (Eq. 7 of paper 002).
 
-    Not aligned: it depends only on differences of logits within a row (section 3.5 of paper 002).
+    Not aligned: only differences between logits within a row matter (section 3.5 of paper 002).
     """
 
     kind: Literal["softmax_tanimoto"] = Field(default="softmax_tanimoto", kw_only=True, repr=False)
@@ -87,7 +87,7 @@ class SoftmaxTanimoto(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class SigmoidTanimoto(SigmoidLoss):
-    """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (Eq. 9 of paper 002).
+    """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), averaged over rows (Eq. 9 of paper 002).
 
     Aligned: near the infimum -1, every row has s_y near 1 and all other s near 0 (section 4.4 of
     paper 002).

@@ -25,20 +25,20 @@ from heads.losses.base import (
 
 @dataclass(frozen=True, config=STRICT)
 class HierarchicalSoftmax(Loss):
-    """-log p(y), the mean over rows.
+    """-log p(y), averaged over rows.
 
     The columns of the logits are the nodes of `tree`, and the labels are leaves. The statistics are
     the logsumexp over the siblings of the label's ancestor at each level [B, D], and the sum of the
     logits on the path [B].
 
-    Not aligned: it depends only on differences among siblings on the path of a row.
+    Not aligned: only differences between the logits of siblings on the path of a row matter.
     """
 
     kind: Literal["hierarchical_softmax"] = Field(
         default="hierarchical_softmax", kw_only=True, repr=False
     )
 
-    # Constants that `prepare` sets: the parent (-1: a root) and the depth of each node.
+    # Set by `prepare`: the parent (-1: a root) and the depth of each node.
     parent: ClassVar[Tensor]
     depth: ClassVar[Tensor]
     num_levels: ClassVar[int]
@@ -107,12 +107,12 @@ class HierarchicalSoftmax(Loss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         siblings, on_path = total
-        # Levels below the leaf of the label are -inf and are not factors of its probability.
+        # Levels below the label's leaf are -inf and do not contribute to its probability.
         factors = torch.where(siblings == -torch.inf, 0, siblings)
         return rows.mean(factors.sum(1) - on_path)
 
     def _paths(self, leaves: Tensor) -> Tensor:
-        """Return the node on the path of each leaf at each level [B, D]; -1 below the leaf."""
+        """Return the node at each level of each leaf's path [B, D]; -1 below the leaf."""
         paths = leaves.new_full((len(leaves), self.num_levels), -1)
         rows, nodes = torch.arange(len(leaves), device=leaves.device), leaves
         while len(nodes):

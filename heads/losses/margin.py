@@ -18,7 +18,7 @@ _NO_CLASS = 1 << 35
 class LargestFalse(Loss):
     """A function of z_y and the `num_largest` largest false logits [B, k].
 
-    Ties are broken by the lowest class ID.
+    Ties go to the lowest class ID.
     """
 
     num_largest: int
@@ -49,7 +49,7 @@ class LargestFalse(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class MarginLoss(LargestFalse):
-    """max(0, gamma - z_y + max of the false z), the mean over rows."""
+    """max(0, gamma - z_y + max of the false z), averaged over rows."""
 
     gamma: float = Field(default=1.0, gt=0, description="margin")
 
@@ -62,9 +62,9 @@ class MarginLoss(LargestFalse):
 
 @dataclass(frozen=True, config=STRICT)
 class MaxMargin(MarginLoss):
-    """max(0, gamma - z_y + max of the false z), the mean over rows (Eq. 2 of paper 002).
+    """max(0, gamma - z_y + max of the false z), averaged over rows (Eq. 2 of paper 002).
 
-    Not aligned: it depends only on differences of logits within a row (section 3.2 of paper 002).
+    Not aligned: only differences between logits within a row matter (section 3.2 of paper 002).
     """
 
     kind: Literal["max_margin"] = Field(default="max_margin", kw_only=True, repr=False)
@@ -76,7 +76,7 @@ class MaxMargin(MarginLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class BatchMaxMargin(MarginLoss):
-    """The mean of max_margin, plus 1/m of the same hinge over the batch.
+    """The mean of max_margin, plus 1/m times the same hinge over the batch.
 
     This is definition 3 of paper 002. The hinge over the batch compares the smallest true logit
     with the largest false logit of the batch. A training step needs at least two rows.
@@ -90,7 +90,7 @@ class BatchMaxMargin(MarginLoss):
     statistic = "max of the false z, z_y (their extremes over the batch)"
     aligned = True
     couples_rows = True
-    accepts_mixed_labels = False  # each label of a mixed row would be a false class of the other
+    accepts_mixed_labels = False  # each label of a mixed row would be a false class for the other
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
@@ -102,11 +102,11 @@ class BatchMaxMargin(MarginLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class TopKHinge(LargestFalse):
-    """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (Eq. 8 of paper 003).
+    """max(0, alpha + (k-th largest false z - z_y) / k), averaged over rows (Eq. 8 of paper 003).
 
-    This is the limit of `smooth_topk` as tau -> 0. Eq. 6 differs in the factor 1/k of the scores.
+    This is the limit of `smooth_topk` as tau -> 0. Eq. 6 differs by a factor of 1/k on the scores.
 
-    Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
+    Not aligned: only differences between logits within a row matter, and k - 1 false logits of
     the same row may be above the true one.
     """
 

@@ -11,7 +11,7 @@ from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
 
 
 class QuadraticLoss(Loss):
-    """(sum z^2 - 2 z_y + 1) / 2, the mean over rows."""
+    """(sum z^2 - 2 z_y + 1) / 2, averaged over rows."""
 
     statistic = "sum z^2, z_y"
     aligned = True
@@ -28,7 +28,7 @@ class QuadraticLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class Quadratic(QuadraticLoss):
-    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows.
+    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, averaged over rows.
 
     The loss is defined in section II of paper 001.
 
@@ -42,7 +42,7 @@ class Quadratic(QuadraticLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class CorrectClassQuadratic(QuadraticLoss):
-    """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (Eq. II.1 of paper 001).
+    """The quadratic loss plus w/2 (1 - z_y)^2, averaged over rows (Eq. II.1 of paper 001).
 
     The last term is misprinted in the equation, but correct in the text of the paper. The default
     of `w` is sqrt(K - 1) - 1.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heads.losses.base import Choice, HeldClasses
 
-# The finalizer of splitmix64 (Steele, Lea, Flood 2014); its constants as signed 64-bit numbers.
+# Constants of the finalizer of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
@@ -40,8 +40,8 @@ def drawn_from(
 ) -> Choice:
     """Choose the classes of `labels`, and `num` classes drawn with replacement from q.
 
-    `cumulative` [K] is the cumulative sum of q. A class that was drawn c times has the weight
-    c / (num q). Therefore a class of `labels` that was not drawn has the weight 0.
+    `cumulative` [K] is the cumulative sum of q. A class that is drawn c times gets weight
+    c / (num q), so a class of `labels` that is not drawn gets weight 0.
     """
     numbers = torch.arange(num, device=cumulative.device)
     drawn = torch.searchsorted(cumulative, uniform(draw, numbers) * cumulative[-1], right=True)

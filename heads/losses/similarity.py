@@ -22,17 +22,17 @@ from heads.similarity import unit_rows
 
 @dataclass(frozen=True, config=STRICT)
 class SimLoss(Loss):
-    """-log sum_j S_yj p_j with S = max(0, (cos - lower) / (1 - lower)), the mean over rows.
+    """-log sum_j S_yj p_j with S = max(0, (cos - lower) / (1 - lower)), averaged over rows.
 
     S is computed from the label vectors, block by block; the K x K matrix is never stored.
 
-    Not aligned: it depends only on differences of logits within a row.
+    Not aligned: only differences between logits within a row matter.
     """
 
     kind: Literal["simloss"] = Field(default="simloss", kw_only=True, repr=False)
-    lower: float = Field(default=0.0, ge=-1, lt=1, description="cosine at and below which S is 0")
+    lower: float = Field(default=0.0, ge=-1, lt=1, description="largest cosine at which S is 0")
 
-    # Constant that `prepare` sets: label vectors [K, D] of length 1.
+    # Set by `prepare`: label vectors [K, D], scaled to unit length.
     vectors: ClassVar[Tensor]
 
     paper = "SimLoss, cited by 000"
@@ -46,8 +46,8 @@ class SimLoss(Loss):
             return super().prepare(facts)
         if vectors is None:
             raise ValueError(
-                "simloss needs label vectors, but there are none: use another loss or shards with "
-                "label vectors, or pass label_vectors"
+                "simloss needs label vectors, but there are none: pass label_vectors, use shards "
+                "with label vectors, or choose another loss"
             )
         if vectors.dim() != 2 or len(vectors) != facts.num_classes:
             raise ValueError(

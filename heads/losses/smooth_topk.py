@@ -27,19 +27,19 @@ _MOST = 100  # the largest k for which float64 can represent all coefficients of
 
 @dataclass(frozen=True, config=STRICT)
 class SmoothTopK(Loss):
-    """tau softplus((alpha - z_y / k) / tau + log sigma_k - log sigma_(k-1)), the mean over rows.
+    """tau softplus((alpha - z_y / k) / tau + log sigma_k - log sigma_(k-1)), averaged over rows.
 
     sigma_i is the i-th elementary symmetric polynomial of exp(z_j / (k tau)) over the false classes
     j. This is Eq. 10 of paper 003 with its two logarithms combined. With k = 1, tau = 1 and
     alpha = 0, the loss is cross-entropy. As tau -> 0, it tends to `topk_hinge`.
 
-    Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
+    Not aligned: only differences between logits within a row matter, and k - 1 false logits of
     the same row may be above the true one.
     """
 
     kind: Literal["smooth_topk"] = Field(default="smooth_topk", kw_only=True, repr=False)
     k: int = Field(default=5, ge=1, le=_MOST, description="number of predictions")
-    tau: float = Field(default=1.0, gt=0, description="temperature; the limit 0 is topk_hinge")
+    tau: float = Field(default=1.0, gt=0, description="temperature; the limit at 0 is topk_hinge")
     alpha: float = Field(default=1.0, ge=0, description="margin")
 
     paper = "003 eq 10"
@@ -70,7 +70,7 @@ class SmoothTopK(Loss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         self.check_classes(rows.num_classes)
-        # float64, because the difference of two scores is divided by tau, which may be tiny.
+        # Use float64, because the difference of two scores is divided by tau, which may be tiny.
         largest, ratios, true = (stat.double() for stat in total)
         kth = largest[:, -1].detach()
         gap = (self.alpha * self.k + kth - true) * self._scale
@@ -83,16 +83,16 @@ class SmoothTopK(Loss):
 
 
 def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
-    """Return the probability [B, K] that each class is in a k-tuple of classes; rows sum to k.
+    """Return the probability [B, K] that each class is in the predicted k-tuple; rows sum to k.
 
     As in the loss, the probability of a tuple is proportional to exp(sum of its z / (k tau)), so
     the result is d log sigma_k / d (z / (k tau)) (appendix C of paper 003, where k tau = 1). The
-    mean over the crops of an image is their joint top-k prediction. Raises ValueError if k exceeds
-    the number of classes.
+    mean of the results for several crops of an image is their joint top-k prediction. Raises
+    ValueError if k exceeds the number of classes.
     """
     if not 1 <= k <= min(_MOST, logits_BK.shape[1]):
         raise ValueError(
-            f"k is {k}, but there are {logits_BK.shape[1]} classes: pass a k from 1 to "
+            f"k is {k} for {logits_BK.shape[1]} classes: pass a value from 1 to "
             f"{min(_MOST, logits_BK.shape[1])}"
         )
     if not (tau > 0 and math.isfinite(tau)):

@@ -24,9 +24,9 @@ class SphericalLoss(Loss):
 
 @dataclass(frozen=True, config=STRICT)
 class TaylorSoftmax(SphericalLoss):
-    """-log of (1 + z_y + z_y^2 / 2) over its sum over classes, the mean over rows (paper 004).
+    """-log((1 + z_y + z_y^2 / 2) / its sum over classes), averaged over rows (paper 004).
 
-    Not aligned: it depends only on ratios of scores within a row.
+    Not aligned: only ratios of scores within a row matter.
     """
 
     kind: Literal["taylor_softmax"] = Field(default="taylor_softmax", kw_only=True, repr=False)
@@ -41,12 +41,12 @@ class TaylorSoftmax(SphericalLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SphericalSoftmax(SphericalLoss):
-    """-log of (z_y^2 + eps) divided by its sum over classes, the mean over rows (paper 004).
+    """-log((z_y^2 + eps) / its sum over classes), averaged over rows (paper 004).
 
     The loss is an even function of z, so all gradients are zero at zero weights: initialize the
     weights randomly.
 
-    Not aligned: it depends only on ratios of scores within a row.
+    Not aligned: only ratios of scores within a row matter.
     """
 
     kind: Literal["spherical_softmax"] = Field(
@@ -69,7 +69,7 @@ class SphericalSoftmax(SphericalLoss):
 
 @dataclass(frozen=True, config=STRICT)
 class SphericalBound(SphericalLoss):
-    """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows.
+    """Bouchard's (2007) upper bound on cross-entropy at a fixed `xi`, averaged over rows.
 
     The loss is described in paper 004.
 

@@ -3,9 +3,9 @@
 For example, sigma_2 of e_1, e_2, e_3 is e_1 e_2 + e_1 e_3 + e_2 e_3, the sum over all pairs.
 
 The 2k largest scores of a row, its leaders, determine the numerical accuracy. They are multiplied
-in one by one, each as a ratio to a term that is at least as large. The many other scores are scaled
-by the smallest leader, reduced to power sums, and converted to symmetric polynomials with Newton's
-identities. The alternating sums of these identities cancel, but the leaders bound the cancellation.
+in one by one, each as a ratio to a term that is at least as large. All other scores are scaled by
+the smallest leader, reduced to power sums, and converted to symmetric polynomials with Newton's
+identities. The alternating sums in these identities cause cancellation, but the leaders bound it.
 No step overflows at any scale. Tensors of size [B, k] are float64.
 """
 
@@ -32,8 +32,7 @@ class SymmetricPolynomials(NamedTuple):
     `largest` [B, k] are the k largest scores, descending and padded with -inf, without a gradient.
     `log_ratios` [B, k + 1] are log(sigma_i / exp(scale (z_1 + .. + z_i))), -inf if sigma_i is zero.
     Their gradient is that of log sigma_i; the largest scores are treated as constants. This
-    representation preserves digits that the single number log sigma_i, which may be 1e5, would
-    lose.
+    representation preserves digits that would be lost in log sigma_i, which may be as large as 1e5.
     """
 
     largest: Tensor
@@ -43,7 +42,7 @@ class SymmetricPolynomials(NamedTuple):
 def symmetric_polynomials(
     scores_BC: Tensor, left_out_B: Tensor, k: int, scale: float
 ) -> SymmetricPolynomials:
-    """Return the polynomials of each row without the column `left_out` (-1: with all columns).
+    """Return the polynomials of each row without the column `left_out` (-1: use all columns).
 
     Scores of -inf have no effect.
     """
@@ -164,7 +163,7 @@ def _largest_columns(scores_BC: Tensor, num: int) -> Tensor:
 
 
 def _topk_columns(scores_BC: Tensor, num: int) -> Tensor:
-    """Return the columns of torch.topk.
+    """Return the columns that torch.topk selects.
 
     On a CPU, torch.topk uses several threads only above `_PARALLEL_SIZE` scores, so a slightly
     smaller batch is padded to that size.
@@ -181,7 +180,7 @@ def _topk_columns(scores_BC: Tensor, num: int) -> Tensor:
 
 
 def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> tuple[Tensor, Tensor | None]:
-    """Return the sums of the first to k-th powers of the terms [B, k], and the terms if they are a
+    """Return the sums [B, k] of the first k powers of the terms, and the terms if they fit in a
     single chunk."""
     eps = torch.finfo(scores_BC.dtype).eps
     sums = scores_BC.new_empty(len(scores_BC), k)
@@ -244,7 +243,7 @@ class _Terms(NamedTuple):
 
     @staticmethod
     def buffer(scores_BC: Tensor) -> Tensor:
-        """Allocate memory for a chunk: rows that fit in the cache of a CPU, all rows on other
+        """Allocate memory for a chunk: as many rows as fit in the cache on a CPU, all rows on other
         devices."""
         num_rows, num_columns = scores_BC.shape
         on_cpu = scores_BC.device.type == "cpu"
@@ -258,15 +257,16 @@ def _multiply(
     """Combine the leaders and the other scores: return log(sigma_i / product of the i largest
     terms) [B, n], and the tensors that `_derivatives` needs."""
     smallest = leaders_Bm[:, -1:]
-    # Express the others in units of their sum, if it exceeds a leader, so that no power overflows.
+    # If the sum of the others exceeds the smallest leader, use it as the unit, so that no power
+    # overflows.
     total = powers_Bk[:, :1].clamp(min=1)
     units = total.expand_as(powers_Bk).cumprod(1)
     others = _newton(powers_Bk / units)
     factors, products = _multiply_leaders(leaders_Bm, largest_Bk, scale)
     # sigma_i is the sum over j of the leaders' sigma_j times the others' sigma_(i-j). The others
     # are in units of `total` (times the smallest leader), and the result is in units of the largest
-    # terms j + 1 to i; `weights` converts between them. If a row does not have that many scores,
-    # there are no others, and the weight only has to be finite.
+    # terms j + 1 to i; `weights` converts between them. A row with fewer scores has no others, so
+    # its weight only needs to be finite.
     exists = (largest_Bk != -torch.inf) & (smallest != -torch.inf)
     above = _prefix_sums(((largest_Bk - smallest) * scale).where(exists, 0) - total.log())
     weights = (above[:, :, None] - above[:, None, :]).triu_()
@@ -330,8 +330,8 @@ def _newton(powers_Bk: Tensor) -> Tensor:
     """Newton's identities: i sigma_i = sum over r of (-1)^(r-1) sigma_(i-r) p_r [B, n]."""
     signed = powers_Bk.clone()
     signed[:, 1::2] *= -1
-    # Stored in descending order of degree, so that sigma_(i-1), sigma_(i-2), ... are aligned with
-    # p_1, p_2, ...
+    # Store sigma in descending order of degree, so that sigma_(i-1), sigma_(i-2), ... are aligned
+    # with p_1, p_2, ...
     k = powers_Bk.shape[1]
     sigma = torch.ones(len(powers_Bk), k + 1, dtype=powers_Bk.dtype, device=powers_Bk.device)
     for i in range(1, k + 1):

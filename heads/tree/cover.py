@@ -20,13 +20,13 @@ Metric = Literal["cosine", "euclidean"]
 
 @dataclass(frozen=True, eq=False)
 class CoverTree:
-    """A tree in which the distance of a class to its parent satisfies `distance * scale <= base **
-    -level`.
+    """A tree in which the distance from a class to its parent satisfies `distance * scale <=
+    base ** -level`.
 
     `center_parent` [K] is -1 for the root; `level` [K] is the level at which a class first appears
-    (0 for the root). All classes with `level <= l` are the net of level l. With distances
+    (0 for the root). The classes with `level <= l` form the net of level l. With distances
     multiplied by `scale`, its members are more than `base ** -(l + 1)` apart, and every class is
-    within that distance of a member. Classes whose vectors equal that of their parent up to
+    within that distance of a member. Classes whose vector equals that of their parent up to
     rounding are on one extra level below all others.
     """
 
@@ -65,8 +65,8 @@ class CoverTree:
         newcomers = np.flatnonzero(self.center_parent >= 0)
         num_levels = int(self.level.max()) + 1
         host = self.center_parent[newcomers] * num_levels + self.level[newcomers] - 1
-        # Pairs are sorted by center, then level, so the previous pair of the same center is the
-        # next one above.
+        # Pairs are sorted by center, then by level, so the previous pair with the same center is
+        # the closest one above.
         pairs, host = np.unique(host, return_inverse=True)
         center = pairs // num_levels
         # The pseudoclass in which each class first appears.
@@ -90,12 +90,11 @@ def build_cover_tree(
     compares the unscaled rows. The root is the row closest to the mean. Level by level, classes
     that the net does not cover are added to it, starting with the farthest of a block of
     candidates. If all candidates fit in one block, this is farthest-first traversal (Gonzalez
-    1985). The parent of a class is the nearest class of the net one level above. Ties are broken by
-    the lowest class ID; ties between parents are broken by the order in which they were added.
-    Classes are treated as equal if their distance is below the rounding error of the dtype of the
-    vectors.
+    1985). The parent of a class is the nearest class of the net one level above. Ties go to the
+    lowest class ID; ties between parents go to the one that was added first. Classes are treated as
+    equal if their distance is below the rounding error of the dtype of the vectors.
 
-    All decisions are based on float64 distances. For vectors with clusters, the time is far below
+    All decisions are based on float64 distances. For clustered vectors, the time is far below
     O(K^2 d). Without clusters, it is the time of float32 matrix products with K^2 d terms.
 
     Raises ValueError for a base outside 1.001..1000, an empty or non-finite matrix, or an unknown
@@ -103,8 +102,8 @@ def build_cover_tree(
     """
     if not 1.001 <= base <= 1000:
         raise ValueError(f"base is {base}: pass a value from 1.001 to 1000, such as 1.3")
-    # The products of tiles are too small for several threads: on a busy machine, threads that
-    # waited for each other made building a tree of 100,000 vectors 10 times slower.
+    # The products of tiles are too small for multiple threads: on a busy machine, threads waiting
+    # for each other made building a tree of 100,000 vectors 10 times slower.
     with threadpool_limits(1, user_api="blas"):
         return _build(*_points(vectors, metric), base)
 
@@ -126,7 +125,7 @@ def _build(points: FloatArray, unit: float, resolution: float, base: float) -> C
 
 
 def _num_levels(base: float, diameter: float, resolution: float) -> int:
-    """Return the deepest level whose gaps are all larger than the resolution; 0 if none is."""
+    """Return the deepest level whose gaps all exceed the resolution; 0 if there is none."""
     if diameter <= resolution:
         return 0
     return max(1, math.floor(math.log(diameter / resolution) / math.log(base)))
@@ -139,7 +138,7 @@ def _points(vectors: ArrayLike, metric: Metric) -> tuple[FloatArray, float, floa
     if given.ndim != 2 or 0 in given.shape or given.dtype.kind not in "fiu":
         raise ValueError(
             f"label vectors have shape {given.shape} and dtype {given.dtype}: "
-            "pass real numbers, [classes, dim]"
+            "pass real numbers of shape [classes, dim]"
         )
     rows = given.astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(rows).all(1))

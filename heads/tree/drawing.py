@@ -1,7 +1,7 @@
-"""Draws a label tree with names. If the tree is large, only the upper levels are drawn.
+"""Draw a label tree with names. If the tree is large, only the upper levels are drawn.
 
-Branches are expanded from the root down, starting with those with the most classes, as long as
-their children fit. A collapsed branch shows its number of classes.
+Branches are expanded from the root down, those with the most classes first, as long as their
+children fit. A collapsed branch shows its number of classes.
 """
 
 import heapq
@@ -43,7 +43,7 @@ class _Item:
 
 
 def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str = "") -> int:
-    """Write a figure of at most about `rows` rows of names. The suffix of `path` is its format.
+    """Write a figure with at most about `rows` rows of names. The suffix of `path` sets its format.
 
     Returns the number of classes and pseudoclasses drawn.
     """
@@ -113,7 +113,7 @@ def _weight(item: _Item) -> str:
 
 
 class _Expansion:
-    """Expands branches of a tree while rows are left."""
+    """Expands branches of a tree as long as rows are left."""
 
     def __init__(self, named: NamedTree, rows: int) -> None:
         self._tree, self._names, self._rows = named.tree, named.node_names, rows
@@ -129,7 +129,7 @@ class _Expansion:
         self._rows -= len(top)
         while self._queue:
             _, node, item = heapq.heappop(self._queue)
-            # Expanding the item frees its row. Fewer than 3 names are not informative.
+            # Expanding an item frees its row. Do not show fewer than 3 of its children.
             if self._rows + 1 >= min(3, int(self._tree.num_children[node])):
                 item.kind, item.note = "expanded", ""
                 max_items = min(self._rows + 1, _MAX_CHILDREN)
@@ -138,7 +138,7 @@ class _Expansion:
         return top
 
     def _children(self, parent: int, depth: int, max_items: int) -> list[_Item]:
-        """The items of a node's children, or of the largest ones and the number of the others."""
+        """The items of a node's children, or of the largest ones and a count of the rest."""
         nodes = self._by_parent[self._starts[parent + 1] : self._starts[parent + 2]]
         nodes = nodes[np.argsort(-self._num_below[nodes], kind="stable")]
         shown = nodes if len(nodes) <= max_items else nodes[: max_items - 1]
@@ -190,8 +190,8 @@ def _classes_below(tree: LabelTree) -> IntArray:
 
 
 def _placed(top: list[_Item]) -> list[_Item]:
-    """All items, with their rows: items without children in sequence, the others at the middle of
-    their children."""
+    """All items with their rows: items without children in sequence, the others centered on their
+    children."""
     items: list[_Item] = []
     next_row = 0
 

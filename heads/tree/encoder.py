@@ -21,7 +21,7 @@ def encode_names(
     batch: int = 64,
     device: "torch.device | str" = "cpu",
 ) -> NDArray[np.float32]:
-    """Return vectors float32 [K, hidden]: last hidden states, averaged over the tokens of a name.
+    """Return float32 vectors [K, hidden]: last hidden states, averaged over each name's tokens.
 
     Underscores are replaced by spaces, and names longer than the encoder's maximum length are
     truncated. Raises FileNotFoundError if the folder does not contain a model, and ValueError if no
@@ -57,7 +57,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
 
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
-            f"encoder {folder}: config.json is missing: pass the folder of a transformers model"
+            f"encoder {folder} has no config.json: pass the folder of a transformers model"
         )
     options = {"trust_remote_code": False, "local_files_only": True}
     try:
@@ -72,7 +72,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None or "input_ids" not in tokenizer.model_input_names:
         raise ValueError(
-            f"encoder {folder} does not accept padded texts: pass the folder of a text encoder"
+            f"encoder {folder} does not support padding: pass the folder of a text encoder"
         )
     return tokenizer, encoder
 

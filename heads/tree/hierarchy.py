@@ -1,4 +1,4 @@
-"""Label trees from an existing hierarchy: paths, a table of parents, or WordNet.
+"""Label trees from an existing hierarchy: paths, a parent table, or WordNet.
 
 Classes become leaves, and the names above them become pseudoclasses. Names that are not above any
 class are omitted. If a name has several parents, only the first parent is used.
@@ -43,10 +43,11 @@ class Hierarchy:
         names: Sequence[str] | None = None,
         collapse: bool = True,
     ) -> NamedTree:
-        """Return the label tree of classes at `names` in the hierarchy (default: `class_names`).
+        """Return the label tree of the classes called `names` in the hierarchy (default:
+        `class_names`).
 
         If other classes are below a class or have the same name in the hierarchy, the class becomes
-        a leaf under a pseudoclass of that name. See `tree_of_paths` for `collapse`. Raises
+        a leaf under a pseudoclass with that name. See `tree_of_paths` for `collapse`. Raises
         ValueError for a name that is not in the hierarchy, and for a cycle.
         """
         names = class_names if names is None else names
@@ -97,8 +98,8 @@ def tree_of_paths(
 
     `paths` [K] start at a root. A node is identified by its name and the names above it, so the
     same name may occur in several branches. A class with an empty path is a root. `titles` are
-    display names. `collapse` removes pseudoclasses with a single child, which do not group several
-    classes.
+    display names. `collapse` removes pseudoclasses with a single child, which do not group
+    anything.
     """
     number: dict[tuple[int, str], int] = {}  # (number of the parent, name) -> number of the node
     above: list[int] = []
@@ -129,8 +130,8 @@ def read_parent_table(path: str | Path) -> Hierarchy:
 
     An optional header with `child` and `parent` sets the order of the columns. A child without a
     parent is a root, and so is a parent that is not the child of any row. If a child has several
-    rows, its first parent is used. Raises FileNotFoundError, and ValueError with the line number
-    for an invalid row.
+    rows, its first parent is used. Raises FileNotFoundError if the file does not exist, and
+    ValueError with the line number if a row is invalid.
     """
     path = Path(path)
     if not path.is_file():
@@ -159,13 +160,13 @@ def read_parent_table(path: str | Path) -> Hierarchy:
                 parents.setdefault(parent, [])
                 listed += [parent] if parent not in listed else []
     if not parents:
-        raise ValueError(f"{path} is empty: write rows `child,parent`")
+        raise ValueError(f"{path} is empty: write `child,parent` rows")
     return Hierarchy(str(path), {name: tuple(listed) for name, listed in parents.items()})
 
 
 def _collapsed(parents: IntArray, num_classes: int) -> tuple[IntArray, list[bool]]:
-    """Return the parents without pseudoclasses that have a single child, and which pseudoclasses
-    remain."""
+    """Return the parents after removing pseudoclasses with a single child, and whether each
+    pseudoclass was kept."""
     children = np.bincount(parents[parents >= 0], minlength=len(parents))
     kept = children != 1
     kept[:num_classes] = True

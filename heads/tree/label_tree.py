@@ -1,7 +1,7 @@
 """The label tree: the parent and the class of each node.
 
-Nodes are numbered in depth-first pre-order. Therefore all ancestors of a contiguous range of nodes
-are in the range itself or are ancestors of its first node.
+Nodes are numbered in depth-first pre-order. Every ancestor of a node in a contiguous range is
+therefore in the range itself or an ancestor of its first node.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class LabelTree:
 
     @classmethod
     def dense(cls, num_classes: int) -> "LabelTree":
-        """Return the forest without edges, in which each node i is a root with class i."""
+        """Return the forest without edges, in which every node i is a root with class i."""
         if num_classes < 1:
             raise ValueError(f"num_classes is {num_classes}: pass at least 1")
         return cls(np.full(num_classes, -1, np.int64), np.arange(num_classes, dtype=np.int64))
@@ -166,8 +166,8 @@ def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, Int
     num_nodes = len(parents)
     if len(classes) != num_nodes or num_nodes == 0:
         raise ValueError(
-            f"label tree: parent has {num_nodes} nodes, but class_of_node has {len(classes)}: "
-            "pass one entry per node, and at least one node"
+            f"label tree: parent has {num_nodes} entries and class_of_node has {len(classes)}: "
+            "pass one entry per node in both, for at least one node"
         )
     for name, values, end in (
         ("parent", parents, num_nodes),
@@ -213,8 +213,8 @@ def _check_classes(classes: IntArray) -> None:
 def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
     """Return the sums [N] of `values` over each node and its ancestors, in O(N log depth).
 
-    Pointer doubling: `sums` of a node covers its next 1, 2, 4, ... nodes upward, and `jump` is the
-    first node that is not covered yet. Node N is the end of every path and has the value 0.
+    This uses pointer doubling: the sum of a node covers its next 1, 2, 4, ... nodes upward, and
+    `jump` is the first node not yet covered. Node N is the end of every path and has the value 0.
     """
     num_nodes = len(parents)
     jump = np.append(np.where(parents < 0, num_nodes, parents), num_nodes)

@@ -1,7 +1,7 @@
 """A label tree with names, and its file format.
 
-A tree file is a safetensors file. The arrays of the tree are its tensors; class names, names of
-pseudoclasses and a digest are in its metadata.
+A tree file is a safetensors file. Its tensors are the arrays of the tree; its metadata contains the
+names of classes and pseudoclasses, and a digest.
 """
 
 import json
@@ -33,13 +33,13 @@ class NamedTree:
     def __post_init__(self) -> None:
         if len(self.classes) != self.tree.num_classes:
             raise ValueError(
-                f"a label tree of {self.tree.num_classes} classes has {len(self.classes)} class "
-                "names: pass one name per class"
+                f"the label tree has {self.tree.num_classes} classes, but {len(self.classes)} "
+                "class names: pass one name per class"
             )
         if len(self.pseudoclasses) != self.tree.num_nodes - self.tree.num_classes:
             raise ValueError(
-                f"{self.tree.num_nodes - self.tree.num_classes} pseudoclasses have "
-                f"{len(self.pseudoclasses)} names: pass one name per pseudoclass"
+                f"the label tree has {self.tree.num_nodes - self.tree.num_classes} pseudoclasses, "
+                f"but {len(self.pseudoclasses)} names for them: pass one name per pseudoclass"
             )
         twice = [name for name, count in Counter(self.classes).items() if count > 1]
         if twice:
@@ -52,12 +52,12 @@ class NamedTree:
         """Return the utree or vtree of a cover tree, according to `kind`.
 
         A pseudoclass gets the name of the class at its center. Raises ValueError for any other
-        kind, or if the number of names is not the number of classes.
+        kind, or if the number of names differs from the number of classes.
         """
         if len(classes) != len(cover.level):
             raise ValueError(
-                f"a tree of {len(cover.level)} classes has {len(classes)} names: pass one name per "
-                "class"
+                f"the cover tree has {len(cover.level)} classes, but there are {len(classes)} "
+                "class names: pass one name per class"
             )
         match kind:
             case "utree":
@@ -115,7 +115,8 @@ class NamedTree:
     def load(cls, path: str | Path) -> "NamedTree":
         """Read a tree file.
 
-        Raises FileNotFoundError, and ValueError if the file is damaged or not a tree file.
+        Raises FileNotFoundError if the file does not exist, and ValueError if it is damaged or is
+        not a tree file.
         """
         path = Path(path)
         if not path.is_file():
@@ -124,7 +125,7 @@ class NamedTree:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
-                    raise ValueError(f"its metadata do not have format={_FORMAT!r}")
+                    raise ValueError(f"its metadata does not contain format={_FORMAT!r}")
                 tree = LabelTree.from_arrays({key: file.get_tensor(key) for key in _ARRAYS})
             if tree.digest() != metadata["digest"]:
                 raise ValueError("its digest does not match")

@@ -1,7 +1,7 @@
-"""Find the vector of a class name among named vectors: by the entire name, or as a mean of words.
+"""Find the vector of a class name among named vectors, by the entire name or as a mean over words.
 
 Matching ignores case, U+FE0F (which selects the emoji form of a character), and the difference
-between underscores and spaces. If several names match, the name with the same spelling is used.
+between underscores and spaces. If several names match, the one with identical spelling is used.
 """
 
 import re
@@ -54,7 +54,8 @@ class NameLookup:
         """Return the vector of the entire name if there is one, otherwise the mean of the vectors
         of its words; None if no word has a vector.
 
-        For a word without a vector, the mean over its parts between hyphens is used.
+        For a word without a vector, the mean over its parts is used; hyphens, apostrophes and
+        periods separate the parts.
         """
         exact = self._find(class_name)
         if exact is not None:

@@ -56,7 +56,7 @@ class Net:
 
         A class is added only if it is farther than `separation` from all members, so the members
         remain at least that far apart. The farthest of a block of candidates is added first. Ties
-        are broken by the lowest class ID.
+        go to the lowest class ID.
         """
         if self._size >= _GROWTH * self._size_when_cut or 2 * len(self.outside()) < len(
             self._order
@@ -96,8 +96,8 @@ class Net:
     def _block_distances(self, block: IntArray, limit: float) -> FloatArray:
         """Return squared distances [C, C] within a block.
 
-        Distances near or above the limit for which |x|^2 + |y|^2 - 2xy cancels are recomputed from
-        differences.
+        Distances near or above the limit are recomputed from differences if |x|^2 + |y|^2 - 2xy
+        loses precision to cancellation.
         """
         rows = self._points[block]
         rows -= rows.mean(0)
@@ -143,8 +143,8 @@ class Net:
         self._reach[tile] = self._reach_of(self._radii[tile], widest)
 
     def _keep_nearest(self, classes: IntArray, members: IntArray) -> None:
-        """Compute the distances of pairs, in order of insertion of the members, and update the
-        nearest member of each class."""
+        """Update the nearest member of each class from (class, member) pairs, in the order in which
+        the members were added."""
         exact = self._squared_distances(classes, members)
         order = np.lexsort((np.arange(len(exact)), exact, classes))
         first = order[np.diff(classes[order], prepend=-1) != 0]
@@ -167,10 +167,10 @@ class Net:
         return squares
 
     def _cut_tiles(self) -> None:
-        """Sort the remaining classes by the tree of their nearest members, and split them into
-        tiles.
+        """Sort the remaining classes by the tree order of their nearest members, and split them
+        into tiles.
 
-        Classes at distance 0 from a member are complete and are not in any tile.
+        Classes at distance 0 from a member are finished and are not in any tile.
         """
         remaining = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
@@ -211,8 +211,8 @@ class Net:
         return rank
 
     def _jumps(self) -> FloatArray:
-        """Return the squared distance between the nearest members of each class and the previous
-        class in `_order`."""
+        """Return the squared distance between the nearest member of each class and that of the
+        previous class in `_order`."""
         nearest = self.nearest[self._order]
         jumps = np.zeros(len(nearest))
         changes = np.flatnonzero(np.diff(nearest)) + 1
@@ -221,8 +221,8 @@ class Net:
 
 
 def _edges(jumps: FloatArray) -> list[int]:
-    """Split a sequence into tiles, each ending at the widest jump in the second half of the
-    maximum tile size."""
+    """Split a sequence into tiles. Each tile ends at the widest jump between half the maximum tile
+    size and the maximum."""
     edges = [0]
     while (start := edges[-1]) < len(jumps):
         if len(jumps) - start <= _TILE:

@@ -1,4 +1,4 @@
-"""Statistics of a label tree, and whether it contains useful structure."""
+"""Statistics of a label tree, and whether it has useful structure."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ _TRIVIAL_SHARE = 0.5
 class TreeStatistics:
     """Counts of a tree.
 
-    `leaf_depths[i]` is the number of classes at depth i. `families` [F] are the numbers of children
-    of the inner nodes, followed by the number of roots.
+    `leaf_depths[i]` is the number of classes at depth i. `families` [F] lists the number of
+    children of each inner node, followed by the number of roots.
     """
 
     num_nodes: int
@@ -44,8 +44,8 @@ class TreeStatistics:
 
     @property
     def near_trivial(self) -> bool:
-        """Whether more than half of the nodes are siblings, so that the tree has little
-        structure."""
+        """Whether more than half of all nodes are siblings of each other, so that the tree has
+        little structure."""
         judged = self.num_classes >= _SMALLEST_JUDGED
         return judged and self.largest_family_share > _TRIVIAL_SHARE
 

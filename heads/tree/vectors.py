@@ -1,4 +1,4 @@
-"""Load label vectors from files, one per class, and project them to fewer dimensions.
+"""Load label vectors, one per class, from files, and project them to fewer dimensions.
 
 Vectors with names are matched to the class names; vectors without names are rows in the order of
 the class list.
@@ -26,15 +26,15 @@ _NAMES_SHOWN = 3
 def load_label_vectors(
     path: str | Path, class_names: Sequence[str], *, missing: Missing = "error"
 ) -> tuple[FloatVectors, list[str]]:
-    """Return vectors float32 [K, D] in the order of `class_names`, and the names without a vector.
+    """Return float32 vectors [K, D] in the order of `class_names`, and the names without a vector.
 
     Word vectors (`.bin` word2vec, `.vec` fastText, `.txt` GloVe or word2vec text, each also `.gz`)
-    and array files with names are matched by name (see `NameLookup`). `.npy`, and `.npz` or
-    `.safetensors` with an array `vectors` and no names, contain K rows in class order.
+    and array files with names are matched by name (see `NameLookup`). A `.npy` file, or a `.npz` or
+    `.safetensors` file with an array `vectors` and no names, must contain K rows in class order.
 
-    `missing` determines how names without a vector are handled: an error, the mean of the other
-    vectors, or zeros. Raises ValueError for a missing vector with `missing="error"`, for an array
-    of a different shape, and if no name has a vector.
+    `missing` selects what happens to names without a vector: they raise an error, or they get the
+    mean of the other vectors, or zeros. Raises ValueError for a missing vector with
+    `missing="error"`, for an array of a different shape, and if no name has a vector.
     """
     path = Path(path)
     if word_file_suffix(path) in WORD_FILE_SUFFIXES:
@@ -51,9 +51,10 @@ def load_label_vectors(
 
 
 def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors]:
-    """Return all names of a file (None for a file without names) and its vectors float32 [N, D].
+    """Return all names of a file (None for a file without names) and its float32 vectors [N, D].
 
-    Raises FileNotFoundError, and ValueError if the file does not contain finite numbers [N, D].
+    Raises FileNotFoundError if the file does not exist, and ValueError if it does not contain
+    finite numbers [N, D].
     """
     path = Path(path)
     if not path.is_file():
@@ -74,12 +75,12 @@ def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors
         case _:
             known = ", ".join((*ARRAY_FILE_SUFFIXES, *WORD_FILE_SUFFIXES))
             raise ValueError(
-                f"label vectors {path} have the unknown suffix {path.suffix!r}: use one of {known}"
+                f"label vectors {path} have an unknown suffix {path.suffix!r}: use one of {known}"
             )
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
         raise ValueError(
-            f"{path} contains {array.dtype} of shape {list(array.shape)}: write real numbers, "
-            "[classes, dim]"
+            f"{path} contains {array.dtype} of shape {list(array.shape)}: write real numbers of "
+            "shape [classes, dim]"
         )
     vectors = array.astype(np.float32)
     if not np.isfinite(vectors).all():
@@ -96,8 +97,8 @@ def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors
 def project(vectors: ArrayLike, dim: int) -> FloatVectors:
     """Scale rows [K, D] to unit length and project them to their first `dim` principal components.
 
-    Returns float32 [K, dim]. The sign of each component is chosen such that its largest entry is
-    positive, so that results are the same on all platforms. Raises ValueError unless
+    Returns float32 [K, dim]. The sign of each component is chosen so that its largest entry is
+    positive, which makes results the same on all platforms. Raises ValueError unless
     1 <= dim <= min(K, D).
     """
     rows = np.asarray(vectors, np.float64)
@@ -139,15 +140,15 @@ def _filled(
         raise ValueError(f"missing is {missing!r}: use error, mean or zero")
     if not known:
         raise ValueError(
-            f"{path} does not contain vectors for any of {len(class_names)} class names, such as "
-            f"{class_names[0]!r}: use a file with these names"
+            f"{path} does not contain a vector for any of the {len(class_names)} class names, such "
+            f"as {class_names[0]!r}: use a file with these names"
         )
     if unmatched and missing == "error":
         shown = ", ".join(map(repr, unmatched[:_NAMES_SHOWN]))
         raise ValueError(
             f"{path} does not contain vectors for {len(unmatched)} of {len(class_names)} class "
-            f"names ({shown}{', …' if len(unmatched) > _NAMES_SHOWN else ''}): rename them, "
-            "or set missing to mean or zero"
+            f"names ({shown}{', …' if len(unmatched) > _NAMES_SHOWN else ''}): rename these "
+            "classes, or set missing to mean or zero"
         )
     vectors = np.stack(known)
     filler = vectors.mean(0) if missing == "mean" else np.zeros_like(vectors[0])
@@ -175,7 +176,7 @@ def _from_npz(path: Path) -> tuple[list[str] | None, np.ndarray]:
         ) from None
     if "vectors" not in arrays:
         raise ValueError(
-            f"{path} has arrays {', '.join(keys)}: rename the array of vectors to `vectors`"
+            f"{path} has only arrays {', '.join(keys)}: rename the array of vectors to `vectors`"
         )
     names = arrays.get("names")
     return None if names is None else [str(name) for name in names], arrays["vectors"]
@@ -187,7 +188,7 @@ def _from_safetensors(path: Path) -> tuple[list[str] | None, np.ndarray]:
             keys = list(file.keys())
             if "vectors" not in keys:
                 raise ValueError(
-                    f"{path} has tensors {', '.join(keys)}: rename the tensor of vectors to "
+                    f"{path} has only tensors {', '.join(keys)}: rename the tensor of vectors to "
                     "`vectors`"
                 )
             names = (file.metadata() or {}).get("names")

@@ -23,12 +23,12 @@ _LONGEST_WORD_BYTES = 4096
 
 
 def word_file_suffix(path: Path) -> str:
-    """Return the suffix of the file name that determines the format, without .gz."""
+    """Return the file name suffix that determines the format, ignoring .gz."""
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
 def read_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:
-    """Yield (word, vector float32 [D]), in the order of the file, if `is_needed(word)` is true.
+    """Yield (word, float32 vector [D]) in file order for every word that `is_needed` accepts.
 
     `.bin` is word2vec binary. Any other suffix is text with one word per line, with or without a
     header line `words dim`. Raises ValueError for a file that is truncated, has vectors of
@@ -49,7 +49,7 @@ def _text_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]
         header = _header(first)
         dim = header[1] if header else len(first.split()) - 1
         if dim < 1:
-            raise ValueError(f"{path} contains no word vectors: write lines `word number number …`")
+            raise ValueError(f"{path} contains no word vectors: write `word number number …` lines")
         if not header:
             file.seek(0)
         num = 0
@@ -84,7 +84,7 @@ def _binary_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entr
         if header is None:
             raise ValueError(
                 f"{path} is not a word2vec binary file, because the header `words dim` is missing: "
-                "rename a text file to .txt or .vec"
+                "if it is a text file, rename it to .txt or .vec"
             )
         num, dim = header
         for i in range(num):

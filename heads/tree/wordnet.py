@@ -1,7 +1,7 @@
 """Read the nouns of a WordNet `dict` folder (the format of wndb(5WN)) as a hierarchy.
 
-Only `data.noun` and `index.noun` are needed, which every WordNet distribution contains. NLTK's
-reader needs more files and accepts only NLTK's own folder layout.
+Only `data.noun` and `index.noun` are needed; every WordNet distribution contains them. NLTK's
+reader needs more files and accepts only NLTK's folder layout.
 """
 
 import re
@@ -72,9 +72,9 @@ class WordNet:
 
 
 def read_wordnet(folder: str | Path) -> WordNet:
-    """Read `data.noun` and `index.noun` of a folder.
+    """Read `data.noun` and `index.noun` from a folder.
 
-    Raises FileNotFoundError if one is missing, and ValueError with the line number if one is
+    Raises FileNotFoundError if either is missing, and ValueError with the line number if either is
     malformed.
     """
     folder = Path(folder)
@@ -111,7 +111,7 @@ def _records(path: Path) -> list[tuple[int, str]]:
     """Return the numbered lines of a file, without the indented license at the top."""
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist: pass a WordNet dict folder, with data.noun and index.noun"
+            f"{path} does not exist: pass a WordNet dict folder with data.noun and index.noun"
         )
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return [(i, line) for i, line in enumerate(lines, 1) if line.strip() and line[0] != " "]

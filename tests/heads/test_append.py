@@ -137,7 +137,7 @@ def bad_parent_on_one_rank():
 
 def test_an_invalid_parent_on_one_rank_is_an_error_on_all_ranks_and_changes_nothing():
     good, bad = run_on_ranks(2, bad_parent_on_one_rank)
-    assert "another rank cannot append" in good[0]
+    assert "another rank failed to append" in good[0]
     assert "parent 99" in bad[0]
     assert good[1] == bad[1] == 13
 

@@ -130,7 +130,7 @@ def test_invalid_rows_are_an_error_on_every_rank_and_the_next_step_succeeds(worl
         assert len(broken) == len(BROKEN)
         for error in broken:
             assert f"on 1 of {world_size} ranks" in error
-            assert "pass floats [b, 3]" in error
+            assert "pass features as floats [b, 3]" in error
         assert valid == "valid: no error"
 
 
@@ -257,7 +257,7 @@ def test_a_recipe_that_does_not_match_the_classes_is_an_error_on_every_rank(
 UNFIT = {
     "head.loss.k is 4, but there are only 4 classes: lower k": SmoothTopK(k=4),
     "head.loss.k is 5, but there are only 4 classes: lower k": TopKHinge(k=5),
-    "nce has noise for 3 classes, but the head has 4": NoiseContrastiveEstimation().prepare(
+    "noise distribution over 3 classes, but the head has 4": NoiseContrastiveEstimation().prepare(
         ClassFacts(3, torch.ones(3))
     ),
     "simloss has label vectors for 5 classes, but the head has 4": SimLoss().prepare(
@@ -368,6 +368,6 @@ def one_row_for_a_batch_loss(world_size: int) -> str:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_too_few_rows_in_the_global_batch_are_an_error_on_every_rank(world_size):
     for answer in one_line_on_every_rank(world_size, no_rows_at_all):
-        assert answer.startswith("ValueError: there are no rows that count")
+        assert answer.startswith("ValueError: the global batch has no rows")
     for answer in one_line_on_every_rank(world_size, one_row_for_a_batch_loss):
         assert answer.startswith("ValueError: batch_max_margin needs a global batch of at least 2")

@@ -268,7 +268,7 @@ def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
 def test_a_prior_needs_counts_of_every_class_and_does_not_support_appending():
     with pytest.raises(ValueError, match="pass class_counts"):
         ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0))
-    with pytest.raises(ValueError, match=r"class_counts have shape \[12\]"):
+    with pytest.raises(ValueError, match=r"class_counts of shape \[12\]"):
         ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(12))
     head = ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(13))
     with pytest.raises(ValueError, match="prior for 13 classes, but none for new classes"):

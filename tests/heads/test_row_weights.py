@@ -131,16 +131,16 @@ def test_hierarchical_softmax_weights_rows() -> None:
 )
 def test_invalid_row_weights_are_rejected(weights: Tensor) -> None:
     head, features, labels = make_head("ce")
-    with pytest.raises(ValueError, match="row weights are b finite floats"):
+    with pytest.raises(ValueError, match="row weights as b finite floats"):
         head(features, labels, weights)
 
 
 def test_row_weights_that_are_all_zero_are_rejected() -> None:
     head, features, labels = make_head("ce")
-    with pytest.raises(ValueError, match="no rows that count"):
+    with pytest.raises(ValueError, match="no rows with a positive weight"):
         head(features, labels, torch.zeros(ROWS))
     small = ClassHead(DIM, CLASSES, make_loss("ce", CLASSES))
-    with pytest.raises(ValueError, match="no rows that count"):
+    with pytest.raises(ValueError, match="no rows with a positive weight"):
         # The head computes in float32, in which these weights are zero.
         small(features.float(), labels, torch.full((ROWS,), 1e-50, dtype=torch.float64))
 

@@ -71,9 +71,9 @@ def test_invalid_input_is_rejected():
     for lower in (1.0, -1.1, math.nan):
         with pytest.raises(ValueError, match="lower is"):
             similarity(vectors, a, a, lower)
-    with pytest.raises(ValueError, match="no label vector of class 3: pass class ids from 0 to 2"):
+    with pytest.raises(ValueError, match="no label vector for class 3: pass class ids from 0 to 2"):
         similarity(vectors, a, torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="no label vector of class -1"):
+    with pytest.raises(ValueError, match="no label vector for class -1"):
         similarity(vectors, torch.tensor([-1, 0]), a)
     for b in (torch.tensor([0]), a.double(), a.bool()):
         with pytest.raises(ValueError, match="two integer vectors"):

@@ -273,7 +273,7 @@ def test_marginals_sum_to_k_and_tend_to_the_k_largest():
 
 
 def test_marginals_reject_an_invalid_k_or_temperature():
-    with pytest.raises(ValueError, match=r"^k is 4, but there are 3 classes"):
+    with pytest.raises(ValueError, match=r"^k is 4 for 3 classes"):
         topk_marginals(torch.zeros(1, 3), 4)
     with pytest.raises(ValueError, match="tau is 0"):
         topk_marginals(torch.zeros(1, 3), 2, tau=0)

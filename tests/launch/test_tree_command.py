@@ -143,7 +143,7 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy contains vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "twice.txt"),
-        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "config.json is missing"),
+        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
         (["show", "n.txt"], "n.txt"),
     ],
 )
