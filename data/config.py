@@ -43,8 +43,8 @@ class TextConfig(FrozenConfig):
 class StreamConfig(FrozenConfig):
     """Training on webdataset tars without an index or a manifest, read sequentially.
 
-    docs/data.md lists the guarantees that this mode does not give. As an alternative, `kway shard
-    index` indexes the tars.
+    docs/data.md lists the guarantees that this mode does not provide. To get them, index the tars
+    with `kway shard index`.
     """
 
     shards: str | tuple[str, ...] = Field(
@@ -142,7 +142,7 @@ class DataConfig(FrozenConfig):
 
     @property
     def largest_side(self) -> int:
-        """The size in pixels of the largest training images, which require the most memory."""
+        """The side, in pixels, of the largest training images, which require the most memory."""
         stages = [stage.size for stage in self.augment.progressive]
         return max([self.augment.size or self.image.size, *stages])
 

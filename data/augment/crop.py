@@ -78,8 +78,8 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
     evaluation.
 
     If a side is at least twice `size`, whole blocks of pixels are averaged first. The remaining
-    resize uses bilinear interpolation. Relative to Lanczos, the error matches that of area
-    averaging for scale factors up to 1.5, and is within 2 dB of it for factors up to 2.
+    resize uses bilinear interpolation. With Lanczos as the reference, the error is the same as for
+    area averaging at scale factors up to 1.5, and within 2 dB of it at factors up to 2.
     """
     height, width = image.shape[:2]
     rows, columns = max(height // size, 1), max(width // size, 1)

@@ -32,8 +32,8 @@ cv2.setNumThreads(0)
 # libpng and libjpeg still print a line to stderr, which cannot be disabled here.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# Some plugins check an image against Pillow's own limit. Turn that warning into an error, which is
-# caught below.
+# Some plugins warn if an image exceeds Pillow's own size limit. Turn this warning into an error,
+# which is caught below.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 MAX_PIXELS = 50_000_000
@@ -43,8 +43,8 @@ MAX_ASPECT = 100
 # few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes determine the format; the file name does not. Plugin classes are called directly,
-# because Image.open applies a process-wide size limit to large images.
+# The format is determined by the first bytes, not by the file name. Plugin classes are called
+# directly, because Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
     b"\x89PNG\r\n\x1a\n": ("png", PngImagePlugin.PngImageFile),
