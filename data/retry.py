@@ -1,7 +1,7 @@
-"""Decides which I/O errors are transient, and retries operations that raise one.
+"""Determines which I/O errors are transient, and retries operations that fail with one of them.
 
-This module does not import torch, because the launcher and the exit codes use it before torch is
-imported.
+This module does not import torch, because the launcher and `trainer/process/exit_codes.py` use it
+before torch is imported.
 """
 
 import errno

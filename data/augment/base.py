@@ -1,8 +1,8 @@
 """The base class of all augmentations, and the random numbers that they use.
 
-Each random draw is keyed by the sample and epoch, or by the pair of stream positions, that it is
-used for. Pixels therefore do not depend on the number of ranks or workers, or on the step at which
-a run was resumed.
+Draws are keyed by (seed, epoch, sample), and draws that mix two images by (seed, pair of stream
+positions). Pixels therefore do not depend on the number of ranks or workers, or on the step at
+which a run was resumed.
 """
 
 import math

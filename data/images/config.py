@@ -36,7 +36,8 @@ class ImageConfig(FrozenConfig):
             raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:
             raise ValueError(
-                f"resize is {self.resize}, but size is {self.size}: set resize to {self.size} or more"
+                f"resize is {self.resize}, but size is {self.size}: set resize to {self.size} or "
+                "more"
             )
         if self.crops > 1 and (self.resize or self.size) == self.size:
             raise ValueError(

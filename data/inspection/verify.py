@@ -52,8 +52,8 @@ def damages(
 
 
 def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
-    """Return one line for each loss of samples that `kway shard index` recorded. These do not count
-    as damage.
+    """Return one line for each loss of samples that `kway shard index` recorded. Such losses do not
+    count as damage.
     """
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]

@@ -33,8 +33,8 @@ class Cursor:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cursor":
-        """Return the cursor that `to_json` stored. `bad` may be missing. Raises ValueError for any
-        other value.
+        """Return the cursor that `to_json` stored. `bad` may be missing. Raises ValueError if
+        `value` is not a valid cursor.
         """
         bad = value.get("bad", [])
         numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]

@@ -1,4 +1,4 @@
-"""The worker processes of a loader, which read ahead, and the memory to which they write."""
+"""The worker processes with which a loader reads ahead, and the memory that they write to."""
 
 import math
 import os
@@ -41,8 +41,8 @@ def read_ahead(
         num_workers=workers,
         prefetch_factor=PREFETCHED if workers else None,
         pin_memory=pinned,
-        # Use a separate generator, because the loader draws a seed, which must not advance the
-        # trainer's global generator.
+        # Use a separate generator. The loader draws a seed, and this must not advance the trainer's
+        # global generator.
         generator=torch.Generator(),
         worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
     )

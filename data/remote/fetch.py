@@ -50,9 +50,9 @@ def _open(url: str, start: int) -> IO[bytes]:
         # which does not survive a fork.
         if scheme in ("http", "https"):
             files = fsspec.filesystem(scheme, get_client=_client)
-            # With a size and without blocks, fsspec sends one plain GET request without a preceding
-            # HEAD request. The range starts one byte early, because servers reject a range that
-            # begins at the end of the file.
+            # With a size and block_size=0, fsspec sends a single GET request and no HEAD request
+            # before it. The range starts one byte early, because servers reject a range that begins
+            # at the end of the file.
             options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
             stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
             if start:
@@ -164,12 +164,12 @@ def fetch(
     """Write the content at `url` to `file`, from the beginning.
 
     exact: whether the size must equal `max_bytes` instead of being at most `max_bytes`. sha256: the
-    expected digest. check: a function that raises ValueError if the file at the path of `file` is
-    wrong. The download is attempted up to `attempts` times for transient failures, and twice for
-    wrong content. Errors that occur when writing to `file` are not handled here.
+    expected digest. check: a function that receives the path of `file` and raises ValueError if the
+    content is wrong. The download is attempted up to `attempts` times for transient failures, and
+    twice for wrong content. Errors that occur when writing to `file` are not handled here.
 
-    Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL, and
-    ValueError if the file there is not the requested one.
+    Raises FileNotFoundError, PermissionError or RetriesExhaustedError, with the URL, and ValueError
+    if the file at the URL is not the requested one.
     """
     for attempt in range(1, attempts + 1):
         try:
