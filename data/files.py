@@ -93,7 +93,7 @@ def flush(file: IO[bytes]) -> None:
 
 
 def is_hidden(folder: str) -> bool:
-    """Return whether to ignore a folder with this name, because it is hidden or is lost+found."""
+    """Return whether this is the name of a folder to ignore: a hidden folder or lost+found."""
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 

@@ -1,4 +1,4 @@
-"""Markers for the fields of a pydantic class that define the options of a command.
+"""Markers for pydantic fields that define the options of a command.
 
 A field defines the name, type, default, bounds and description of an option. A marker in its
 `Annotated` type overrides or adds to them. `launch/options.py` reads the markers.

@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger("kway.data")
 
 # Errors from which a disk, a network file system or a server can recover. Other errors (a full
-# disk, a missing file, missing permissions) recur until their cause is fixed.
+# disk, a missing file, insufficient permissions) recur until their cause is fixed.
 TRANSIENT_ERRNOS = frozenset(
     {
         errno.EIO,

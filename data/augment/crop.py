@@ -35,11 +35,11 @@ class Crop(FrozenConfig):
         low, high = self.crop_area or (1.0, 1.0)
         if not 0 < low <= high <= 1:
             raise ValueError(
-                f"crop_area is [{low}, {high}]: set two fractions, 0 < low <= high <= 1"
+                f"crop_area is [{low}, {high}]: set two fractions with 0 < low <= high <= 1"
             )
         low, high = self.crop_ratio
         if not 0 < low <= high:
-            raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers, 0 < low <= high")
+            raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers with 0 < low <= high")
         if self.pad and self.crop_area is not None:
             raise ValueError(
                 f"pad is {self.pad} and crop_area is {list(self.crop_area)}: set pad to 0 or "

@@ -130,7 +130,9 @@ def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
 
 
 def _affine(image: np.ndarray, matrix: list[list[float]], fill: Fill) -> np.ndarray:
-    """Map each result pixel to `matrix` @ (x, y, 1), measured from the image corner."""
+    """Set each result pixel (x, y) to the value of `image` at `matrix` @ (x, y, 1). Coordinates are
+    measured from the image corner.
+    """
     inverse = np.array(matrix, dtype=np.float64)
     # OpenCV measures from the center of the first pixel instead.
     inverse[:, 2] += inverse[:, :2].sum(axis=1) / 2 - 0.5

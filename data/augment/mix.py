@@ -69,7 +69,7 @@ class Mix(FrozenConfig):
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draw the mix of a pair of `size` x `size` images. The kind is "none" if they are not
+        """Draw how to mix a pair of `size` x `size` images. The kind is "none" if they are not
         mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact

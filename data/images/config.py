@@ -1,4 +1,4 @@
-"""The image preprocessing of a recipe and of a bundle."""
+"""The image preprocessing settings in a recipe and in a bundle."""
 
 from typing import Literal
 

@@ -37,7 +37,7 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 MAX_PIXELS = 50_000_000
-# The short side is resized to a fixed length, so a thin strip would require gigabytes.
+# The short side is resized to a fixed length, so a thin strip could require gigabytes of memory.
 MAX_ASPECT = 100
 # The maximum number of scans of a JPEG. Each scan requires a pass over all pixels, so decoding a
 # few kilobytes could take minutes.
@@ -188,7 +188,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """Return uint8 [C, size, size] for one crop, or [crops, C, size, size] for several crops.
 
     Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
-    add the mirror images of those five (Krizhevsky et al. 2012).
+    crops are these five and their mirror images (Krizhevsky et al. 2012).
     """
     if config.crops == 1:
         return for_evaluation(image, config)

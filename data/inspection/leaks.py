@@ -1,4 +1,4 @@
-"""Finds single characters in text shards that leak the label, with a bag-of-characters model.
+"""Uses a bag-of-characters model to find single characters that leak the label in text shards.
 
 A naive Bayes model over the presence of code points is trained on one half of a split and evaluated
 on the other. Words are not checked, because a model is expected to learn the label from them.

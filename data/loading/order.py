@@ -116,8 +116,8 @@ class Order:
     numbers per shard.
 
     Example: four shards of 3 samples, shuffle_shards = 2, seed 0. Epoch 0 visits shards 2 1 | 0 3.
-    Its first six samples, 3 8 6 7 5 4, are those of shards 2 and 1 (samples 6 to 8 and 3 to 5). The
-    other six, 2 9 10 1 11 0, are those of shards 0 and 3.
+    Its first six samples, 3 8 6 7 5 4, come from shards 2 and 1 (samples 6 to 8 and 3 to 5). The
+    other six, 2 9 10 1 11 0, come from shards 0 and 3.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Order:
             permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
             )
-        # A permuted position counts samples through the shards in the order of the epoch. Find its
+        # A permuted position counts the samples of all shards in the order of the epoch. Find its
         # shard, and then add the offset within that shard to the index of the shard's first sample.
         visit = np.searchsorted(starts, permuted, side="right") - 1
         indices: np.ndarray = self._first[shards[visit]] + permuted - starts[visit]

@@ -108,8 +108,8 @@ class StreamLoader(EndlessLoader):
     """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
     Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
-    hashes of shard and key. Raises the errors of `EndlessLoader`, and ValueError if there are fewer
-    tars than readers (ranks x workers). Iterating after `close` begins a new order.
+    hashes of the shard and the key. Raises the errors of `EndlessLoader`, and ValueError if there
+    are fewer tars than readers (ranks x workers). Iterating after `close` begins a new order.
     """
 
     remedy = REMEDY

@@ -1,4 +1,4 @@
-"""Reads the batches of a stream. Runs in the loader's worker processes.
+"""Reads the batches of a stream, in the loader's worker processes.
 
 Each reader (one worker of one rank) is assigned its own shards in every pass over the tars,
 shuffles their samples in a bounded buffer of undecoded bytes, and decodes the samples of a batch.

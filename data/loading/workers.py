@@ -83,8 +83,8 @@ def begin_worker(_number: int, *, parent: int) -> None:
     """Make a new worker exit when its rank, the process `parent`, exits.
 
     torch itself checks only every five seconds. The worker gets its own process group, because a
-    launcher signals the entire group of a rank, but the rank still needs its workers to finish the
-    step and save a checkpoint.
+    launcher signals the entire process group of a rank, but the rank still needs its workers to
+    finish the step and save a checkpoint.
     """
     os.setpgrp()
     die_with_parent(parent)

@@ -128,7 +128,7 @@ class Cache:
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
         """Fill the locked file and rename it to `path`.
 
-        Returns None if another process has done so.
+        Returns None if another process has already done so.
         """
         temporary = self._incoming / path.name
         if not _is_at(file, temporary):

@@ -28,7 +28,7 @@ _log = logging.getLogger("kway.data")
 _INDEX_THREADS = 16
 _INDEX_TRIES = 10
 _REPORT_SECONDS = 5.0
-# The sizes of the header, which contains names of up to 255 characters, and of each entry.
+# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
 _MAX_INDEX_BYTES = (1 << 16, 30)
 
 

@@ -57,7 +57,7 @@ class ShardPrefetcher:
     def _shards_to_fetch(
         self, order: Order | InOrder, group: int, capacity: int
     ) -> list[ShardInfo]:
-        """Return the shards of a group, and those of the next group that also fit."""
+        """Return the shards of a group, and those of the next group that fit in the cache too."""
         wanted = {number: self._shards[number] for number in order.shards(group)}
         held = sum(shard.bytes for shard in wanted.values())
         for number in order.shards(group + 1):

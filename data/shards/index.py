@@ -1,9 +1,9 @@
 """The offset index next to a shard: the byte range of each sample, for loaders that use `pread`.
 
-An index uses 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
-memory-mapped, so all processes on a machine share it. The keys are not stored here, because the tar
-header of each sample contains its key. webdataset readers do not need the index, because the tar is
-self-contained.
+An index uses 30 bytes per sample. Training reads 17 of these bytes, which are contiguous. The file
+is memory-mapped, so all processes on a machine share it. The keys are not stored here, because the
+tar header of each sample contains its key. webdataset readers do not need the index, because the
+tar is self-contained.
 """
 
 import json
@@ -109,7 +109,7 @@ class IndexBuilder:
         return len(self._labels)
 
     def crc32(self) -> int:
-        """Return the checksum of all entries, which the manifest stores."""
+        """Return the checksum of all entries, for the manifest."""
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:

@@ -82,7 +82,7 @@ class ShardInfo(_Record):
 
 
 class SourceInfo(_Record):
-    """The source of the shards. Equal descriptions produce identical bytes."""
+    """The source of the shards. Sources with equal descriptions produce identical bytes."""
 
     kind: str
     parameters: dict[str, str | int | float | bool | None] = {}

@@ -136,8 +136,8 @@ class Split:
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
         """Yield (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
 
-        The index entries are looked up in one batch, because the lookup dominates for small
-        samples.
+        The index entries are looked up in one batch, because lookups take most of the time for
+        small samples.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
             data = self._files.read(shard, os.pread, size, block * BLOCK)
@@ -204,7 +204,7 @@ class Split:
             if all(self._files.read(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
                     f"{self.folder.address(shard)} was replaced by another file: copy the shard "
-                    f"again ({self.folder.remedy(shard)})"
+                    f"again and {self.folder.remedy(shard)}"
                 )
 
     def order(

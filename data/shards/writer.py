@@ -37,10 +37,10 @@ _CHOSEN_AT_ONCE = 1 << 14
 class Written:
     """The result of a run.
 
-    resumed: the number of shards that already existed. num_skipped: the number of samples that the
-    source skipped, over all shards. duplicates: the number of samples dropped from training, over
-    all shards. skipped: the file that lists the skipped samples and the files that the source
-    ignored, or None if there are none.
+    resumed: the number of shards that already existed. num_skipped: the total number of samples
+    that the source skipped. duplicates: the total number of samples dropped from training. skipped:
+    the file that lists the skipped samples and the files that the source ignored, or None if there
+    are none.
     """
 
     manifest: Manifest

@@ -36,7 +36,7 @@ class _Task(NamedTuple):
 class _Cifar(CommandSource):
     """The base class of CIFAR-10 and CIFAR-100.
 
-    path: the tar.gz archive, or a folder that contains its files or the unpacked folder.
+    path: the tar.gz archive, or a folder that contains either its files or the unpacked folder.
     """
 
     path: Annotated[
@@ -127,7 +127,7 @@ class _Cifar(CommandSource):
 
     @cached_property
     def _contents(self) -> dict[str, bytes]:
-        """Map the name of every file that is read to its content."""
+        """Return the content of each file that is read, by file name."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
             found = loose_files(inner if inner.is_dir() else self.path, self._file_names)

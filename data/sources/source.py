@@ -40,7 +40,7 @@ class Sample:
 
 
 class Source(Protocol):
-    """A source of samples. Equal descriptions imply byte-identical samples."""
+    """A source of samples. Sources with equal descriptions produce byte-identical samples."""
 
     @property
     def modality(self) -> Modality:

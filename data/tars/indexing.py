@@ -59,10 +59,10 @@ def index_shards(
 
     classes: a file with one class name per line; by default, the classes are the labels found.
     splits: pairs (name, glob of paths); by default, words such as train and val in the paths
-    determine the split. sample: the extension of the sample, if a key has several candidates.
-    label_field: the field of `<key>.json` that is used if there is no `<key>.cls`. expected: the
-    number of samples that the tars should contain. report: a callback that is called as
-    `report(done, total)` with byte counts.
+    determine the split. sample: the extension of the sample, if several files with one key are
+    candidates. label_field: the field of `<key>.json` that is used if there is no `<key>.cls`.
+    expected: the number of samples that the tars should contain. report: a callback that is called
+    as `report(done, total)` with byte counts.
 
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,

@@ -25,8 +25,8 @@ _UNIFIED = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
 # leak.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
 Replacement = Literal["replace", "remove", "keep"]
-# This does not match inside an email address. Letters of other scripts may directly precede a
-# match.
+# A match cannot begin inside an email address, but letters of other scripts may directly precede
+# it.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
 # Quotation marks: Unicode's Quotation_Mark characters, accents that are used instead of them, and
