@@ -36,8 +36,7 @@ class ImageConfig(FrozenConfig):
             raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:
             raise ValueError(
-                f"resize is {self.resize}, but size is {self.size}: set resize to {self.size} or "
-                "more"
+                f"resize is {self.resize}, but size is {self.size}: set resize to at least size"
             )
         if self.crops > 1 and (self.resize or self.size) == self.size:
             raise ValueError(

@@ -178,8 +178,8 @@ class RemoteFolder(ShardFolder):
         what = "all shards" if order.is_global else f"{at_once} shards at a time"
         enough = _rounded_up(needed + self._cache.max_bytes - self.bytes_at_once)
         raise ValueError(
-            f"shuffling {self.url} requires {_gigabytes(needed)} of cache for {what}, but "
-            f"data.cache.gigabytes is {self._bound}: raise it to {enough} or more, or set "
+            f"shuffling mixes {what} of {self.url}, which requires {_gigabytes(needed)} of cache, "
+            f"but data.cache.gigabytes is {self._bound}: raise it to {enough} or more, or set "
             f"data.shuffle_shards to {max(1, fitting // groups_at_once)} or less"
         )
 
