@@ -1,4 +1,4 @@
-"""The base class of recipe models, and durations of training."""
+"""The base class of recipe models, and training durations."""
 
 import math
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ class FrozenConfig(BaseModel):
 
 
 class Duration(FrozenConfig):
-    """A duration of training, in exactly one unit."""
+    """A training duration in exactly one unit."""
 
     steps: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0)
@@ -47,7 +47,7 @@ class Duration(FrozenConfig):
 
 def _not_zero(duration: Duration) -> Duration:
     if 0 in (duration.steps, duration.epochs, duration.samples):
-        raise ValueError("an interval must be longer than 0")
+        raise ValueError("an interval must be longer than 0: set a positive number")
     return duration
 
 
@@ -57,7 +57,7 @@ Interval = Annotated[Duration, AfterValidator(_not_zero)]
 def or_instance(base: type) -> WrapValidator:
     """Return a validator for a union of built-in kinds that also accepts instances of `base`.
 
-    `trainer/imports.py` creates such instances of user-defined subclasses.
+    `trainer/imports.py` creates such instances from user-defined subclasses.
     """
 
     def validated(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

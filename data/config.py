@@ -19,7 +19,7 @@ _MAX_STREAM_SHARDS = 1_000_000
 
 
 class TextConfig(FrozenConfig):
-    """The tokenization of texts. The bundle contains the tokenizer."""
+    """How texts are tokenized. The bundle contains the tokenizer."""
 
     tokenizer: str = Field(
         min_length=1,
@@ -35,16 +35,16 @@ class TextConfig(FrozenConfig):
         50,
         ge=1,
         le=1000,
-        description="number of batches whose texts are sorted by length together, limited to an "
-        "epoch or, with shuffle_shards, to a group; 1 disables sorting",
+        description="number of batches whose texts are sorted together by length, at most an epoch "
+        "or, with shuffle_shards, a group; 1 disables sorting",
     )
 
 
 class StreamConfig(FrozenConfig):
     """Training on webdataset tars without an index or a manifest, read sequentially.
 
-    docs/data.md lists the guarantees that this mode does not give. As an alternative, `kway shard
-    index` indexes the tars.
+    docs/data.md lists the guarantees that this mode does not provide. To get them, index the tars
+    with `kway shard index`.
     """
 
     shards: str | tuple[str, ...] = Field(
@@ -58,7 +58,7 @@ class StreamConfig(FrozenConfig):
         description="field of `<key>.json` that contains the label, if there is no `<key>.cls`",
     )
     sample: str | None = Field(
-        None, description="extension of the sample, if a key has several candidates"
+        None, description="extension of the sample, if several files with one key are candidates"
     )
     buffer: int = Field(
         5000,
@@ -136,13 +136,13 @@ class DataConfig(FrozenConfig):
         10,
         ge=0,
         le=10_000,
-        description="maximum number of different damaged samples that training replaces; one more "
-        "stops training with an error (0: the first one)",
+        description="maximum number of distinct damaged samples that training replaces; one more "
+        "stops training with an error (0: the first one stops it)",
     )
 
     @property
     def largest_side(self) -> int:
-        """The size in pixels of the largest training images, which require the most memory."""
+        """The side, in pixels, of the largest training images, which require the most memory."""
         stages = [stage.size for stage in self.augment.progressive]
         return max([self.augment.size or self.image.size, *stages])
 

@@ -23,8 +23,8 @@ def temporary_path(path: Path) -> Iterator[Path]:
     The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
     full.
     """
-    # The name includes the process ID, because two processes may write the same file, such as
-    # evaluations of one step.
+    # The name includes the process ID, because two processes may write the same file, for example
+    # if both evaluate the same step.
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with explained(path):
@@ -93,7 +93,7 @@ def flush(file: IO[bytes]) -> None:
 
 
 def is_hidden(folder: str) -> bool:
-    """Return whether a folder with this name is ignored because it is hidden or is lost+found."""
+    """Return whether this is the name of a folder to ignore: a hidden folder or lost+found."""
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 

@@ -1,4 +1,4 @@
-"""Markers for the fields of a pydantic class that define the options of a command.
+"""Markers for pydantic fields that define the options of a command.
 
 A field defines the name, type, default, bounds and description of an option. A marker in its
 `Annotated` type overrides or adds to them. `launch/options.py` reads the markers.
@@ -17,8 +17,8 @@ class Option:
     name: the name, such as "--timeout" for the field `request_timeout_seconds`, or
     "--nested/--topmost". metavar: the placeholder for the value in the help. unit: the field value
     that corresponds to 1 on the command line, such as 2**20 for MiB if the field is in bytes. flag:
-    the value of the field if the option, which does not take a value, is passed. type: the type of
-    the value on the command line, if the command itself converts it.
+    the value to which the option sets the field; such an option does not take a value. type: the
+    type of the value on the command line, if the command itself converts it.
     """
 
     name: str = ""
@@ -31,7 +31,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument(Option):
-    """A positional argument, which is named by its `metavar` or the field."""
+    """A positional argument, named after its `metavar` or the field."""
 
 
 @dataclass(frozen=True)

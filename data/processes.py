@@ -92,8 +92,8 @@ def end_with_parent() -> None:
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel kill this process when the thread that started it ends (Linux).
 
-    parent: the expected parent process ID. If the actual parent differs, the expected one exited
-    before `prctl` took effect, and this process kills itself.
+    parent: the expected parent process ID. If this process already has a different parent, the
+    expected one exited before `prctl` took effect, and this process kills itself.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

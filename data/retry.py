@@ -1,7 +1,7 @@
-"""Decides which I/O errors are transient, and retries operations that raise one.
+"""Determines which I/O errors are transient, and retries operations that fail with one of them.
 
-This module does not import torch, because the launcher and the exit codes use it before torch is
-imported.
+This module does not import torch, because the launcher and `trainer/process/exit_codes.py` use it
+before torch is imported.
 """
 
 import errno
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger("kway.data")
 
 # Errors from which a disk, a network file system or a server can recover. Other errors (a full
-# disk, a missing file, missing permissions) recur until their cause is fixed.
+# disk, a missing file, insufficient permissions) recur until their cause is fixed.
 TRANSIENT_ERRNOS = frozenset(
     {
         errno.EIO,

@@ -1,4 +1,4 @@
-"""Random augmentation of training images. Each draw is a function of (seed, epoch, sample).
+"""Random augmentation of training images. Its random draws are keyed by (seed, epoch, sample).
 
-The mixing of two images is keyed by (seed, position of the pair in the stream).
+The draws that mix two images are keyed by (seed, position of the pair in the stream).
 """

@@ -1,8 +1,8 @@
-"""The base class of all augmentations, and their random numbers.
+"""The base class of all augmentations, and the random numbers that they use.
 
-Random numbers are keyed by their use: a sample of an epoch, or a pair of positions in the stream.
-Pixels therefore do not depend on the number of ranks or workers, or on the step at which a run was
-resumed.
+Draws are keyed by (seed, epoch, sample), and draws that mix two images by (seed, pair of stream
+positions). Pixels therefore do not depend on the number of ranks or workers, or on the step at
+which a run was resumed.
 """
 
 import math
@@ -42,10 +42,11 @@ class Augmentation(ABC):
 
 
 class SampleGenerator:
-    """A random number generator for each sample of each epoch. A generator is valid until the next
-    call to `at`.
+    """Provides a random number generator for each sample of each epoch. A generator is valid until
+    the next call to `at`.
 
-    A single generator is reseeded, because creating one costs more than decoding a small image.
+    One generator is reseeded for every sample, because creating a new one takes longer than
+    decoding a small image.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class SampleGenerator:
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
-    """Return one generator for the positions 2n and 2n + 1 of the endless stream of samples."""
+    """Return a generator that is the same for positions 2n and 2n + 1 of the endless stream."""
     return _generator(seed, _PAIRS, position // 2, 0)
 
 
@@ -84,8 +85,8 @@ def random_box(
 ) -> Box | None:
     """Return a random box inside height x width, or None if none of ten draws fits.
 
-    area: the range of the box's fraction of the image area, which is drawn uniformly. ratio: the
-    range of width / height, which is drawn log-uniformly.
+    area: the range from which the area of the box, as a fraction of the image, is drawn uniformly.
+    ratio: the range from which width / height is drawn log-uniformly.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):

@@ -12,8 +12,8 @@ class ColorJitter(FrozenConfig, Augmentation):
     """Color jitter (Howard 2013): brightness, contrast, saturation and hue in random order.
 
     Strengths have the same meaning as in torchvision's ColorJitter. The first three properties are
-    scaled by a factor from 1 - strength to 1 + strength, and the hue is shifted by up to a fraction
-    `hue` of the color circle. Saturation and hue do not apply to images with one channel.
+    scaled by a factor from 1 - strength to 1 + strength. The hue is rotated by up to `hue`, a
+    fraction of the color circle. Saturation and hue do not apply to images with one channel.
     """
 
     brightness: float = Field(0, ge=0)

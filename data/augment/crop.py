@@ -35,11 +35,11 @@ class Crop(FrozenConfig):
         low, high = self.crop_area or (1.0, 1.0)
         if not 0 < low <= high <= 1:
             raise ValueError(
-                f"crop_area is [{low}, {high}]: set two fractions, 0 < low <= high <= 1"
+                f"crop_area is [{low}, {high}]: set two fractions with 0 < low <= high <= 1"
             )
         low, high = self.crop_ratio
         if not 0 < low <= high:
-            raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers, 0 < low <= high")
+            raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers with 0 < low <= high")
         if self.pad and self.crop_area is not None:
             raise ValueError(
                 f"pad is {self.pad} and crop_area is {list(self.crop_area)}: set pad to 0 or "
@@ -78,8 +78,8 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
     evaluation.
 
     If a side is at least twice `size`, whole blocks of pixels are averaged first. The remaining
-    resize uses bilinear interpolation. Relative to Lanczos, the error matches that of area
-    averaging for scale factors up to 1.5, and is within 2 dB of it for factors up to 2.
+    resize uses bilinear interpolation. With Lanczos as the reference, the error is the same as for
+    area averaging at scale factors up to 1.5, and within 2 dB of it at factors up to 2.
     """
     height, width = image.shape[:2]
     rows, columns = max(height // size, 1), max(width // size, 1)

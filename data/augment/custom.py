@@ -11,8 +11,8 @@ class CustomAugmentation(FrozenConfig, Augmentation):
     options.
 
     The result of `__call__` must depend only on its arguments and the options. `rng` depends on
-    (seed, epoch, sample), so a sample gets the same pixels on every rank and worker and after a
-    resume. Do not use `rng` after the call, because it is reseeded for the next sample.
+    (seed, epoch, sample), so a sample gets the same pixels on every rank, in every worker and after
+    a resume. Do not use `rng` after the call, because it is reseeded for the next sample.
     """
 
     kind: str

@@ -10,7 +10,7 @@ from data.augment.base import Augmentation, Fill
 
 
 class Flip(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """A left-right flip with this probability."""
+    """Flips the image left to right with this probability."""
 
     model_config = ConfigDict(frozen=True)
 

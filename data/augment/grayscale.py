@@ -10,7 +10,7 @@ from data.augment.base import Augmentation, Fill
 
 
 class Grayscale(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """Conversion of an image to grayscale with this probability (SimCLR, Chen et al. 2020)."""
+    """Converts the image to grayscale with this probability (SimCLR, Chen et al. 2020)."""
 
     model_config = ConfigDict(frozen=True)
 

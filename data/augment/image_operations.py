@@ -2,8 +2,8 @@
 maps.
 
 Images are uint8 [H, W, 3], or gray [H, W]. A factor of 1 leaves the image unchanged. Results are
-rounded, whereas Pillow truncates them. Affine maps use bilinear interpolation; pixels outside the
-image are `fill`, one level per channel.
+rounded, whereas Pillow truncates them. Affine maps use bilinear interpolation and set pixels
+outside the image to `fill`, which contains one level per channel.
 """
 
 import math
@@ -76,7 +76,7 @@ def posterize(image: np.ndarray, bits: int) -> np.ndarray:
 
 
 def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
-    """Invert all levels of at least `threshold`. A threshold of 256 leaves the image unchanged."""
+    """Invert all levels at or above `threshold`. A threshold of 256 leaves the image unchanged."""
     table = np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS)
     return cv2.LUT(image, table.astype(np.uint8))
 
@@ -104,7 +104,9 @@ def _equalizing_curve(channel: np.ndarray) -> np.ndarray:
 
 
 def shear(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Shear by `x` to the left and `y` up, per pixel of distance from the top and left edges."""
+    """Shift each row left by `x` times its distance from the top edge, and each column up by `y`
+    times its distance from the left edge.
+    """
     return _affine(image, [[1, x, 0], [y, 1, 0]], fill)
 
 
@@ -128,7 +130,9 @@ def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
 
 
 def _affine(image: np.ndarray, matrix: list[list[float]], fill: Fill) -> np.ndarray:
-    """Map each result pixel to `matrix` @ (x, y, 1), measured from the image corner."""
+    """Set each result pixel (x, y) to the value of `image` at `matrix` @ (x, y, 1). Coordinates are
+    measured from the image corner.
+    """
     inverse = np.array(matrix, dtype=np.float64)
     # OpenCV measures from the center of the first pixel instead.
     inverse[:, 2] += inverse[:, :2].sum(axis=1) / 2 - 0.5

@@ -21,8 +21,8 @@ from data.base_config import FrozenConfig
 class MixDraw:
     """The parameters of one mix.
 
-    weight: the fraction of an image's own pixels and the weight of its own label. box: the region
-    that CutMix copies from the partner, at the same position.
+    weight: the fraction of its own pixels that an image keeps, which is also the weight of its own
+    label. box: the region that CutMix copies from the partner, at the same position.
     """
 
     kind: Literal["none", "mixup", "cutmix"]
@@ -46,7 +46,8 @@ class MixDraw:
 class Mix(FrozenConfig):
     """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) of adjacent samples in the stream.
 
-    Weights are drawn from Beta(alpha, alpha). An alpha of 0 disables the method.
+    Weights are drawn from Beta(alpha, alpha). Setting `mixup_alpha` or `cutmix_alpha` to 0 disables
+    that method.
     """
 
     mixup_alpha: float = Field(0, ge=0, le=1000)
@@ -57,7 +58,7 @@ class Mix(FrozenConfig):
         le=1,
         description="fraction of mixed pairs that use CutMix if both Mixup and CutMix are enabled",
     )
-    probability: float = Field(1, ge=0, le=1, description="probability with which a pair is mixed")
+    probability: float = Field(1, ge=0, le=1, description="probability that a pair is mixed")
 
     @model_validator(mode="after")
     def _mixes_something(self) -> "Mix":
@@ -68,7 +69,7 @@ class Mix(FrozenConfig):
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draw the mix of a pair of `size` x `size` images. The kind is "none" if they are not
+        """Draw how to mix a pair of `size` x `size` images. The kind is "none" if they are not
         mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact

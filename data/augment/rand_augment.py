@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2020): a few random operations out of 14, all with the same
 magnitude.
 
-A magnitude of 10 corresponds to the end of each operation's range in AutoAugment (Cubuk et al.
+At magnitude 10, each operation has the maximum strength of its AutoAugment range (Cubuk et al.
 2019).
 """
 
@@ -44,7 +44,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "shear-y": lambda image, strength, fill: shear(image, 0, 0.3 * strength, fill),
     "translate-x": lambda image, strength, fill: translate(image, _SHIFT * strength, 0, fill),
     "translate-y": lambda image, strength, fill: translate(image, 0, _SHIFT * strength, fill),
-    # This is last, so that it can be excluded for gray images, which it would not change.
+    # Keep this operation last. It does not change gray images, so `RandAugment` drops it for them.
     "colour": lambda image, strength, fill: saturation(image, 1 + 0.9 * strength),
 }
 _ALL = tuple(OPERATIONS.values())
@@ -53,7 +53,7 @@ _ALL = tuple(OPERATIONS.values())
 class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
-    Operations are drawn with replacement. The scale ends at 10, but torchvision's scale ends at 30,
+    Operations are drawn with replacement. The scale goes up to 10 and torchvision's goes up to 30,
     so magnitude 9 in torchvision corresponds to 3 here.
     """
 

@@ -41,7 +41,7 @@ class _Sizes(FrozenConfig):
         description="side of training images in pixels; null selects image.size",
     )
     progressive: tuple[SizeStage, ...] = Field(
-        (), description="earlier stages with other image sizes, in order (progressive resizing)"
+        (), description="earlier stages with different image sizes, in order (progressive resizing)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The image preprocessing of a recipe and of a bundle."""
+"""The image preprocessing settings in a recipe and in a bundle."""
 
 from typing import Literal
 
@@ -8,8 +8,8 @@ from data.base_config import FrozenConfig
 
 
 class ImageConfig(FrozenConfig):
-    """Image preprocessing. The bundle contains its settings, so that serving and evaluation use the
-    same preprocessing.
+    """Image preprocessing. The bundle contains these settings, so that serving and evaluation
+    preprocess images in the same way.
 
     Evaluation resizes the short side to `resize` and crops `size` x `size` pixels at the center or
     at several positions. The device computes `(x / 255 - mean) / std`.
@@ -31,11 +31,13 @@ class ImageConfig(FrozenConfig):
     @model_validator(mode="after")
     def _channel_constants_fit(self) -> "ImageConfig":
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ValueError(f"mean and std require {self.channels} numbers, one per channel")
+            raise ValueError(f"mean and std require {self.channels} numbers each, one per channel")
         if min(self.std) <= 0:
             raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:
-            raise ValueError(f"resize {self.resize} is smaller than size {self.size}")
+            raise ValueError(
+                f"resize is {self.resize}, but size is {self.size}: set resize to at least size"
+            )
         if self.crops > 1 and (self.resize or self.size) == self.size:
             raise ValueError(
                 f"crops is {self.crops}, but all crops are the same: set resize above size "

@@ -32,19 +32,19 @@ cv2.setNumThreads(0)
 # libpng and libjpeg still print a line to stderr, which cannot be disabled here.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# Some plugins check an image against Pillow's own limit. Turn that warning into an error, which is
-# caught below.
+# Some plugins warn if an image exceeds Pillow's own size limit. Turn this warning into an error,
+# which is caught below.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 MAX_PIXELS = 50_000_000
-# The short side is resized to a fixed length, so a thin strip would require gigabytes.
+# The short side is resized to a fixed length, so a thin strip could require gigabytes of memory.
 MAX_ASPECT = 100
 # The maximum number of scans of a JPEG. Each scan requires a pass over all pixels, so decoding a
 # few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes determine the format; the file name does not. Plugin classes are called directly,
-# because Image.open applies a process-wide size limit to large images.
+# The format is determined by the first bytes, not by the file name. Plugin classes are called
+# directly, because Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
     b"\x89PNG\r\n\x1a\n": ("png", PngImagePlugin.PngImageFile),
@@ -188,7 +188,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """Return uint8 [C, size, size] for one crop, or [crops, C, size, size] for several crops.
 
     Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
-    add the mirror images of those five (Krizhevsky et al. 2012).
+    crops are these five and their mirror images (Krizhevsky et al. 2012).
     """
     if config.crops == 1:
         return for_evaluation(image, config)

@@ -1,4 +1,4 @@
-"""The font faces that matplotlib ships, rendered as small gray images of characters.
+"""Renders characters as small gray images, in the font faces that ship with matplotlib.
 
 `data/sources/glyphs.py` selects the characters that form a class.
 """
@@ -19,7 +19,7 @@ cv2.setNumThreads(0)
 # The excluded fonts: LastResort draws a box for every character, and the other three map letter
 # codes to symbols.
 _LEFT_OUT = {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"}
-# The oversampling factor of glyphs, which are then scaled down by averaging.
+# Glyphs are rendered larger by this factor and then scaled down by averaging.
 _OVERSAMPLING = 3
 _EM = 0.72  # fraction of the image's side
 _BASELINE = 0.74  # from the top, fraction of the image's side
@@ -33,9 +33,9 @@ def font_folder() -> Path:
 def face_characters() -> dict[str, frozenset[int]]:
     """Map each face name to the code points that it supports, sorted by name.
 
-    TeX's Computer Modern assigns other glyphs to some ASCII and Latin-1 codes, such as an opening
-    quote to the backslash code. In these faces, a character counts as supported only if the name of
-    its glyph matches the name in DejaVu Sans.
+    TeX's Computer Modern faces use some ASCII and Latin-1 codes for other glyphs; for example, the
+    backslash code is an opening quote. In these faces, a character counts as supported only if its
+    glyph has the same name as in DejaVu Sans.
     """
     fonts = {
         path.stem: FT2Font(str(path))
@@ -60,8 +60,8 @@ def _glyph_names(font: FT2Font) -> dict[int, str]:
 class Glyph:
     """The ink of a character, oversampled.
 
-    ink: the pixels, uint8 [h, w], 255 for ink. top: the row of the first line relative to the
-    baseline, negative if it is above the baseline.
+    ink: the pixels, uint8 [h, w], 255 for ink. top: the position of the top row of pixels relative
+    to the baseline; negative if it is above.
     """
 
     ink: np.ndarray

@@ -2,8 +2,8 @@
 
 Only plain headers are parsed, in the same way as in libjpeg and libpng. Pillow parses all other
 headers, such as those with text, profiles or EXIF data (`data/images/decode.py`). Parsing a header
-with Pillow takes longer than decoding the pixels of a small PNG, and about one twentieth of the
-time required to decode a JPEG.
+with Pillow takes longer than decoding the pixels of a small PNG, and about a twentieth of the time
+it takes to decode a JPEG.
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Matches a marker with a length, or the end of the image, where 0xFF is not followed by zero, TEM,
-# restart or fill.
+# Matches 0xFF and the code of a marker that has a length, or of the end of the image. Zero, TEM,
+# the restart markers and fill bytes are excluded.
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
@@ -52,10 +52,11 @@ def has_more_scans(data: bytes, limit: int) -> bool:
     """Return whether a JPEG has more than `limit` scans. A decoder processes all pixels for each
     scan.
 
-    A progressive JPEG from a camera has about ten scans. A scan without content requires only about
-    a hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is ignored.
+    A progressive JPEG from a camera has about ten scans. A scan without content takes only about a
+    hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is ignored.
     """
-    # The count includes false matches in thumbnails and appended video.
+    # This quick count may be too high, because it includes matches in thumbnails and appended
+    # video.
     if data.count(b"\xff\xda") <= limit:
         return False
     scans, at = 0, 2

@@ -70,7 +70,7 @@ def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) ->
 
 
 class _Pen:
-    """Draws names in any script. Each character uses the first font that contains it."""
+    """Draws names in any script. Each character is drawn in the first font that contains it."""
 
     def __init__(self, draw: ImageDraw.ImageDraw) -> None:
         self._draw = draw
@@ -100,7 +100,7 @@ class _Pen:
                 x += font.getlength(run)
 
     def _prefix(self, text: str, width: float) -> int:
-        """Return the number of characters of `text`, at least one, that fit into `width`."""
+        """Return the number of characters of `text`, at least one, that fit in `width`."""
         fits = (n for n in range(len(text), 0, -1) if self._width(text[:n]) <= width)
         return next(fits, min(1, len(text)))
 

@@ -1,4 +1,4 @@
-"""The counts and examples of a folder of shards, which the command `kway shard show` formats.
+"""Counts and examples from a folder of shards. The command `kway shard show` formats them.
 
 Examples are deterministic: the first samples of classes that are evenly spaced in the class list.
 """
@@ -53,7 +53,7 @@ def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
 
 
 def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
-    """Open a split without a limit on bad labels, because it is only displayed."""
+    """Open a split to display it, without a limit on bad labels."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
 
 

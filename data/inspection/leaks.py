@@ -1,4 +1,4 @@
-"""Finds single characters in text shards that leak the label, with a bag-of-characters model.
+"""Uses a bag-of-characters model to find single characters that leak the label in text shards.
 
 A naive Bayes model over the presence of code points is trained on one half of a split and evaluated
 on the other. Words are not checked, because a model is expected to learn the label from them.
@@ -75,8 +75,8 @@ class LeakReport:
 class _Drop(NamedTuple):
     """The decrease in accuracy without a character.
 
-    deviations: the number of standard deviations from chance, over the texts whose result changes
-    (McNemar 1947).
+    deviations: how far the decrease is from chance, in standard deviations, given the number of
+    texts whose result changes (McNemar 1947).
     """
 
     accuracy: float
@@ -143,7 +143,7 @@ def check_leaks(
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
-        raise ValueError(f"{folder} contains images: the leak check requires texts")
+        raise ValueError(f"{folder} contains images: pass a folder of text shards")
     texts, labels, names = _read(folder, manifest, split, limit)
     middle = len(texts) // 2
     chars = _vocabulary(texts[:middle], len(names))
@@ -239,7 +239,9 @@ def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _drops(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Drop]]:
-    """Return the accuracy of the model, and the decrease in accuracy without each candidate."""
+    """Return the accuracy of the model, and the decrease in accuracy when each candidate is
+    removed.
+    """
     right, lost, won = 0, np.zeros(len(candidates)), np.zeros(len(candidates))
     rows = max(1, _BLOCK_ENTRIES // max(model.present.shape))
     for first in range(0, len(half.labels), rows):
@@ -273,7 +275,7 @@ def _suspicion(
     if (char in PARTS or char == ZWJ) and lift >= _MIN_PART_LIFT:
         return f"part of an emoji, with a lift of {lift:.1f}"
     if precision >= _MIN_PRECISION and lift >= _MIN_LIFT and not _is_letter(char):
-        return f"{precision:.0%} of its texts are of one class"
+        return f"{precision:.0%} of its texts belong to one class"
     return None
 
 

@@ -53,10 +53,9 @@ class Damage:
 class Rules:
     """The properties that the samples of a folder must have.
 
-    classes: for tars that kway only indexed, a map from labels to numbers, or None if the labels
-    are already numbers. incomplete: the shards with missing samples that the manifest records.
-    named: the number of samples per shard that are reported on separate lines, or None for no
-    limit.
+    classes: for tars that kway indexed but did not write, a map from labels to numbers; None if the
+    labels are already numbers. incomplete: the shards that the manifest lists as incomplete. named:
+    the number of samples per shard that are reported on separate lines, or None for no limit.
     """
 
     folder: Path
@@ -73,7 +72,7 @@ class Rules:
 _TRUNCATED_BEFORE_INDEXING = "copy the tar again, or record this with kway shard index --skip-bad"
 
 _ENDS_BEFORE = " (the file ends before the sample)"
-# The row of a bad sample -> (kind, text that follows its key in the line).
+# Maps the row of a bad sample to (kind, text that follows the sample's key in the line).
 _Wrong = dict[int, tuple[Kind, str]]
 
 
@@ -113,8 +112,8 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """Return the fault that truncates a tar if it already existed when the tar was indexed,
-    otherwise None.
+    """Return the fault at which the tar ends early, or None. Call this for tars that have not
+    changed since they were indexed.
     """
     start = 0
     if index is not None:
@@ -188,7 +187,7 @@ def _of_label(
 def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wrong) -> Damage:
     """Return the damage in a file whose SHA-256 does not match."""
     if (other := rules.file_of_sha256.get(digest)) is not None:
-        return Damage("replaced shard", f"{path} is a copy of {other}: copy the right shard")
+        return Damage("replaced shard", f"{path} is a copy of {other}: copy the correct shard")
     sums = f"its SHA-256 is {digest[:12]}…, but the manifest lists {shard.sha256[:12]}…"
     hit = [text for kind, text in wrong.values() if kind == "bytes"]
     size = path.stat().st_size
@@ -202,7 +201,7 @@ def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wr
         return Damage(
             "truncated shard", f"{path} is truncated to {size:,} of {shard.bytes:,} bytes: {sums}"
         )
-    more = "" if size == shard.bytes else f"; {size:,} bytes, the manifest has {shard.bytes:,}"
+    more = "" if size == shard.bytes else f"; it has {size:,} bytes, not {shard.bytes:,}"
     return Damage("changed shard", f"{path} was changed: {sums}{more}")
 
 

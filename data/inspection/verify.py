@@ -52,8 +52,8 @@ def damages(
 
 
 def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
-    """Return one line for each loss recorded by `kway shard index`. Recorded losses are not
-    damage.
+    """Return one line for each loss of samples that `kway shard index` recorded. Such losses do not
+    count as damage.
     """
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
@@ -62,7 +62,7 @@ def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
     if expected != indexed:
         lines.append(f"{indexed:,} samples are indexed, but {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
-        # Earlier versions counted the problems but did not write this file.
+        # Earlier versions counted the problems but did not list them in this file.
         where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""
         lines.append(f"{pluralize(int(problems), 'problem')} skipped{where}")
     return lines

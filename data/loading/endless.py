@@ -25,12 +25,12 @@ class EndlessLoader(ABC):
 
     A new iteration continues where the previous one stopped. Raises ValueError for a rank outside
     the world or an empty global batch. Iteration raises ValueError, with the list of bad samples,
-    if there are more than `config.max_bad_samples`, counting those found by this rank and those in
-    the cursor.
+    if more than `config.max_bad_samples` were found by this rank or are listed in the cursor.
     """
 
     remedy: ClassVar[str]
-    """The instruction in the error about too many bad samples, up to but excluding "the shards"."""
+    """The first words of the fix for too many bad samples. The message continues with "the shards".
+    """
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EndlessLoader(ABC):
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
         """Yield batches from the current cursor.
 
-        Workers read ahead of the cursor, so it is read only once.
+        The cursor is read only once, at the start, because workers read ahead of it.
         """
 
     @abstractmethod
@@ -79,8 +79,9 @@ class EndlessLoader(ABC):
             self._batches = None  # the next call restarts at this batch
             raise
         self._record(batch.substitutes)
-        # The cursor advances when the trainer receives a batch, not when a worker reads it ahead of
-        # time, so that a checkpoint never skips batches that were read but not used for training.
+        # Advance the cursor when the trainer receives a batch, not when a worker reads it ahead of
+        # time. Otherwise, a run that resumes from a checkpoint would skip batches that were read
+        # but not used for training.
         after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
         self.cursor = after.join(self._bad)
         return replace(batch, cursor=self.cursor)

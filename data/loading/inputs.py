@@ -28,7 +28,7 @@ _WIDTH_MULTIPLE = 8
 
 
 class Inputs(Protocol):
-    """Converts the samples of one modality."""
+    """Converts samples of one modality into model inputs."""
 
     by_length: bool
     """Whether samples of similar length should share a batch."""
@@ -142,7 +142,7 @@ def pad_tokens(
     """Pad the token IDs of b texts and return `input_ids` and `attention_mask`, int64 [b, T].
 
     Texts must not be longer than `max_length`. T is the length of the longest text, rounded up to a
-    multiple of 8 but at most `max_length`, the number of positions of the model. The mask is 0 at
+    multiple of 8, but at most `max_length`, the number of positions in the model. The mask is 0 at
     padding.
     """
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))

@@ -28,9 +28,9 @@ class TrainLoader(EndlessLoader):
     """The endless training stream of a split, starting at `cursor`.
 
     A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
-    endless order, of which this rank reads `share(step)`. A bad sample is replaced in every epoch
-    (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and ValueError for a split
-    without samples or a recipe whose modality differs from that of the shards.
+    endless order. This rank reads `share(step)` of them. A bad sample is replaced in every epoch
+    (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and ValueError for an
+    empty split or a recipe whose modality does not match the shards.
     """
 
     remedy = "run kway shard verify --decode, fix"
@@ -93,10 +93,10 @@ class TrainLoader(EndlessLoader):
 class EvalLoader:
     """One pass over a split.
 
-    Each rank reads a contiguous share, and every sample is read exactly once. Texts of a local
+    Each rank reads a contiguous share, and every sample is read exactly once. Texts in a local
     folder are sorted by length to reduce padding. The sizes of the shares differ by at most one
-    sample, and shares may be empty. Every rank gets the same number of batches, of which the last
-    may be empty, so that collectives in an evaluation step match across ranks. Raises the errors of
+    sample, and shares may be empty. Every rank gets the same number of batches, so that collectives
+    in an evaluation step match across ranks; a rank's last batch may be empty. Raises the errors of
     `TrainLoader`.
     """
 

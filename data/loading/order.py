@@ -7,9 +7,9 @@ others. This gives three properties:
 
 - Resuming is exact and immediate. The number of samples consumed is the complete state of the
   order; nothing is replayed.
-- All ranks and workers agree on the order without communication, for any number of them. They only
-  divide the positions of a global batch among themselves with `share`.
-- Memory does not grow with the number of samples.
+- All ranks and workers agree on the order without communication, however many there are. They use
+  `share` to divide the positions of a global batch among themselves.
+- Memory use does not grow with the number of samples.
 
 Example: N = 10 and a global batch of 4. With seed 0, epoch 0 is 4 6 8 9 0 2 5 7 3 1 and epoch 1 is
 9 0 1 5 2 6 4 7 8 3. The third batch consists of positions 8 to 11: samples 3 and 1 end epoch 0, and
@@ -40,8 +40,8 @@ def permuted_index(
 
     Raises ValueError unless every position is in [0, num_samples).
 
-    part: the number of an independent order of the same epoch. For each (seed, epoch, part), the
-    result is a bijection of [0, num_samples): a Feistel network over the next power of four,
+    part: selects one of several independent orders of the same epoch. For each (seed, epoch, part),
+    the result is a bijection of [0, num_samples): a Feistel network over the next power of four,
     applied repeatedly until the value is below `num_samples` (cycle walking; Black and Rogaway
     2002, "Ciphers with Arbitrary Finite Domains"). The expected number of applications is below
     four, because the power of four is less than four times `num_samples`.
@@ -87,7 +87,7 @@ def _mix(value: np.ndarray) -> np.ndarray:
 def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
     spawn_key = () if part is None else (part,)
     # Give each word a fixed index. SeedSequence splits a large seed into two words, and the upper
-    # word would otherwise take the index of the epoch.
+    # word would otherwise occupy the index of the epoch.
     words = [seed & 0xFFFFFFFF, epoch, seed >> 32]
     sequence = np.random.SeedSequence(words, spawn_key=spawn_key)
     state = sequence.generate_state(_ROUNDS, np.uint64)
@@ -95,7 +95,7 @@ def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
 
 
 class _Epoch(NamedTuple):
-    """The shards of an epoch, in the order of the epoch.
+    """The shards of an epoch, in the order in which they are read.
 
     shards: the shards, int64 [S]. starts: the number of samples before each shard, int64 [S + 1].
     groups: the first sample of each group, int64 [G + 1].
@@ -110,14 +110,14 @@ class Order:
     """Maps each position of the endless stream of epochs to a sample.
 
     If `shuffle_shards` is None, every epoch is one permutation of all samples. If it is N, an epoch
-    permutes the shards, divides them into groups of at most N shards, with nearly equal numbers of
-    shards, and permutes the samples in each group. Consecutive reads then access one group, or two
-    at a boundary, so a cache has to store only the shards of these groups. An order stores only a
-    few numbers per shard.
+    permutes the shards, divides them into groups of nearly equal size, with at most N shards each,
+    and permutes the samples in each group. Consecutive reads then access one group, or two at a
+    boundary, so a cache has to store only the shards of these groups. An order stores only a few
+    numbers per shard.
 
     Example: four shards of 3 samples, shuffle_shards = 2, seed 0. Epoch 0 visits shards 2 1 | 0 3.
-    Its first six samples, 3 8 6 7 5 4, are those of shards 2 and 1 (samples 6 to 8 and 3 to 5). The
-    other six, 2 9 10 1 11 0, are those of shards 0 and 3.
+    Its first six samples, 3 8 6 7 5 4, come from shards 2 and 1 (samples 6 to 8 and 3 to 5). The
+    other six, 2 9 10 1 11 0, come from shards 0 and 3.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Order:
             permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
             )
-        # A permuted position counts samples through the shards in the order of the epoch. Find its
+        # A permuted position counts the samples of all shards in the order of the epoch. Find its
         # shard, and then add the offset within that shard to the index of the shard's first sample.
         visit = np.searchsorted(starts, permuted, side="right") - 1
         indices: np.ndarray = self._first[shards[visit]] + permuted - starts[visit]
@@ -211,7 +211,7 @@ class Order:
 
 
 class InOrder:
-    """The samples of a split, each once, in stored order. Evaluation uses this order."""
+    """Every sample of a split once, in stored order. Evaluation uses this order."""
 
     def __init__(self, shard_sizes: Sequence[int]) -> None:
         self._first = np.cumsum([0, *shard_sizes])
@@ -221,7 +221,7 @@ class InOrder:
         return int(np.searchsorted(self._first, position, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """Return the shard `group` in a list, which is empty after the last shard."""
+        """Return a list with the shard `group`, or an empty list after the last shard."""
         return [group] if group < len(self._first) - 1 else []
 
 

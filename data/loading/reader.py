@@ -36,7 +36,7 @@ class Share(NamedTuple):
 class Reader(Dataset):
     """Maps a request for a batch to the batch.
 
-    Errors are returned, not raised, because torch would wrap them in a message of many lines.
+    Errors are returned, not raised, because torch would wrap them in a multi-line message.
     """
 
     def __init__(self, split: Split, inputs: Inputs) -> None:

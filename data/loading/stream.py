@@ -61,7 +61,7 @@ class Stream:
         """
         resumed = (
             f"resuming after {samples:,} samples with a new order, so some samples repeat before "
-            "others are read once; "
+            "others are read for the first time; "
             if samples
             else ""
         )
@@ -108,8 +108,8 @@ class StreamLoader(EndlessLoader):
     """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
     Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
-    hashes of shard and key. Raises the errors of `EndlessLoader`, and ValueError if there are fewer
-    tars than readers (ranks x workers). After `close`, a new order begins.
+    hashes of the shard and the key. Raises the errors of `EndlessLoader`, and ValueError if there
+    are fewer tars than readers (ranks x workers). Iterating after `close` begins a new order.
     """
 
     remedy = REMEDY
@@ -134,8 +134,7 @@ class StreamLoader(EndlessLoader):
             device=device,
         )
         self._stream = stream
-        # If there are more ranks than rows, some ranks do not read anything and are not assigned
-        # tars.
+        # If there are more ranks than rows, some ranks read nothing and are not assigned any tars.
         ranks = [one for one in range(world_size) if share(global_batch, one, world_size)]
         self._rank = ranks.index(rank) if rank in ranks else 0
         self._num_ranks = len(ranks)

@@ -1,4 +1,4 @@
-"""Reads the batches of a stream. Runs in the loader's worker processes.
+"""Reads the batches of a stream, in the loader's worker processes.
 
 Each reader (one worker of one rank) is assigned its own shards in every pass over the tars,
 shuffles their samples in a bounded buffer of undecoded bytes, and decodes the samples of a batch.
@@ -28,7 +28,8 @@ from data.tars.stream import StreamSample, TarReader
 
 REMEDY = "fix"
 _NAMED = 3
-# By chance, a small bad tar may be assigned to the same reader several times, but not this often.
+# A reader may be assigned the same small bad tar several times in a row by chance, but not this
+# many times.
 _MAX_REPEATS = 100
 
 
@@ -42,7 +43,7 @@ class RankShare:
     """A rank's share of each global batch: `rows` rows, starting at row `offset`.
 
     rank: the position of the rank among the `num_ranks` ranks that read samples. seed and start
-    (the number of samples consumed before) determine the order.
+    (the number of samples consumed so far) determine the order.
     """
 
     seed: int
@@ -58,7 +59,7 @@ class StreamReader(IterableDataset):
     """Yields the batches of a rank indefinitely. The rank's workers take turns.
 
     A batch lists the samples that were skipped since the previous batch. Errors are returned, not
-    raised, because torch would wrap them in a message of many lines.
+    raised, because torch would wrap them in a multi-line message.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class StreamReader(IterableDataset):
     def _no_samples(self) -> str:
         named = "; ".join(list(self._bad.values())[:_NAMED])
         return (
-            f"{len(self._shards)} tar(s) contain no usable sample: {named}: check "
+            f"{len(self._shards)} tar(s) contain no usable samples: {named}: check "
             "data.stream.sample, "
             "data.stream.label_field and the class list of data.shards"
         )
@@ -197,8 +198,8 @@ class StreamReader(IterableDataset):
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)
         draws = [
-            # Each pair uses two positions, so that pairs never share a key, regardless of the
-            # parity of the first row.
+            # Reserve two positions per pair, so that no two pairs share a key, whether the first
+            # row is even or odd.
             mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]

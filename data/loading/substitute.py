@@ -19,7 +19,9 @@ _NAMED = 20
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be used for training. The message contains the shard, key and reason."""
+    """Raised for a sample that cannot be used for training. The message contains the shard, key and
+    reason.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The worker processes of a loader, which read ahead, and the memory to which they write."""
+"""The worker processes with which a loader reads ahead, and the memory that they write to."""
 
 import math
 import os
@@ -41,8 +41,8 @@ def read_ahead(
         num_workers=workers,
         prefetch_factor=PREFETCHED if workers else None,
         pin_memory=pinned,
-        # Use a separate generator, because the loader draws a seed, which must not advance the
-        # trainer's global generator.
+        # Use a separate generator. The loader draws a seed, and this must not advance the trainer's
+        # global generator.
         generator=torch.Generator(),
         worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
     )
@@ -83,8 +83,8 @@ def begin_worker(_number: int, *, parent: int) -> None:
     """Make a new worker exit when its rank, the process `parent`, exits.
 
     torch itself checks only every five seconds. The worker gets its own process group, because a
-    launcher signals the entire group of a rank, but the rank still needs its workers to finish the
-    step and save a checkpoint.
+    launcher signals the entire process group of a rank, but the rank still needs its workers to
+    finish the step and save a checkpoint.
     """
     os.setpgrp()
     die_with_parent(parent)

@@ -21,7 +21,7 @@ _INCOMING = "incoming"
 _LOCK = "lock"
 _POLL_SECONDS = 0.1
 _AHEAD_AT_ONCE = 16
-# Small files (indices, label vectors) are read completely at every start, so they are evicted later
+# Small files (indices, label vectors) are read in full at every start, so they are evicted later
 # than shards of the same age.
 _SMALL = ".safetensors"
 _SMALL_STAYS_SECONDS = 600
@@ -31,9 +31,9 @@ class Cache:
     """The files in `folder`, whose total size is at most `max_bytes`, not counting small files that
     are being fetched.
 
-    A file that is evicted while a process has it open stays readable there, and uses disk space
-    until it is closed. The cache is safe to use from any number of processes and threads, and after
-    fork.
+    If a file is evicted while a process has it open, that process can still read it, and the disk
+    space is freed when it is closed. The cache is safe to use from any number of processes and
+    threads, and after fork.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -62,7 +62,7 @@ class Cache:
         return _size(self.path(name))
 
     def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
-        """Return a file descriptor of `name`. If it does not exist, `fill` writes it first.
+        """Return a file descriptor for `name`. If the file does not exist, `fill` writes it first.
 
         size: the expected size in bytes, for which space is reserved before the file is written, or
         None for a small file. Raises the errors of `fill`, and OSError with a fix if the disk is
@@ -112,8 +112,8 @@ class Cache:
         """
         temporary = self._incoming / name
         with explained(temporary), ExitStack() as stack:
-            # Hold the folder lock, because otherwise another process could delete the new file as
-            # abandoned before it is locked.
+            # Hold the folder lock. Otherwise, before the new file is locked, another process could
+            # take it for an abandoned file and delete it.
             with self._locked():
                 file = stack.enter_context(open(temporary, "r+b", opener=_open_or_create))
                 _lock(file, wait=False)
@@ -128,7 +128,7 @@ class Cache:
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
         """Fill the locked file and rename it to `path`.
 
-        Returns None if another process has done so.
+        Returns None if another process has already done so.
         """
         temporary = self._incoming / path.name
         if not _is_at(file, temporary):
@@ -219,10 +219,10 @@ def _open_or_create(path: str, flags: int) -> int:
 
 
 def _touch(file: Path | int) -> None:
-    """Update the modification time, which marks a file as in use, if the file exists.
+    """Mark a file as in use by updating its modification time, if the file exists.
 
-    In a shared folder, this fails for files that belong to other users; only processes of the owner
-    can update them.
+    In a shared folder, this has no effect on files of other users; only the owner's processes can
+    update them.
     """
     with suppress(FileNotFoundError, PermissionError):
         os.utime(file)

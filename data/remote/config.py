@@ -44,7 +44,7 @@ def file_url(folder: str, file: str) -> str:
 
 
 class CacheConfig(FrozenConfig):
-    """The cache for shards at a URL, shared by all processes of a machine.
+    """The cache for shards at a URL, shared by all processes on a machine.
 
     It is not used for local folders.
     """

@@ -32,7 +32,7 @@ _WRONG_TWICE = 2
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
     """Yield the content of the file at `url`, starting at byte `start`, in pieces.
 
-    Raises TransientError, with only the reason, for timeouts, status 5xx and broken connections;
+    Raises TransientError, with only the reason, for timeouts, 5xx statuses and broken connections;
     FileNotFoundError and PermissionError, with the URL; and ValueError if the package for this kind
     of URL is missing.
     """
@@ -50,9 +50,9 @@ def _open(url: str, start: int) -> IO[bytes]:
         # which does not survive a fork.
         if scheme in ("http", "https"):
             files = fsspec.filesystem(scheme, get_client=_client)
-            # With a size and without blocks, fsspec sends one plain GET request without a preceding
-            # HEAD request. The range starts one byte early, because servers reject a range that
-            # begins at the end of the file.
+            # With a size and block_size=0, fsspec sends a single GET request and no HEAD request
+            # before it. The range starts one byte early, because servers reject a range that begins
+            # at the end of the file.
             options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
             stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
             if start:
@@ -72,7 +72,7 @@ def _skip(stream: IO[bytes], count: int) -> None:
 
 
 async def _client(**settings: Any) -> Any:
-    """Create the HTTP session of fsspec.
+    """Create an HTTP session for fsspec.
 
     It limits idle time, not the total duration, and rejects redirects from https to http.
     """
@@ -133,7 +133,7 @@ def _denied(url: str, error: Exception) -> PermissionError:
 
 
 def _reason(error: Exception) -> str:
-    """Return one short line. Many network errors do not have a message."""
+    """Return the reason for an error in one short line. Many network errors have no message."""
     if type(error).__name__ == "TooManyRedirects":
         return "too many redirects"
     status, message = getattr(error, "status", None), getattr(error, "message", "")
@@ -163,13 +163,14 @@ def fetch(
 ) -> None:
     """Write the content at `url` to `file`, from the beginning.
 
-    exact: whether the size must equal `max_bytes` instead of being at most `max_bytes`. sha256: the
-    expected digest. check: a function that raises ValueError if the file at the path of `file` is
-    wrong. The download is attempted up to `attempts` times for transient failures, and twice for
-    wrong content. Errors that occur when writing to `file` are not handled here.
+    exact: whether the size must be exactly `max_bytes`; otherwise, `max_bytes` is an upper limit.
+    sha256: the expected digest. check: a function that receives the path of `file` and raises
+    ValueError if the content is wrong. The download is attempted up to `attempts` times for
+    transient failures, and twice for wrong content. Errors that occur when writing to `file` are
+    not handled here.
 
-    Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL, and
-    ValueError if the file there is not the requested one.
+    Raises FileNotFoundError, PermissionError or RetriesExhaustedError, with the URL, and ValueError
+    if the file at the URL is not the requested one.
     """
     for attempt in range(1, attempts + 1):
         try:

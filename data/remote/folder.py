@@ -28,7 +28,7 @@ _log = logging.getLogger("kway.data")
 _INDEX_THREADS = 16
 _INDEX_TRIES = 10
 _REPORT_SECONDS = 5.0
-# The sizes of the header, which contains names of up to 255 characters, and of each entry.
+# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
 _MAX_INDEX_BYTES = (1 << 16, 30)
 
 
@@ -165,7 +165,7 @@ class RemoteFolder(ShardFolder):
         )
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Check the worst case, in which the largest shards are in the same groups."""
+        """Check the worst case, in which the largest shards are all read at the same time."""
         largest = sorted((shard.bytes for shard in shards), reverse=True)
         at_once = min(order.shards_at_once * groups_at_once, len(shards))
         needed = sum(largest[:at_once])
@@ -178,9 +178,9 @@ class RemoteFolder(ShardFolder):
         what = "all shards" if order.is_global else f"{at_once} shards at a time"
         enough = _rounded_up(needed + self._cache.max_bytes - self.bytes_at_once)
         raise ValueError(
-            f"shuffling mixes {what} of {self.url}, {_gigabytes(needed)}, but data.cache.gigabytes "
-            f"is {self._bound}: raise it to {enough} or more, or set data.shuffle_shards to "
-            f"{max(1, fitting // groups_at_once)} or less"
+            f"shuffling mixes {what} of {self.url}, which requires {_gigabytes(needed)} of cache, "
+            f"but data.cache.gigabytes is {self._bound}: raise it to {enough} or more, or set "
+            f"data.shuffle_shards to {max(1, fitting // groups_at_once)} or less"
         )
 
 
@@ -218,5 +218,5 @@ def _gigabytes(count: int) -> str:
 
 
 def _rounded_up(count: int) -> str:
-    """Return `count` bytes in gigabytes, rounded up to two decimals."""
+    """Return `count` bytes in gigabytes, rounded up to two decimal places."""
     return f"{math.ceil(count / 1e7) / 100:g}"

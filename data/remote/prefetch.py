@@ -23,7 +23,7 @@ class ShardPrefetcher:
     """Prefetches the `shards` of one split in `folder`.
 
     Call `stop`, or let the threads end with the process. A forked child does not inherit the
-    threads, but may start its own.
+    threads, but can start its own.
     """
 
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
@@ -35,8 +35,8 @@ class ShardPrefetcher:
         self._waits = False
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetch the shards that `order` reads from `position` on: those of this group and the next
-        one.
+        """Fetch the shards that `order` reads at `position` and after it: the current group and the
+        next one.
 
         The call is cheap if the group is unchanged. Once a minute, the group and the indices are
         marked as in use, so that they are not evicted. For a local folder, the call has no effect.
@@ -57,7 +57,7 @@ class ShardPrefetcher:
     def _shards_to_fetch(
         self, order: Order | InOrder, group: int, capacity: int
     ) -> list[ShardInfo]:
-        """Return the shards of a group, and those of the next group that also fit."""
+        """Return the shards of a group, and those of the next group that fit in the cache too."""
         wanted = {number: self._shards[number] for number in order.shards(group)}
         held = sum(shard.bytes for shard in wanted.values())
         for number in order.shards(group + 1):
@@ -100,5 +100,5 @@ def _drain(queue: deque[ShardInfo], folder: ShardFolder) -> None:
         except (OSError, ValueError) as error:
             if not main_thread().is_alive():
                 return
-            # The reader of this shard encounters the same error and raises it.
+            # The loader raises this error when it reads the shard itself.
             _log.warning("prefetch failed: %s", error)

@@ -14,7 +14,7 @@ from data.files import TEMPORARY, explained
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.skipped import SKIPPED
 
-# This file exists while a folder is unfinished and contains the description of its source.
+# This file describes the source of the shards. It exists while the folder is unfinished.
 UNFINISHED = "unfinished.json"
 
 
@@ -40,7 +40,7 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / UNFINISHED
-    # Create and lock the file before it is written, so that only one of two concurrent runs claims
+    # Create and lock the file before writing to it, so that only one of two concurrent runs claims
     # the folder.
     with note.open("ab+", buffering=0) as held:
         _lock(held, folder)
@@ -69,7 +69,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Check the note against `about`. If it is empty or truncated, `about` is written to it."""
+    """Check the note against `about`. If the note is empty or truncated, write `about` to it."""
     held.seek(0)
     content = held.read()
     try:

@@ -27,8 +27,8 @@ class Duplicates:
     """Duplicates in one split.
 
     in_training: the number of samples that are also in the training split. other_class: the number
-    of those samples whose copies in the training split all have other classes. repeated: the number
-    of samples that repeat an earlier sample of the same split.
+    of those samples whose copies in the training split all belong to other classes. repeated: the
+    number of samples that repeat an earlier sample of the same split.
     """
 
     split: str
@@ -48,7 +48,7 @@ class Duplicates:
 
 
 def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
-    """Count exact duplicates in finished shards, for each split.
+    """Count exact duplicates in each split of finished shards.
 
     This requires about 30 bytes of memory per sample. Raises the errors of `Manifest.load`, and
     ValueError for a damaged sample.

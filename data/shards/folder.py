@@ -27,8 +27,8 @@ class ShardFolder(ABC):
     verified: bool = False
     """Whether files from `open` have been checked against the SHA-256 in the manifest."""
     bytes_at_once: int | None = None
-    """The maximum total size, in bytes, of the shards stored at the same time, or None for no
-    limit.
+    """The maximum total size, in bytes, of the shards that are stored at the same time, or None for
+    no limit.
     """
 
     @property
@@ -42,7 +42,7 @@ class ShardFolder(ABC):
 
     @abstractmethod
     def remedy(self, shard: ShardInfo) -> str:
-        """Return the instruction to give for a shard whose checksum does not match."""
+        """Return the fix that messages suggest for a shard whose checksum does not match."""
 
     @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
@@ -56,7 +56,7 @@ class ShardFolder(ABC):
         """Return a new file descriptor of a shard, for `pread`."""
 
     def evicted(self, descriptor: int) -> bool:
-        """Return whether the file of a descriptor was deleted and exists only while it is open."""
+        """Return whether the open file was evicted, so that closing it frees its disk space."""
         return False
 
     def prefetch(self, shard: ShardInfo) -> None:

@@ -57,7 +57,7 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
     if not any(found):
         raise ValueError(
             f"{folder}: source {manifest.source.kind} does not provide a hierarchy: build the tree "
-            "from label vectors, or from a WordNet dict folder or a parent table and --classes"
+            "from label vectors, or pass --classes with a WordNet dict folder or a parent table"
         )
     return found
 

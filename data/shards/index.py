@@ -1,9 +1,9 @@
-"""The offset index next to a shard: the byte range of each sample, for a loader to `pread`.
+"""The offset index next to a shard: the byte range of each sample, for loaders that use `pread`.
 
-An index uses 30 bytes per sample. Training reads 17 of them, which are contiguous. The file is
-memory-mapped, so all processes on a machine share it. The keys are not stored here, because the tar
-header of each sample contains its key. webdataset readers do not need the index, because the tar is
-self-contained.
+An index uses 30 bytes per sample. Training reads 17 of these bytes, which are contiguous. The file
+is memory-mapped, so all processes on a machine share it. The keys are not stored here, because the
+tar header of each sample contains its key. webdataset readers do not need the index, because the
+tar is self-contained.
 """
 
 import json
@@ -30,9 +30,9 @@ _MAX_HEADER = 1 << 20
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
-# [..., N]). places: block, size and crc32 of the `.cls` member, followed by those of the sample.
-# extension: that of the sample, followed by that of the `.cls` member. With this order, the range
-# that training reads is contiguous and does not contain `.cls` data.
+# [..., N]). places: block, size and crc32, first of the `.cls` member and then of the sample.
+# extension: first of the sample and then of the `.cls` member. With this order, the range that
+# training reads is contiguous and does not contain `.cls` data.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "places": ("U32", "<u4", (2, 3)),
     "labels": ("I32", "<i4", ()),
@@ -81,8 +81,8 @@ class IndexBuilder:
         self._places, self._labels, self._extension = array("I"), array("i"), array("B")
 
     def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
-        """Add `members` (extension -> bytes), which are written in sorted order from `offset` in
-        the tar.
+        """Add `members` (extension -> bytes), which are written in sorted order, starting at
+        `offset` in the tar.
 
         Returns the offset after the members.
         """
@@ -109,13 +109,13 @@ class IndexBuilder:
         return len(self._labels)
 
     def crc32(self) -> int:
-        """Return the checksum of all entries, which the manifest stores."""
+        """Return the checksum of all entries, for the manifest."""
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
         """Return the content of the index file.
 
-        `info` is included, so that a resumed run need not hash the shard again.
+        `info` is included, so that a resumed run does not have to hash the shard again.
         """
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -209,7 +209,8 @@ def _open(path: Path) -> ShardIndex:
 def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
     """Parse the bytes of a safetensors file, uint8 [n], into metadata and tensor ranges.
 
-    This follows the published layout, because the safetensors numpy reader copies every tensor.
+    This parser follows the published layout. The safetensors numpy reader is not used, because it
+    copies every tensor.
     """
     (length,) = struct.unpack("<Q", content[:8].tobytes())
     if length > min(_MAX_HEADER, len(content) - 8):
@@ -273,5 +274,5 @@ def check_labels(labels: Sequence[int] | np.ndarray, num_classes: int, shard: st
     if len(bad):
         raise ValueError(
             f"{shard}: sample {bad[0]} has label {array[bad[0]]}, but the manifest has "
-            f"{num_classes} classes: run kway shard again into an empty folder"
+            f"{num_classes} classes: run kway shard again with an empty folder"
         )

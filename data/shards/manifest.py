@@ -35,11 +35,11 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Disable Python's garbage collector inside the block or a decorated function.
+    """Disable Python's garbage collector inside a `with` block or a decorated function.
 
     While many objects are created, the collector repeatedly scans all of them, although none of
-    them is garbage. With the collector, parsing a manifest of 1,000,000 classes takes several times
-    as long.
+    them is garbage. With the collector enabled, parsing a manifest of 1,000,000 classes takes
+    several times as long.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -82,7 +82,7 @@ class ShardInfo(_Record):
 
 
 class SourceInfo(_Record):
-    """The source of the shards. Equal descriptions produce identical bytes."""
+    """The source of the shards. Sources with equal descriptions produce identical bytes."""
 
     kind: str
     parameters: dict[str, str | int | float | bool | None] = {}
@@ -127,7 +127,7 @@ class Manifest(_Record):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits, in the order of their first shard."""
+        """The names of the splits, in the order in which they first occur in the shards."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
     @property
@@ -197,8 +197,8 @@ class Manifest(_Record):
                     "shards"
                 ) from error
             raise FileNotFoundError(
-                f"{path} is missing: run kway shard, run kway shard again if it was interrupted, "
-                "or copy the file if it was lost"
+                f"{path} is missing: run kway shard (again, if a run was interrupted), or copy the "
+                "file if it was lost"
             ) from error
         return cls._parse(content, str(path))
 

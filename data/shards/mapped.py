@@ -1,7 +1,7 @@
 """Maps the bytes of a file to an array that all processes share, without keeping the file open.
 
-Python's `mmap`, like numpy's, keeps one file descriptor per mapping, but a split may have more
-shards than the per-process limit on open files.
+Python's `mmap` and numpy's `memmap` keep a file descriptor open for each mapping, but a split may
+have more shards than a process may have open files.
 """
 
 import ctypes
@@ -44,12 +44,13 @@ def mapped(file: IO[bytes]) -> np.ndarray:
 
 
 def disable_readahead(first: np.ndarray, last: np.ndarray) -> None:
-    """Disable readahead for the range from `first` to `last`, which are two parts of one mapped
-    file.
+    """Disable readahead from the start of `first` to the end of `last`, two parts of the same
+    mapped file.
 
-    By default, the kernel also maps the pages around a page that is read, up to the entire file.
+    By default, when a page is read, the kernel also maps the pages around it, possibly the entire
+    file.
     """
     start = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    # Any advice makes the range a separate mapping, which readahead does not cross. A failure of
-    # madvise is harmless.
+    # Any advice turns the range into a separate mapping, and readahead stops at its boundaries. If
+    # madvise fails, nothing breaks.
     _libc.madvise(start, last.ctypes.data + last.nbytes - start, mmap.MADV_RANDOM)

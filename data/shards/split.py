@@ -28,9 +28,9 @@ class Split:
     """A split: samples 0 to len - 1 in shard order.
 
     Open a split with `open_split`, and `close` it or use `with`. A split is safe to use after fork,
-    because `pread` does not move a file position. It is cheap to pickle: a spawned process receives
-    the number of classes but not their names. Every read is retried after a transient error
-    (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
+    because `pread` does not move the file position. It is cheap to pickle: a spawned process
+    receives the number of classes but not their names. Every read is retried after a transient
+    error (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
     """
 
     def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
@@ -136,8 +136,8 @@ class Split:
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
         """Yield (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
 
-        The index entries are looked up in one batch, because the lookup dominates for small
-        samples.
+        The index entries are looked up in one batch, because lookups take most of the time for
+        small samples.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
             data = self._files.read(shard, os.pread, size, block * BLOCK)
@@ -204,7 +204,7 @@ class Split:
             if all(self._files.read(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
                     f"{self.folder.address(shard)} was replaced by another file: copy the shard "
-                    f"again ({self.folder.remedy(shard)})"
+                    f"again and {self.folder.remedy(shard)}"
                 )
 
     def order(
@@ -223,8 +223,8 @@ class Split:
         return InOrder([shard.samples for shard in self._shards])
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Set the position in `order`, so that the next shards are prefetched if the split is at a
-        URL.
+        """Set the read position in `order`. If the split is at a URL, the next shards are then
+        prefetched.
 
         Threads of this process fetch the shards. The call is cheap enough to make for every batch.
         It has no effect for a local folder.
@@ -233,7 +233,9 @@ class Split:
 
     def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} is out of range for split {self.name!r} with {len(self)}")
+            raise IndexError(
+                f"sample {i} is out of range: split {self.name!r} has {len(self)} samples"
+            )
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1
         return shard, i - int(self._starts[shard])
 
@@ -254,7 +256,7 @@ class Split:
 
 
 def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
-    # Negative labels become large numbers when viewed as unsigned.
+    # A negative label becomes a large number if it is viewed as unsigned.
     sound: np.ndarray = index.labels.view(np.uint32) < num_classes
     return sound
 

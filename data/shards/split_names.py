@@ -1,4 +1,4 @@
-"""The names of splits in the shards. The same rule applies to all sources.
+"""Rules for naming the splits in the shards, which are the same for all sources.
 
 `train` is used for training, and every other split is held out. A single held-out split is called
 `test`, regardless of its name in the source, because that is the default of `data.eval_split`. If
@@ -19,8 +19,8 @@ SPLIT_OF_WORD = {
 
 
 def split_name(word: str) -> str:
-    """Map common words for splits, in upper or lower case, to `train`, `test` or `validation`.
-    Other words are kept.
+    """Map common names of splits, in upper or lower case, to `train`, `test` or `validation`. Other
+    names are kept.
     """
     return SPLIT_OF_WORD.get(word.lower(), word)
 

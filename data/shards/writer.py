@@ -37,10 +37,10 @@ _CHOSEN_AT_ONCE = 1 << 14
 class Written:
     """The result of a run.
 
-    resumed: the number of shards that already existed. num_skipped: the number of samples that the
-    source skipped, over all shards. duplicates: the number of samples dropped from training, over
-    all shards. skipped: the file that lists the skipped samples and the files that the source
-    ignored, or None if there are none.
+    resumed: the number of shards that already existed. num_skipped: the total number of samples
+    that the source skipped. duplicates: the total number of samples dropped from training. skipped:
+    the file that lists the skipped samples and the files that the source ignored, or None if there
+    are none.
     """
 
     manifest: Manifest
@@ -65,7 +65,7 @@ class _Plan:
         return self.stop - self.start
 
     def tasks(self) -> Iterator[Any]:
-        """Yield the samples in shuffled order, so that a streaming reader encounters all
+        """Yield the samples in shuffled order, so that a streaming reader gets a mix of all
         classes.
 
         Positions are permuted in chunks as they are requested, so no list of the entire split is
@@ -90,8 +90,8 @@ def write_shards(
 ) -> Written:
     """Write `source` to `folder`, or resume an earlier run.
 
-    ignored: files that the source does not read, which `skipped.jsonl` lists with the bad samples.
-    workers: number of processes; None selects one per core if there is enough work.
+    ignored: files that the source does not read. `skipped.jsonl` lists them along with the bad
+    samples. workers: number of processes; None selects one per core if there is enough work.
     drop_duplicates: whether to remove training samples that are byte-identical to a sample in
     another split; the other splits are then written first. report: a callback that is called as
     `report(done, total)` with sample counts.
@@ -203,8 +203,8 @@ def _write_plans(
     held_out: HeldOut | None = None
     if drop_duplicates:
         duplicates = sum(open_index(folder / file).duplicates for file in finished)
-        # False sorts first, so the evaluation splits are written before training, which is compared
-        # with them.
+        # False sorts first, so the evaluation splits are written before the training split, which
+        # is compared with them.
         missing.sort(key=lambda plan: plan.split == TRAIN)
     tasks = (task for plan in missing for task in plan.tasks())
     with rendered(source, tasks, num_workers(workers, total - done)) as samples:
@@ -287,8 +287,9 @@ def _write_tar(
         with TarWriter(
             file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
         ) as writer:
-            # webdataset documents USTAR but opens the tar with Python's default format, whose extra
-            # headers for non-ASCII names would come between a header and its bytes.
+            # webdataset documents USTAR but opens the tar in Python's default format. For non-ASCII
+            # names, that format adds header blocks, but the index expects a single header block
+            # before the content.
             writer.tarstream.format = tarfile.USTAR_FORMAT
             for row, sample in enumerate(samples, start=1):
                 if isinstance(sample, Skipped):

@@ -34,9 +34,9 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class _Cifar(CommandSource):
-    """The part that both data sets share.
+    """The base class of CIFAR-10 and CIFAR-100.
 
-    path: the tar.gz archive, or a folder that contains its files or the unpacked folder.
+    path: the tar.gz archive, or a folder that contains either its files or the unpacked folder.
     """
 
     path: Annotated[
@@ -101,8 +101,8 @@ class _Cifar(CommandSource):
             content = self._contents[file]
             if not content or len(content) % size:
                 raise ValueError(
-                    f"{self.path}: the size of {file}, {len(content):,} bytes, is not a multiple "
-                    f"of the record size, {size:,}: download it again"
+                    f"{self.path}: {file} has {len(content):,} bytes, which is not a multiple of "
+                    f"the record size, {size:,}: download it again"
                 )
             for i in range(0, len(content), size):
                 record = content[i : i + size]
@@ -127,7 +127,7 @@ class _Cifar(CommandSource):
 
     @cached_property
     def _contents(self) -> dict[str, bytes]:
-        """Map the name of every file that is read to its content."""
+        """Return the content of each file that is read, by file name."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
             found = loose_files(inner if inner.is_dir() else self.path, self._file_names)
@@ -141,7 +141,7 @@ class _Cifar(CommandSource):
 
 
 class Cifar10(_Cifar):
-    """CIFAR-10 in the published file cifar-10-binary.tar.gz."""
+    """CIFAR-10 from the published file cifar-10-binary.tar.gz."""
 
     kind = "cifar10"
     reads = "cifar-10-binary.tar.gz (a 170 MB download)"
@@ -156,7 +156,7 @@ class Cifar10(_Cifar):
 
 
 class Cifar100(_Cifar):
-    """CIFAR-100 in the published file cifar-100-binary.tar.gz.
+    """CIFAR-100 from the published file cifar-100-binary.tar.gz.
 
     The 20 coarse classes become the hierarchy of the 100 classes.
     """

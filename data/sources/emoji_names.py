@@ -36,7 +36,7 @@ class EmojiNames(CommandSource):
 
     A class is an emoji without skin tone. Version 2.16 of the emoji library contains 1,923 classes
     and 3,953 emoji including skin tones. If a language uses the same name for several emoji of a
-    class, the name is a single sample.
+    class, the name becomes a single sample.
     """
 
     kind = "emoji-names"
@@ -47,8 +47,7 @@ class EmojiNames(CommandSource):
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
         default=None,
         ge=2,
-        description="maximum number of classes, which are the first in order of code points; "
-        "default: all",
+        description="maximum number of classes, in code point order; default: all",
     )
     languages: tuple[str, ...] = Field(
         default=(),

@@ -65,7 +65,8 @@ class FirstPassSource(CommandSource):
 
     @cached_property
     def _selection(self) -> Selection:
-        # Use absolute paths in order, because references identify files by their number.
+        # Include the absolute paths in order, because references identify files by their position
+        # in the list.
         files = [str(path.resolve()) for path in self.pass_files()]
         about = json.dumps([self.describe().model_dump(), files])
         return SelectionFolder(self.work).select(

@@ -1,8 +1,8 @@
-"""Characters drawn from the fonts that matplotlib ships: thousands of classes without a download.
+"""Characters drawn with the fonts that matplotlib ships: thousands of classes without a download.
 
-There is one class for each character or group of identical-looking characters. The samples of a
-class are drawings in different font faces, with mild distortions. Some styles are held out for the
-test split. `data/images/fonts.py` draws the characters.
+There is one class for each character, or for each group of characters that look the same. The
+samples of a class are drawings in different font faces, with mild distortions. Some styles are held
+out for the test split. `data/images/fonts.py` draws the characters.
 """
 
 import unicodedata
@@ -40,7 +40,7 @@ TEST_FACES = (
 _LOOK = 32  # image size for comparing characters, independent of `size`
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 
-# The kinds of characters by Unicode category or its first letter.
+# The kinds of characters, by Unicode category or by the first letter of the category.
 _KINDS = {
     "Lu": "capital letters",
     "Ll": "small letters",
@@ -72,10 +72,10 @@ class Glyphs(CommandSource):
 
     A class is a character that at least 8 font faces contain, or a group of characters that look
     the same. Training images are distorted, but test images are not. There is one test image per
-    class and held-out face. Faces may share drawings of a character. A test image that is identical
-    to the image of a training face is excluded, unless the class has no other test image. This is
-    the case for 5% of the first 1,000 classes (box drawing, arrows) and 22% of all classes (also
-    Braille).
+    class and held-out face. A character may look the same in several faces. A test image that is
+    identical to the drawing in a training face is excluded, unless the class has no other test
+    image. This exception applies to 5% of the first 1,000 classes (box drawing, arrows) and 22% of
+    all classes (also Braille).
     """
 
     kind = "glyphs"
@@ -87,7 +87,8 @@ class Glyphs(CommandSource):
         default=None,
         ge=2,
         le=1_000_000,
-        description="maximum number of classes, which are those with the most faces; default: all",
+        description="maximum number of classes, starting with those that have the most faces; "
+        "default: all",
     )
     samples: int = Field(
         default=3, ge=1, le=10_000, description="number of training images per class and font face"
@@ -97,8 +98,8 @@ class Glyphs(CommandSource):
     confusables: Literal["merge", "keep"] = Field(
         default="merge",
         description="how to treat characters such as Latin and Greek A, which look the same in "
-        "more than half of the faces that contain both: merge them into one class, or keep one "
-        "class for each",
+        "more than half of the faces that contain both: merge them into one class, or keep a "
+        "separate class for each",
     )
 
     def describe(self) -> SourceInfo:
@@ -163,8 +164,8 @@ class Glyphs(CommandSource):
         return Sample(key, png.tobytes(), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
-        """Return a generator that is keyed by the character, so that --classes does not affect
-        it.
+        """Return a generator that is keyed by the character, not by its class, so that --classes
+        does not affect the images.
         """
         counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))

@@ -57,7 +57,8 @@ class ImageFolder(PackedImages, CommandSource):
         Field(description="folder that contains the class folders, or train/ and test/"),
     ]
     labels: Path | None = Field(
-        default=None, description="CSV file of lines `file,class`, used instead of class folders"
+        default=None,
+        description="CSV file with one line `file,class` per image, used instead of class folders",
     )
     nested: Annotated[bool | None, Option("--nested/--topmost")] = Field(
         default=None,
@@ -155,7 +156,9 @@ class ImageFolder(PackedImages, CommandSource):
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Return one line for each reason why files are skipped, and one for each choice made."""
+        """Return one line for each reason why files were skipped, and one for each choice that was
+        made.
+        """
         notes = by_reason(self.skipped())
         if (in_taxonomy := self._in_taxonomy) is not None:
             notes += in_taxonomy.notes()

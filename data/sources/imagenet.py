@@ -230,8 +230,8 @@ def _location(file: str, name: str) -> str:
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
-    """Return one line for each difference from the devkit, caused by lost images or a chosen
-    subset.
+    """Return one line for each difference from the devkit. Images may have been lost, or the folder
+    may contain a subset.
     """
     found = Counter(image.synset for image in training.found)
     expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}

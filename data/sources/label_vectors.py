@@ -1,4 +1,4 @@
-"""Adds label vectors from a file, matched by class name, to a source.
+"""Adds label vectors from a file to a source. They are matched by class name.
 
 The caller supplies the function that reads the file and looks up names.
 """

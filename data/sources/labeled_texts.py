@@ -156,7 +156,9 @@ class LabeledTexts(FirstPassSource):
         """
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
-                raise ValueError(f"label {unknown[0]!r} is missing in {self._mapping_file}: add it")
+                raise ValueError(
+                    f"label {unknown[0]!r} is missing from {self._mapping_file}: add it"
+                )
             return list(self._named)
         numbers = all(label.isdecimal() for label in samples)
         return sorted(samples, key=lambda label: (int(label), label) if numbers else (0, label))
@@ -182,8 +184,8 @@ class LabeledTexts(FirstPassSource):
 
     @property
     def _splits(self) -> list[str]:
-        """Return the prefixes of the existing files, training first. The result is empty if
-        training is missing.
+        """Return the prefixes of the existing files, training first. The result is empty if the
+        training file is missing.
         """
         found = [name for name in _FILES if self._text_file(name).is_file()]
         return found if "train" in found else []

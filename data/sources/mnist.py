@@ -94,7 +94,7 @@ class Mnist(CommandSource):
         if len(names) < max(2, number):
             raise ValueError(
                 f"{self.names or self.folder} has {len(names)} classes, but the largest label is "
-                f"{number - 1}: add a name for every label, at least 2"
+                f"{number - 1}: list a name for every label, and at least 2"
             )
         return names
 
@@ -152,7 +152,7 @@ def _parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
     wanted = start + int(np.prod(shape, dtype=np.float64))
     if len(content) != wanted:
         raise ValueError(
-            f"{path} has {len(content):,} bytes, but a file with header {shape} has {wanted:,}: "
+            f"{path} has {len(content):,} bytes, but with header {shape} it must have {wanted:,}: "
             "download it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -15,13 +15,13 @@ from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
-# A tar header stores names of up to 100 bytes, some of which are required for the extension.
+# A tar header stores names of up to 100 bytes, and the extension needs some of them.
 _MAX_KEY_BYTES = 90
 
 
 @dataclass(frozen=True, config=STRICT)
 class PackedImages:
-    """A source that packs image files, with its options."""
+    """A source that packs image files, and its packing options."""
 
     # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
     short_side: int = Field(

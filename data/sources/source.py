@@ -1,6 +1,6 @@
 """The source interfaces used by the shard writer and `kway shard`, and parallel rendering.
 
-A source is pickled once per worker process, so its state must be small, and files are opened when
+A source is pickled once per worker process. Keep its state small, and open files only when they are
 needed.
 """
 
@@ -21,8 +21,8 @@ from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass, so invalid and unknown options raise errors wherever it is
-# created. Arbitrary types are allowed because of the protocol `Taxonomy`, which pydantic checks by
-# its attributes.
+# created. Arbitrary types are allowed because a field may have the type `Taxonomy`, a protocol
+# whose attributes pydantic checks.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
@@ -40,7 +40,7 @@ class Sample:
 
 
 class Source(Protocol):
-    """A source of samples. Equal descriptions imply byte-identical samples."""
+    """A source of samples. Sources with equal descriptions produce byte-identical samples."""
 
     @property
     def modality(self) -> Modality:
@@ -73,8 +73,8 @@ class Source(Protocol):
 class CommandSource(ABC):
     """A `Source` that `kway shard KIND` offers; `data/sources/__init__.py` lists them.
 
-    A subclass is a frozen pydantic dataclass. The command's options are its fields, with their
-    defaults, bounds and descriptions, and the command's help is its docstring. A field marked
+    A subclass is a frozen pydantic dataclass. Its fields define the command's options, with their
+    defaults, bounds and descriptions, and its docstring is the command's help. A field marked
     `Supplied` is not an option. The command supplies `work` (a folder for temporary files),
     `workers`, and `report` (a callback for the progress of the work that precedes writing).
 

@@ -36,7 +36,7 @@ _PARQUET_ROWS = 10_000
 class Table(PackedImages, FirstPassSource):
     """A table with a column of texts or image paths and a column of labels.
 
-    Texts are stored unchanged. Images are stored in the same way as by `imagefolder`.
+    Texts are stored unchanged. Images are stored just as `imagefolder` stores them.
     """
 
     kind = "table"
@@ -66,7 +66,7 @@ class Table(PackedImages, FirstPassSource):
         description="fraction of rows to hold out, chosen by a hash of the text",
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
-        Field(default="keep", description="drop equal texts of the same class and split")
+        Field(default="keep", description="drop duplicate texts within the same class and split")
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep", description="drop training texts that also occur in another split"
@@ -173,7 +173,7 @@ class Table(PackedImages, FirstPassSource):
             return None
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
-            raise ValueError(f"has the invalid split {name!r}")
+            raise ValueError(f"names an invalid split, {name!r}")
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
@@ -182,8 +182,8 @@ class Table(PackedImages, FirstPassSource):
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None:
                 raise ValueError(
-                    f"{self.files[0]}: training rows of class {untrained[0]!r} are missing: add "
-                    "some, or remove the class"
+                    f"{self.files[0]}: class {untrained[0]!r} has no training rows: add some, or "
+                    "remove the class"
                 )
             names = [name for name in names if trained[name]]
         if len(names) < 2:
@@ -198,7 +198,8 @@ class Table(PackedImages, FirstPassSource):
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(
-                f"{content[:60]!r} is outside {self._root}: the files must be inside this folder"
+                f"{content[:60]!r} is outside {self._root}: move the image into this "
+                "folder, or pass another --root"
             )
         return self._root / name
 

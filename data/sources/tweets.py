@@ -45,8 +45,8 @@ _RETWEETED = "retweeted_status"
 class Tweets(FirstPassSource):
     """Tweets labeled by their emoji. All emoji and parts of emoji are removed from the texts.
 
-    A key has the form `<language>/<id>-<file>-<offset>`; an unknown language is `und`. Without
-    options for columns or fields, common names are used, including those of Twitter's native JSON.
+    A key has the form `<language>/<id>-<file>-<offset>`; an unknown language is `und`. By default,
+    columns and fields are found by their common names, such as the ones in Twitter's native JSON.
     """
 
     kind = "tweets"
@@ -88,23 +88,25 @@ class Tweets(FirstPassSource):
     )
     users: Replacement = Field(
         default="replace",
-        description="how to treat user names: replace them with @user, remove or keep them",
+        description="how to treat user names: replace them with @user, remove them, or keep them",
     )
     urls: Replacement = Field(
         default="replace",
-        description="how to treat URLs: replace them with http, remove or keep them",
+        description="how to treat URLs: replace them with http, remove them, or keep them",
     )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
         default="drop", description="keep retweets"
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
-        Field(default="drop", description="keep equal texts of the same class and split")
+        Field(default="drop", description="keep duplicate texts within the same class and split")
     )
     min_count: int = Field(
         default=1, ge=1, description="minimum number of texts per class, not counting duplicates"
     )
     top: int | None = Field(
-        default=None, ge=2, description="number of most frequent classes to use; default: all"
+        default=None,
+        ge=2,
+        description="maximum number of classes, starting with the most frequent; default: all",
     )
     test_fraction: float = Field(
         default=0.1,
@@ -227,7 +229,7 @@ class Tweets(FirstPassSource):
         if missing:
             raise ValueError(
                 f"{one.path}: column {missing[0]!r} does not exist: pass the column that contains "
-                f"the text with --text, one of {', '.join(one.columns)[:200]}"
+                f"the text as --text; the columns are {', '.join(one.columns)[:200]}"
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
@@ -236,8 +238,8 @@ class Tweets(FirstPassSource):
         names.sort(key=lambda name: (-samples[name], name))
         if len(names) < 2:
             raise ValueError(
-                f"{self.files[0]}{' and others' if self.files[1:] else ''}: {len(names)} emoji "
-                f"with {self.min_count} or more training texts, but at least 2 are required: "
+                f"{self.files[0]}{' and others' if self.files[1:] else ''}: found {len(names)} "
+                f"emoji with {self.min_count} or more training texts, but at least 2 are required: "
                 "check --text, --languages and --min-count"
             )
         return names[: self.top]
@@ -272,7 +274,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 def _plain(
     fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
-    """Return a field for use in a key, or None if the field does not match `pattern`."""
+    """Return the value of a field for use in a key, or None if it does not match `pattern`."""
     try:
         found = _first(fields, name, usual) or ""
     except ValueError:

@@ -1,1 +1,1 @@
-"""Reading tar files by their headers: tars written by kway and other tars, indexed or streamed."""
+"""Reads tar files by their headers, to index or stream tars from kway or from other tools."""

@@ -16,7 +16,7 @@ _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _WITHOUT_BYTES = (tarfile.DIRTYPE, tarfile.XGLTYPE)
-# A longer name counts as damage. This limits the number of bytes read for a name.
+# A longer name counts as damage. This bounds the number of bytes that are read for a name.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
 _CLOSING = 2 * BLOCK
@@ -33,9 +33,9 @@ class Member(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A defect of a tar and its byte offset.
+    """A defect in a tar, and its byte offset.
 
-    ends_tar: whether nothing after the fault can be read, so that samples may be missing.
+    ends_tar: whether nothing after the fault can be read, in which case samples may be missing.
     """
 
     offset: int
@@ -69,9 +69,9 @@ def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
     """Yield every member of the tar in file order, and a fault for each unusable member.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
-    valid header. If the tar does not end with two zero blocks, this is also a fault, because the
-    tar may have been truncated between two members. start: the byte offset of the first header to
-    read.
+    valid header. If the tar does not end with two zero blocks, that is also reported as a fault,
+    because the tar may have been truncated between two members. start: the byte offset of the first
+    header to read.
     """
     return walk_bytes(_File(descriptor), start)
 

@@ -59,10 +59,10 @@ def index_shards(
 
     classes: a file with one class name per line; by default, the classes are the labels found.
     splits: pairs (name, glob of paths); by default, words such as train and val in the paths
-    determine the split. sample: the extension of the sample, if a key has several candidates.
-    label_field: the field of `<key>.json` that is used if there is no `<key>.cls`. expected: the
-    number of samples that the tars should contain. report: a callback that is called as
-    `report(done, total)` with numbers of bytes.
+    determine the split. sample: the extension of the sample, if several files with one key are
+    candidates. label_field: the field of `<key>.json` that is used if there is no `<key>.cls`.
+    expected: the number of samples that the tars should contain. report: a callback that is called
+    as `report(done, total)` with byte counts.
 
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
@@ -119,7 +119,7 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
         nested = next(tar for tar in tars if tar.parent != folder)
         raise ValueError(
             f"{nested} is in a subfolder, but a manifest can list only tars in its own folder: "
-            "pass -o DIR to create links to the tars in another folder"
+            "pass -o DIR to create a folder with links to the tars"
         )
     if out != folder and folder.resolve() in out.resolve().parents:
         raise ValueError(f"{out} is inside the folder to index, {folder}: choose another folder")
@@ -131,14 +131,14 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
         raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
     if (out / MANIFEST).is_file():
         if (kind := Manifest.read(out).source.kind) != INDEXED:
-            raise ValueError(f"{out} contains shards of {kind}, which already have an index")
+            raise ValueError(f"{out} contains shards of {kind}, which are already indexed")
     elif out != folder and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: choose an empty folder")
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """Return the extensions of the samples: those of images if there are any, otherwise those of
-    texts.
+    """Return the extensions of the samples: image extensions if there are images, otherwise text
+    extensions.
     """
     found: set[str] = set()
     for tar in tars:
@@ -194,7 +194,7 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
 def _problems(
     folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
 ) -> tuple[Problems, dict[Path, str]]:
-    """Return all problems, and the reason for each tar from which samples may be missing."""
+    """Return all problems and, for each tar that may lack samples, the reason."""
     problems = Problems(limit)
     for scan in scans.values():
         problems.join(scan.problems)
@@ -251,7 +251,7 @@ def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> S
 
 
 def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
-    reason = "name without key and extension, which webdataset ignores"
+    reason = "name without a key and an extension, which webdataset ignores"
     other_files = [
         Skipped(f"{tar}: {name}", reason)
         for tar, scan in scans.items()
@@ -271,7 +271,7 @@ def _notes(
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
     if other := sum(len(scan.other_files) for scan in scans):
-        notes.append(f"ignored files without key and extension, as webdataset does: {other:,}")
+        notes.append(f"ignored files without a key and an extension, as webdataset does: {other:,}")
     return tuple(notes)
 
 

@@ -1,5 +1,4 @@
-"""Class names and labels: reads files of class names and maps the label of a sample to its
-class.
+"""Reads files of class names, and maps the label of a sample to its class.
 
 A label is the text of `<key>.cls` or a field of `<key>.json`. It is either a name in the class list
 or a position in the list.
@@ -21,7 +20,7 @@ def read_class_names(path: Path) -> list[str]:
     """
     if not path.is_file():
         raise FileNotFoundError(
-            f"class names {path} do not exist: pass a file with one class name per line"
+            f"class list {path} does not exist: pass a file with one class name per line"
         )
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
@@ -68,7 +67,7 @@ def _field(text: str, json_field: str) -> str:
         raise ValueError(f"its .json is damaged ({error})") from error
     for name in json_field.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"field {json_field!r} is missing in its .json")
+            raise ValueError(f"field {json_field!r} is missing from its .json")
         value = value[name]
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"field {json_field!r} of its .json is neither a number nor a name")

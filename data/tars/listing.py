@@ -31,7 +31,7 @@ _MAX_COUNTS_BYTES = 1 << 28
 def list_tars(folder: Path) -> list[Path]:
     """Return the uncompressed tars under `folder`, sorted by path.
 
-    Raises ValueError for compressed tars or if there are no tars, FileNotFoundError for a broken
+    Raises ValueError if there are no tars or a tar is compressed, FileNotFoundError for a broken
     link, and OSError for a folder that cannot be read.
     """
     if not folder.is_dir():
@@ -73,8 +73,9 @@ def split_of_tars(
 ) -> dict[Path, str]:
     """Map tars to their splits, in the order of `requested`, or training first.
 
-    requested: pairs (split, glob of paths). Tars that do not match any glob are omitted. If it is
-    empty, the first word in the path that names a split is used, or "train" if there is none.
+    requested: pairs (split, glob of paths). Tars that do not match any glob are omitted. If
+    `requested` is empty, the first word in the path that names a split is used, or "train" if there
+    is none.
     """
     paths = {tar: tar.relative_to(folder).as_posix() for tar in tars}
     found: dict[Path, str] = {}
@@ -131,11 +132,11 @@ class ExpectedSamples:
         path = Path(text)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{text} is neither a number of samples nor a file: pass one of these"
+                f"{text} is neither a number of samples nor a file: pass one or the other"
             )
         if path.stat().st_size > _MAX_COUNTS_BYTES:
             raise ValueError(
-                f"{path} has over {_MAX_COUNTS_BYTES:,} bytes: pass a file of sample counts"
+                f"{path} has more than {_MAX_COUNTS_BYTES:,} bytes: pass a file of sample counts"
             )
         try:
             counts = json.loads(path.read_text(encoding="utf-8"))
@@ -154,12 +155,13 @@ class ExpectedSamples:
         names = {tar.relative_to(folder).as_posix() for tar in tars}
         if uncounted := sorted(names - self.of_tar.keys()):
             raise ValueError(
-                f"the expected number of samples of {folder / uncounted[0]} is missing: add it"
+                f"the expected counts do not include {folder / uncounted[0]}: add its count"
             )
         if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
             raise ValueError(
-                f"{folder} does not contain {absent[0]!r}, but {self.of_tar[absent[0]]:,} samples "
-                "are expected in it: copy it to the folder, or remove its count"
+                f"{folder} does not contain {absent[0]!r}, which should have "
+                f"{self.of_tar[absent[0]]:,} samples: copy the tar to the folder, or remove its "
+                "count"
             )
         return sum(self.of_tar[name] for name in names)
 

@@ -31,7 +31,7 @@ _CHUNK = 4 << 20
 
 @dataclass
 class Problems:
-    """The number of problems, and the names of the first `limit` problems, or of all if `limit` is
+    """The number of problems, and the first `limit` of them by name, or all of them if `limit` is
     None.
     """
 
@@ -41,7 +41,7 @@ class Problems:
 
     @property
     def is_full(self) -> bool:
-        """Whether further problems are only counted, not named."""
+        """Whether any further problems are only counted, not named."""
         return self.limit is not None and len(self.named) >= self.limit
 
     def add(self, name: str, reason: str) -> None:
@@ -177,7 +177,7 @@ def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tupl
         raise ValueError(f"no .cls or .json, only {found}")
     if max(sample[1].size, label[1].size, label[1].offset // BLOCK) > _MAX_UINT32:
         raise ValueError(
-            "a member has 4 GiB or more or starts beyond 2 TiB, so it cannot be indexed"
+            "a member is 4 GiB or larger, or starts beyond 2 TiB, so it cannot be indexed"
         )
     return sample, label
 

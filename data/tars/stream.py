@@ -21,8 +21,8 @@ from data.tars.listing import check_plain
 from data.tars.samples import Group, add_member, pick
 
 _PIECE = 1 << 20
-# Images and texts for training are smaller. This limits the number of bytes read for a damaged
-# header.
+# Images and texts for training are smaller. This bounds the number of bytes that are read because
+# of a damaged header.
 _MAX_MEMBER = 1 << 28
 
 
@@ -99,10 +99,10 @@ class TarReader:
 
 
 class ForwardBytes:
-    """Forward-only random access to a stream of bytes.
+    """Access by offset to a stream of bytes that can only be read forward.
 
     Bytes before the last offset that was read are discarded. A range of more than `_MAX_MEMBER`
-    bytes is also discarded, and reading it returns an empty result.
+    bytes is also discarded; reading it returns no bytes.
     """
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -143,7 +143,7 @@ class ForwardBytes:
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
     """Yield the content of a file. After a transient error, reading resumes where it stopped.
 
-    The count of `attempts` is reset on each piece received.
+    The number of attempts is reset whenever a piece is received.
     """
     opened = pieces if is_url(address) else _local_pieces
     received, attempt = 0, 1

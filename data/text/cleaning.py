@@ -18,15 +18,15 @@ from data.text.emoji_table import (
     without_stray_joiners,
 )
 
-# All parts are first mapped to a single character, because matching a class of 5,000 characters is
-# slow.
+# All parts are first mapped to a single character, because matching a character class with 5,000
+# members is slow.
 _UNIFIED = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
 # A run of emoji and the surrounding space becomes one space, so that the length of the run does not
 # leak.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
 Replacement = Literal["replace", "remove", "keep"]
-# This does not match inside an email address. Letters of other scripts may directly precede a
-# match.
+# A match cannot begin inside an email address, but letters of other scripts may directly precede
+# it.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
 # Quotation marks: Unicode's Quotation_Mark characters, accents that are used instead of them, and
@@ -51,8 +51,8 @@ def remove_emoji(text: str) -> str:
 
 
 def leftovers(text: str) -> list[str]:
-    """Return the parts of emoji in a text, except joiners of letters. The result is empty after
-    `remove_emoji`.
+    """Return the parts of emoji in a text, except joiners that belong to letters. The result is
+    empty after `remove_emoji`.
     """
     return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
 
@@ -61,8 +61,8 @@ def leftovers(text: str) -> list[str]:
 class Cleaning:
     """Cleaning options.
 
-    For users and urls, "replace" writes `@user` and `http`, "remove" deletes them and "keep" leaves
-    them unchanged.
+    "replace" replaces user names with `@user` and URLs with `http`, "remove" removes them, and
+    "keep" leaves them unchanged.
     """
 
     users: Replacement = "replace"

@@ -91,7 +91,7 @@ def without_letters_joiners(text: str) -> str:
 
 
 def find_emoji(text: str) -> list[str]:
-    """Return the emoji of a text as written, in order.
+    """Return the emoji in a text as written, in order.
 
     The result excludes lone skin tones and hair components, emoji in text style (followed by
     U+FE0E), and the remainder of a sequence whose beginning is missing (preceded by a joiner

@@ -28,7 +28,7 @@ _EMOJI = re.compile(r"([0-9A-F ]+?) *; fully-qualified ")
 def group_table(emoji_test: str) -> str:
     """Return the table: one line per subgroup with group, subgroup and folded emoji.
 
-    Raises ValueError if the text is not that of an emoji-test.txt file.
+    Raises ValueError if the text is not the content of an emoji-test.txt file.
     """
     current = {"Version": "", "group": "", "subgroup": ""}
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)

@@ -1,4 +1,5 @@
-"""Random access to the records of JSONL, CSV, TSV and line-based text files, without loading them.
+"""Random access to the records of JSONL, CSV, TSV and line-based text files, without loading the
+files.
 
 A record is identified by its byte range, so that it can be read again on its own. TSV has no
 quoting, as its media type specifies, so each line is a record. CSV is quoted as in RFC 4180, and
@@ -45,8 +46,8 @@ class RecordFile:
         """Return byte ranges that together contain every record once. For CSV, there is only one
         range.
         """
-        # To determine whether a line break in a CSV file is inside quotes, the file must be read
-        # from the beginning.
+        # A CSV file must be read from the beginning to determine whether a line break is inside
+        # quotes.
         step = self.size if self.kind == "csv" else span_bytes
         return [
             (first, min(first + step, self.size)) for first in range(self.start, self.size, step)

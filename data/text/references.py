@@ -1,5 +1,5 @@
-"""The first pass over the inputs, which writes a fixed-size reference to disk for each labeled
-record.
+"""The first pass over the inputs, which stores a fixed-size reference to each labeled record on
+disk.
 
 Several processes read byte ranges in parallel. The result of each range is a separate file, so an
 interrupted pass can be resumed. `selection.py` removes duplicates and selects the classes.
@@ -40,7 +40,7 @@ REFERENCE = np.dtype(
 
 
 class Span(NamedTuple):
-    """A byte range of the input with number `file`."""
+    """A byte range of input number `file`."""
 
     file: int
     first: int

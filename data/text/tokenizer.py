@@ -1,4 +1,5 @@
-"""Maps texts to token IDs with a fast tokenizer from a folder or the hub, without remote code.
+"""Maps texts to token IDs with a fast tokenizer from a folder or the hub. It does not run remote
+code.
 
 Batching and padding are implemented in `data/loading/inputs.py`. `data/text/wordpiece.py` trains
 vocabularies.
@@ -52,7 +53,7 @@ class Tokenizer:
     def of(
         cls, backend: tokenizers.Tokenizer, roles: Mapping[str, str], *, max_length: int, name: str
     ) -> "Tokenizer":
-        """Wrap a tokenizer of the tokenizers library.
+        """Wrap a tokenizer from the tokenizers library.
 
         roles: the special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
         if there is no pad token, if encoding an unknown character fails, or if `max_length` leaves
@@ -174,8 +175,8 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 def _of_files(folder: Path) -> _Opened | None:
     """Load a tokenizer without transformers, whose import takes seconds.
 
-    Returns None if transformers is needed. A model's config.json may name a different tokenizer
-    class, so transformers loads folders that contain one.
+    Returns None if transformers is needed. A folder that contains a model's config.json is one such
+    case, because the file may name a different tokenizer class.
     """
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
@@ -197,7 +198,7 @@ def _of_files(folder: Path) -> _Opened | None:
 
 
 def _token(value: Any) -> str:
-    """Return a token's text. In the file, a token may be an object with options."""
+    """Return a token's text. In the file, a token may also be an object with options."""
     return str(value.get("content") if isinstance(value, dict) else value)
 
 

@@ -1,5 +1,5 @@
-"""The implementation of `kway tokenizer`, which trains a vocabulary on one split of text shards and
-evaluates it.
+"""Implements `kway tokenizer`, which trains a vocabulary on one split of text shards and evaluates
+it.
 
 `data/text/wordpiece.py` trains the vocabulary.
 """
@@ -36,7 +36,7 @@ _EXAMPLES, _EXAMPLE_CHARS = 8, 60
 
 @dataclass(frozen=True)
 class Example:
-    """A text, its script such as LATIN, and its tokens."""
+    """A text, its script (such as LATIN) and its tokens."""
 
     script: str
     text: str
@@ -115,7 +115,7 @@ class _Texts:
     def __init__(self, split: Split, limit: int, report: Report) -> None:
         num = len(split)
         if num < 2:
-            raise ValueError(f"split {split.name!r} has {num} text: at least 2 are required")
+            raise ValueError(f"split {split.name!r} has {num} text(s): at least 2 are required")
         num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
         indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
         # Sort the indices, because disks read consecutive samples faster.
@@ -200,8 +200,8 @@ def _measured(
 
 
 def _script(text: str) -> str:
-    """Return the most frequent script of a text, given by the first word of its letters' Unicode
-    names.
+    """Return the most frequent script of a text: the first word of the Unicode names of its
+    letters.
     """
     names = Counter(
         unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()

@@ -20,7 +20,7 @@ ROLES = dict(
 )
 _PREFIX = "##"
 _MIN_FREQUENCY = 2
-_ALPHABET_SHARE = 4  # the default alphabet is at most this fraction of the vocabulary
+_ALPHABET_SHARE = 4  # the default alphabet is at most a quarter of the vocabulary
 # The maximum length of a word; longer words become unknown tokens. In languages without spaces, a
 # sentence is one word.
 _MAX_WORD_CHARS = 300
@@ -37,12 +37,12 @@ def train_wordpiece(
     lowercase: bool = False,
     threads: int | None = None,
 ) -> tokenizers.Tokenizer:
-    """Train a tokenizer on `texts` with BERT's word rules, but without removing accents.
+    """Train a tokenizer that splits words as BERT's does, but keeps accents.
 
-    texts: a function that returns the same texts on each of two calls. alphabet: the number of most
-    frequent characters to keep, by default a quarter of the vocabulary size. A word that contains
-    any other character becomes an unknown token. Raises ValueError if there are no texts or the
-    alphabet does not fit in the vocabulary.
+    texts: a function that is called twice and returns the same texts both times. alphabet: the
+    number of most frequent characters to keep, by default a quarter of the vocabulary size. A word
+    that contains any other character becomes an unknown token. Raises ValueError if there are no
+    texts or the alphabet does not fit in the vocabulary.
     """
 
     def usable() -> Iterator[str]:
@@ -62,8 +62,8 @@ def train_wordpiece(
             raise ValueError("the shards contain no text to train on: choose other shards")
         if (needed := len(SPECIAL) + len(single)) > vocab_size:
             raise ValueError(
-                f"vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters requires "
-                f"{needed}: raise --vocab-size, or lower --alphabet"
+                f"--vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters "
+                f"requires {needed}: raise --vocab-size, or lower --alphabet"
             )
         learned = _learn(
             usable(),
@@ -112,7 +112,7 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
 
 
 def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
-    """Return BERT's normalizer, but without removing accents and marks.
+    """Return BERT's normalizer, except that it keeps accents and marks.
 
     It removes control characters and separates Chinese characters into words.
     """

@@ -161,8 +161,8 @@ def test_a_file_that_is_not_an_archive_raises_a_one_line_error(cifar100: Path) -
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("train.bin", lambda data: data[:-1], "the size of train.bin, 61,479 bytes"),
-        ("test.bin", lambda data: b"", "the size of test.bin, 0 bytes"),
+        ("train.bin", lambda data: data[:-1], "train.bin has 61,479 bytes"),
+        ("test.bin", lambda data: b"", "test.bin has 0 bytes"),
         ("test.bin", lambda data: b"\0\x09" + data[2:], "image 0 of test.bin has label 9"),
         (
             "test.bin",

@@ -31,5 +31,5 @@ def test_an_invalid_file_raises_an_error_with_the_line(
 
 
 def test_a_missing_file_raises_an_error_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="gone do not exist"):
+    with pytest.raises(FileNotFoundError, match="gone does not exist"):
         read_class_names(tmp_path / "gone")

@@ -225,11 +225,11 @@ def test_the_expected_count_finds_a_truncation_with_a_valid_end(
         ("{", ValueError, "is not JSON"),
         ('{"a.tar": -1}', ValueError, "the count of 'a.tar' is -1"),
         ('{"a.tar": true}', ValueError, "the count of 'a.tar' is True"),
-        ('{"b.tar": 3}', ValueError, "a.tar is missing: add it"),
+        ('{"b.tar": 3}', ValueError, "a.tar: add its count"),
         (
             '{"a.tar": 3, "b.tar": 3}',
             ValueError,
-            "does not contain 'b.tar', but 3 samples are expected",
+            "does not contain 'b.tar', which should have 3 samples",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_a_class_file_maps_both_numbers_and_names_to_classes(tmp_path: Path) -> 
         (("cls", b"\xff"), "its .cls is not UTF-8"),
         (("cls", b" "), "the label is empty"),
         (("json", b'{"label": [1]}'), "field 'label' of its .json is neither a number nor a name"),
-        (("json", b'{"other": 1}'), "field 'label' is missing in its .json"),
+        (("json", b'{"other": 1}'), "field 'label' is missing from its .json"),
         (("json", b"[" * 100_000), "its .json is damaged ("),
         (("json", b"{"), "its .json is damaged ("),
         (("txt", b"a caption"), "no .cls or .json, only .png, .txt"),
@@ -529,7 +529,7 @@ def test_other_files_are_counted_and_repeated_members_reported(tmp_path: Path) -
     members = [("README", b"x"), ("__meta__", b"x"), *images(0, 2), ("00001.cls", b"7")]
     write_tar(tmp_path / "0.tar", members)
     done = kway_shard("index", tmp_path, "--skip-bad")
-    assert "ignored files without key and extension, as webdataset does: 2" in done.stderr
+    assert "ignored files without a key and an extension, as webdataset does: 2" in done.stderr
     assert "skipped: " in done.stderr
     assert "00001: no .jpg, " in done.stderr
     assert "2 train samples" in done.stdout

@@ -138,7 +138,7 @@ def test_class_names_with_markup_are_printed_unchanged(tmp_path: Path) -> None:
 
 
 def test_images_and_too_few_texts_raise(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="contains images: the leak check requires texts"):
+    with pytest.raises(ValueError, match="contains images: pass a folder of text shards"):
         check_leaks(shards)
     few = write_texts(tmp_path / "in", "x", num=20)
     with pytest.raises(ValueError, match="split 'train' has 20 texts"):

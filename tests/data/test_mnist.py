@@ -98,7 +98,7 @@ def test_class_names_can_be_read_from_a_file(mnist: Path, tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=rf"fashion\.txt,? {message}"):
             Mnist(mnist, names).classes()
     names.unlink()
-    with pytest.raises(FileNotFoundError, match=r"fashion\.txt do not exist"):
+    with pytest.raises(FileNotFoundError, match=r"fashion\.txt does not exist"):
         Mnist(mnist, names).classes()
 
 
@@ -122,14 +122,14 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (IMAGES, lambda data: data[:-1], "has 15,695 bytes, but a file with header (20, 28, 28)"),
-        (IMAGES, lambda data: data + b"\0", "has 15,697 bytes, but a file with header"),
+        (IMAGES, lambda data: data[:-1], "has 15,695 bytes, but with header (20, 28, 28)"),
+        (IMAGES, lambda data: data + b"\0", "has 15,697 bytes, but with header"),
         (IMAGES, lambda data: data[:9], "is not an idx file of bytes with 3 axes"),
         (IMAGES, lambda data: data[:2] + b"\x0d" + data[3:], "begins with 00000d03, not 00000803"),
         (
             IMAGES,
             lambda data: idx(0x803, (2**31, 2**31, 9), b""),
-            "has 16 bytes, but a file with header",
+            "has 16 bytes, but with header",
         ),
         (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "has 0 images, but"),
         (LABELS, lambda data: b"<html>", "begins with 3c68746d, not 00000801"),

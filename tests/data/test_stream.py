@@ -323,7 +323,7 @@ def test_tars_without_a_usable_sample_raise(classes: Path, tmp_path: Path) -> No
     write_tar(tmp_path / "a.tar", [("1.png", b"x"), ("1.cls", b"0")])
     for stream, message in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp, only")):
         loader = stream_loader(classes, f"{tmp_path}/a.tar", stream=stream)
-        with pytest.raises(ValueError, match=f"1 tar.* no usable sample: .*{message}"):
+        with pytest.raises(ValueError, match=f"1 tar.* no usable samples: .*{message}"):
             take(loader, 1)
 
 

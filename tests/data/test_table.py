@@ -169,7 +169,7 @@ def test_bad_images_can_be_skipped(tmp_path: Path) -> None:
         ("t,y\na,b\n", {"text": "x"}, r"a\.csv: column 'x' does not exist: choose from t, y"),
         ("t,y\na,b\nc,b\n", {"text": "t"}, "column 'y' has 1 classes with 1 or more rows"),
         ("t,y\na,b,c\n", {"text": "t"}, r"byte 4: the row has 3 cells, but the first line has 2"),
-        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|training rows of class"),
+        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no training rows"),
         (
             "t,y\na,b\n",
             {"text": "t", "test_fraction": 1},

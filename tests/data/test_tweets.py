@@ -377,7 +377,7 @@ def test_texts_and_labels_that_do_not_match_raise(tweeteval: Path, tmp_path: Pat
         with pytest.raises(ValueError, match=message):
             LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.write_text("0\n1\n7\n")
-    with pytest.raises(ValueError, match="label '7' is missing in"):
+    with pytest.raises(ValueError, match="label '7' is missing from"):
         LabeledTexts(tweeteval, tmp_path / "work").splits()
     labels.unlink()
     with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):

@@ -1,5 +1,5 @@
-"""Reads individual files from a published archive by name, in any of its folders, without unpacking
-it.
+"""Reads individual files from a published archive without unpacking it. A file is found by its
+name, whichever folder of the archive contains it.
 """
 
 import tarfile
@@ -8,15 +8,14 @@ from collections.abc import Collection
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
-# The first bytes of gzip, bzip2 and xz files. A tar has its magic in the first header.
+# The first bytes of gzip, bzip2 and xz files. A plain tar has its magic number in the first header.
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
 def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Return the contents of those files in `names` that the archive, which may be compressed,
-    contains.
+    """Return the contents of the files in `names` that are in the archive, which may be compressed.
 
     Raises ValueError with a one-line message if the file is damaged, truncated or not an archive.
     """
@@ -40,11 +39,11 @@ def _reject_other_format(archive: Path) -> None:
         start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
     if start and not start.startswith(_COMPRESSED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
         raise ValueError(
-            f"{archive} is not a tar archive, compressed or not (it begins with "
+            f"{archive} is not a tar archive, plain or compressed (it begins with "
             f"{start[:4].hex()}): pass the archive, or download it again"
         )
 
 
 def loose_files(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Return the contents of those files in `names` that are directly in `folder`."""
+    """Return the contents of the files in `names` that are directly in `folder`."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

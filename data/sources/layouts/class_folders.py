@@ -37,8 +37,8 @@ class File(NamedTuple):
 class Listing:
     """Image files sorted by path.
 
-    folders: for nested class folders, a map from each class to the names of the folders on its
-    path. skipped: the files and folders that are ignored without an error.
+    folders: a map from each class to the names of the folders on its path, for nested class
+    folders. skipped: the files and folders that are ignored without an error.
     """
 
     files: list[File] = field(default_factory=list)
@@ -85,7 +85,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
     """List the images in class folders, which are in `folder` itself or in its split folders.
 
     nested: whether the class of an image is the folder that contains it, at any depth, instead of
-    the topmost folder. If several folders have the same name, their paths are used instead.
+    the topmost folder. If several folders have the same name, their paths become the class names.
 
     Raises ValueError for class folders that look like splits, for two folders that represent the
     same split, for a split without images, for a class name that is not UTF-8 and, if `nested` is
@@ -151,7 +151,7 @@ def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) ->
     topmost = len({path[0] for path in images})
     example = "/".join(min(path for path in images if len(path) == deepest))
     raise ValueError(
-        f"{folder} has images in several levels of folders ({'; '.join(levels)}): pass --nested "
+        f"{folder} has images at several folder levels ({'; '.join(levels)}): pass --nested "
         f"for one class per folder with images ({len(images):,}), such as {example!r}, or "
         f"--topmost for one class per topmost folder ({topmost:,})"
     )
@@ -268,7 +268,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
             )
         if not Path(root, name).is_file():
             raise FileNotFoundError(
-                f"{where}: {_cut(name)} is missing in {folder}: add it, or remove the line"
+                f"{where}: {_cut(name)} is missing from {folder}: add it, or remove the line"
             )
         seen[name] = line
         listing.files.append(File(name, row[1].strip(), None))

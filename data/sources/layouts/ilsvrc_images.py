@@ -1,8 +1,8 @@
 """Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
 Only tar headers are read; the images are validated later. A bad header, a truncated tar and a
-missing end marker are errors here, whereas Python's tarfile silently stops at them and loses the
-images that follow.
+missing end marker raise errors here. Python's tarfile would silently stop there and omit the images
+that follow.
 """
 
 import os
@@ -81,8 +81,8 @@ def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
     """List the images in ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if neither
     exists.
 
-    Images in a flat folder have only numbers, which the devkit maps to classes. Raises ValueError
-    if the devkit is required but missing.
+    In a flat folder, images are identified only by a number, which the devkit maps to a class.
+    Raises ValueError if the devkit is required but missing.
     """
     tar, val = folder / VAL_TAR, folder / "val"
     if tar.is_file():
@@ -206,7 +206,7 @@ def _image_members(
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
-    """Return the files of the tar `path`, or of the tar that is its member `inside`, in order.
+    """Return, in order, the files in the tar `path`, or in the tar `inside` that it contains.
 
     This reads 512 bytes per member. Raises ValueError, with the tar, the position and a fix, for a
     damaged header, a truncated tar, or a member that is neither a file nor a folder.

@@ -85,7 +85,7 @@ class ClassTaxonomy:
 
     @cached_property
     def _chains(self) -> list[tuple[str, ...]]:
-        """The synsets from the root down to that of the class, for each class."""
+        """For each class, the synsets from the root down to the synset of the class."""
         return _chains(self.taxonomy, [self.taxonomy.synset(name) for name in self.class_names])
 
 
