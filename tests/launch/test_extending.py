@@ -323,7 +323,7 @@ def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("def make(): return 3", "returns an object of type int: return an nn.Module"),
+        ("def make(): return 3", "returns an object of type int: make it return an nn.Module"),
         ("def make(): return nn.Linear(2, 2)", "does not define its number of features"),
         (
             "def make(pooling: str): pass",

@@ -286,7 +286,7 @@ def test_cls_pooling_of_a_feature_map_is_rejected(glyphs):
             {"model_type": "resnt"},
             "is resnt, which transformers does not support: did you mean resn",
         ),
-        ({"model_type": "t5"}, "t5 is an encoder-decoder"),
+        ({"model_type": "t5"}, "t5, which is an encoder-decoder"),
     ],
 )
 def test_an_invalid_configuration_is_a_one_line_error(glyphs, config, message):

@@ -66,7 +66,7 @@ def check_positive(**fields: int | Sequence[int]) -> None:
     for name, value in fields.items():
         numbers = [value] if isinstance(value, int) else value
         if min(numbers, default=0) < 1:
-            raise ValueError(f"{name} is {value}: all numbers must be at least 1")
+            raise ValueError(f"{name} is {value}, but only positive numbers are valid")
 
 
 def check_dropout(dropout: float) -> None:

@@ -16,8 +16,8 @@ from trainer.backbone.networks.base import (
 
 @strict
 class SlcCnnConfig(FixedSizeConfig):
-    """`conv_channels` are the numbers of feature maps of the six convolutions. `hidden_size` is the
-    number of units of the dense layer.
+    """`conv_channels` lists the number of feature maps of each of the six convolutions.
+    `hidden_size` is the number of units of the dense layer.
     """
 
     model_type = "slc_cnn"
@@ -57,7 +57,7 @@ class SlcCnnModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError if images do not have the size `image_size`."""
+        """Raises ValueError if the images are not of size `image_size`."""
         self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:
