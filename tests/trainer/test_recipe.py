@@ -107,7 +107,7 @@ def test_a_duration_override_replaces_the_unit(tmp_path):
         ("seed=[", r"override 'seed=\[' is not YAML"),
         (
             "train.micro_batches=999",
-            r"train\.micro_batches 999 is more than train\.global_batch 256",
+            r"train\.micro_batches is 999, but it must be at most train\.global_batch, which is 256",
         ),
     ],
 )

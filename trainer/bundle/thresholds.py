@@ -8,9 +8,9 @@ its own class.
 
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN for a class without positives;
-                         `reached` int32 [K, recalls, 2]: validation samples at or above the
-                         threshold used for the class, of that class and of any class (absent in
-                         bundles of format 2)
+                         `reached` int32 [K, recalls, 2]: for the threshold that the class
+                         uses, the validation samples of the class, and of any class, at or
+                         above it (absent in bundles of format 2)
 """
 
 import math
@@ -46,10 +46,10 @@ class Threshold:
     unknown.
 
     It was computed from `samples` validation samples: those of the class or, for a pooled
-    threshold, those of all classes. `class_reached` of the `class_samples` samples of the class
-    reach the threshold; over all classes, `all_reached` samples reach it. `expected_precision` is
-    the fraction of the latter that belongs to the class or, for a pooled threshold, the mean of
-    that fraction over the classes with samples.
+    threshold, those of all classes. Of the class's `class_samples` samples, `class_reached` reach
+    the threshold; `all_reached` counts the samples of any class that do. `expected_precision` is
+    the fraction of these `all_reached` samples that belong to the class or, for a pooled threshold,
+    the mean of this fraction over all classes with samples.
     """
 
     score: float | None

@@ -71,8 +71,8 @@ class Retention:
 
 
 def superseded(stored: Sequence[StoredCheckpoint], retention: Retention) -> set[int]:
-    """Return the steps to delete, which never include the newest. Among equal results, the earliest
-    counts as the best.
+    """Return the steps to delete, which never include the newest. If several checkpoints have the
+    best result, the earliest is the best one.
     """
     kept = set(sorted(entry.step for entry in stored)[-retention.last :])
     if retention.every_steps is not None:
@@ -119,9 +119,10 @@ class Commit:
     rejected: set[int] = field(default_factory=set)
 
     def start(self, step: int) -> None:
-        """Delete unfinished folders of a killed run and record committed folders after `step` as
+        """Delete the unfinished folders of a killed run, and record the checkpoints after `step` as
         rejected, because the run does not resume from them (collective). Raises OSError on all
-        ranks."""
+        ranks.
+        """
         what = f"incomplete checkpoints in {self.root} could not be deleted"
         self.rejected.update(self._together(what, lambda: self._start(step))[0])
 
@@ -245,14 +246,12 @@ class Commit:
 
 
 def _check_complete(temporary: Path, files: dict[str, FileDigest]) -> None:
-    """Check that rank 0, which commits, sees all files that the ranks reported, with their full
-    size.
-    """
+    """Check that rank 0, which commits, sees every file that the ranks reported, in full size."""
     present = {path.name for path in temporary.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         different = ", ".join(sorted(present ^ files.keys()))
         raise OSError(
-            f"rank 0 sees different files from those that the other ranks wrote: {different}"
+            f"the files that rank 0 sees are not those that the ranks wrote; they differ in {different}"
         )
     for name, digest in files.items():
         with (temporary / name).open("rb") as file:  # opening makes NFS revalidate the size
