@@ -106,8 +106,8 @@ def _check_world_size(required: str | None) -> None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if not int(minimum) <= size <= int(maximum or minimum):
         raise ValueError(
-            f"the rendezvous has {size} ranks, but --world-size is {required}: check that every "
-            "machine has started its ranks and that the clocks agree, then start again"
+            f"the rendezvous ended with world size {size}, but --world-size is {required}: check "
+            "that every machine has started its ranks and that the clocks agree, then start again"
         )
 
 

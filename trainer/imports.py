@@ -26,8 +26,8 @@ from trainer.config import ImportedBackbone, Recipe
 from trainer.optimizers import OptimizerKind
 from trainer.schedules import ScheduleKind
 
-# The keys at which a recipe accepts import paths, and the base class of the component. None means a
-# class or function that returns an nn.Module. `*` matches the indices of a list.
+# The keys at which a recipe accepts import paths, with the base class that the component must have.
+# None means a class or function that returns an nn.Module. `*` matches the indices of a list.
 COMPONENTS: dict[str, type | None] = {
     "backbone": None,
     "head.loss": Loss,
@@ -175,7 +175,8 @@ def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbo
 
 def source_version(path: str) -> str:
     """Return the digest of the file that defines an imported component, preceded by the version of
-    its package if the package is installed. Other files that the component uses are not covered.
+    its package if the package is installed. The digest does not cover other files that the
+    component uses.
     """
     module = importlib.import_module(path.partition(":")[0])
     defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__

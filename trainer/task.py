@@ -39,7 +39,8 @@ class Task(nn.Module):
     """A backbone that computes features and a head that computes the loss. Gradients are those of
     the mean loss over the global batch.
 
-    A new task can only evaluate. Call `start_training` to create the strategy and the optimizers.
+    A new task can only be evaluated. To train it, call `start_training`, which creates the strategy
+    and the optimizers.
     """
 
     head_optimizer: Optimizer | None = None

@@ -215,7 +215,9 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
         return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config does not define a valid model: {one_line(error)}") from error
+        raise ValueError(
+            f"backbone.config does not define a valid model: {one_line(error)}"
+        ) from error
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:

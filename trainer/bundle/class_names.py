@@ -58,8 +58,8 @@ class ClassNames:
     def id_of(self, wanted: str | int) -> int:
         """Return the ID of a class, given its exact name or the ID itself as 3 or "#3".
 
-        Raises ValueError, listing the nearest names, if there is no such class, and ValueError if
-        the ID "#3" is also the name of another class.
+        Raises ValueError if there is no such class, listing the nearest names, or if the ID "#3" is
+        also the name of another class.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)

@@ -183,8 +183,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
 
 
 def _with_bias(block: ClassRows) -> Tensor:
-    """Return the rows in the format of a bundle, with the bias of each class appended to its row.
-    """
+    """Return the rows in the format of a bundle: each row ends with the bias of its class."""
     if block.bias is None:
         return block.rows
     return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)
@@ -228,7 +227,7 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 The auprc and precision metrics measure how well the logit of a class alone separates its samples
 from all others; they are means over classes. The thresholds were chosen on this same split, so
 expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
-which reaches the recall for the samples of all classes together but not necessarily for each class.
+which reaches the recall on the samples of all classes together but not necessarily on each class.
 Its expected precision is the mean over the classes:
 
 | recall | required samples | classes with fewer | expected precision of the pooled threshold |

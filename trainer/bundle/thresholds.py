@@ -8,9 +8,9 @@ its own class.
 
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN for a class without positives;
-                         `reached` int32 [K, recalls, 2]: for the threshold that the class
-                         uses, the validation samples of the class, and of any class, at or
-                         above it (absent in bundles of format 2)
+                         `reached` int32 [K, recalls, 2]: how many validation samples of the
+                         class, and of any class, score at or above the threshold that the
+                         class uses (absent in bundles of format 2)
 """
 
 import math

@@ -251,7 +251,7 @@ def _check_complete(temporary: Path, files: dict[str, FileDigest]) -> None:
     if present != files.keys():
         different = ", ".join(sorted(present ^ files.keys()))
         raise OSError(
-            f"the files that rank 0 sees are not those that the ranks wrote; they differ in {different}"
+            f"rank 0 does not see the same files that the ranks wrote: {different} differ"
         )
     for name, digest in files.items():
         with (temporary / name).open("rb") as file:  # opening makes NFS revalidate the size

@@ -89,8 +89,7 @@ def settle_replaced(older: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Rename a folder before deleting it, so that a partly deleted folder does not look committed.
-    """
+    """Rename a folder before deleting it, so that a partial deletion does not look committed."""
     discarded = path.with_name(path.name + DISCARDED)
     _delete(discarded)
     path.rename(discarded)

@@ -72,9 +72,9 @@ class Stragglers:
         rank = max(slow, key=lambda rank: slow[rank])
         more = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
         return (
-            f"rank {rank} is slow{more}: {self.busy_seconds()[rank]:.3g} s of work per step, "
-            f"{slow[rank]:.2g} times that of the other ranks, over {len(self._steps)} steps: check "
-            "the clock rates, temperature, disk and other processes of its machine"
+            f"rank {rank} is slow{more}: over {len(self._steps)} steps, it worked "
+            f"{self.busy_seconds()[rank]:.3g} s per step, {slow[rank]:.2g} times as long as the "
+            "other ranks; check its machine: clock rates, temperature, disk and other processes"
         )
 
 

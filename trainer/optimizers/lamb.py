@@ -16,8 +16,8 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 
 class LAMB(OptimizerKind):
-    """Adam in which the step of each tensor is scaled to the norm of the tensor, times the learning
-    rate.
+    """Adam with layer-wise scaling: the step of each tensor is scaled to the norm of the tensor,
+    times the learning rate.
     """
 
     needs_whole_tensors: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Standard output and error streams that keep working after their reader has closed them.
 
-A run must not end because its terminal or a pipe such as `| tee` was closed, or because it was
+A run must not end because its terminal or a pipe such as `| tee` is closed, nor because it was
 started with `>&-`.
 """
 

@@ -72,7 +72,7 @@ class ActiveRun:
         return due and self.state.evaluated < self.state.step
 
     def advance(self, state: TrainState) -> None:
-        """Set the state after a step and discard the evaluation result of the previous step."""
+        """Record the state after a step and discard the evaluation result of the previous step."""
         self.state, self.best = state, None
 
     def save(self) -> None:

@@ -2,8 +2,8 @@
 peak rate (PaLM, appendix B).
 
 Operations are counted once per input shape, using fake tensors. The count is therefore the same
-under every strategy and does not slow down training steps. Recomputation (activation checkpointing,
-gradient caching) is not counted.
+under every strategy, and counting does not slow down training steps. Recomputation (activation
+checkpointing, gradient caching) is not counted.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _ROWS = 2
 
 class ModelFlops:
     """Counts the operations (multiplications and additions) per row for training a recipe's
-    backbone and head. The first call of `per_row` builds the model used for counting.
+    backbone and head. The first call to `per_row` builds the model used for counting.
     """
 
     def __init__(self, recipe: Recipe, num_classes: int) -> None:

@@ -93,7 +93,9 @@ class TrainJobStatus:
         self._changed.set()
 
     def close(self) -> None:
-        """Send the last report if it has not been sent. Waits at most twice the request timeout."""
+        """Send the last report if it has not been sent yet. Waits at most twice the request
+        timeout.
+        """
         self._closed.set()
         self._changed.set()
         self._thread.join(2 * _TIMEOUT_SECONDS)
