@@ -94,12 +94,12 @@ class BackboneConfig(BackboneOptions):
 
 
 class EmaConfig(FrozenConfig):
-    """An exponential moving average of all weights, which is evaluated and exported."""
+    """An exponential moving average of all weights, used for evaluation and export."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
     warmup: bool = Field(
         True,
-        description="whether to use the smaller decay (1 + step) / (10 + step) in the first steps",
+        description="whether to lower the decay to (1 + step) / (10 + step) in early steps",
     )
 
 

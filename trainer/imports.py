@@ -91,7 +91,9 @@ def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: st
     if missing:
         keys = ", ".join(f"{key}.kind" for key in missing)
         options = " ".join(f"--allow-import {path}" for path in dict.fromkeys(missing.values()))
-        raise ValueError(f"{origin}: {keys} imports code: add {options} if you trust this code")
+        raise ValueError(
+            f"{origin}: {keys} would import code: add {options} if you trust this code"
+        )
 
 
 def import_component(path: str, *, key: str) -> Any:

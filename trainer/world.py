@@ -79,9 +79,9 @@ def open_world(
     """Open the world that torchrun or `kway train` describes in environment variables.
 
     The classes are sharded across each group of `class_group` consecutive ranks. The process groups
-    are destroyed when the context ends without an error. After an error with more than one rank,
-    end the process with `leave`. Raises ValueError if CUDA is requested but this rank does not have
-    a device, or if the class group size does not divide the number of ranks.
+    are destroyed when the context ends without an error. If there is an error and more than one
+    rank, end the process with `leave`. Raises ValueError if CUDA is requested but this rank does
+    not have a device, or if the class group size does not divide the number of ranks.
     """
     rank, size, local_rank, local_size = (
         int(os.environ.get(name, default))

@@ -110,7 +110,7 @@ def test_without_allow_import_no_command_imports_components_of_a_run(run, kway, 
     ):
         assert kway(*command) == 2
         error = capsys.readouterr().err
-        assert "custom.0.kind imports code: add" in error or "backbone.kind, head" in error
+        assert "custom.0.kind would import code: add" in error or "backbone.kind, head" in error
         assert f"--allow-import {COMPONENTS[-1]} if you trust this code" in error
         assert not is_loaded()
     assert kway("train", run / "recipe.yaml", "--print-config", *ALLOWED) == 0
@@ -245,7 +245,7 @@ def test_an_invalid_component_raises_one_line_with_the_key_and_the_fix(override,
 
 def test_build_recipe_imports_no_component_without_permission(here):
     tree = {"run": "x", "data": {"shards": "x"}, "backbone": {"kind": COMPONENTS[0]}}
-    with pytest.raises(ValueError, match=r"backbone\.kind imports code"):
+    with pytest.raises(ValueError, match=r"backbone\.kind would import code"):
         build_recipe(tree, origin="test")
     assert not is_loaded()
 

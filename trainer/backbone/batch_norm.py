@@ -18,8 +18,8 @@ from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 class GroupBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
 
-    The result matches that of a single process with the full batch, up to rounding. A rank may have
-    zero rows.
+    Up to rounding, the result is the same as in a single process with the full batch. A rank may
+    have zero rows.
     """
 
     group: ProcessGroup | None = None

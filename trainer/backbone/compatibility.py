@@ -162,8 +162,9 @@ def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tens
     ids = list(islice(cycle(usable), 3 * width))
     text, other = ids[:num_tokens], [ids[0], *ids[width : width + num_tokens - 1]]
     padding = [pad_id] * num_padding
-    # Keep the first padding token: in MobileBERT the embedding of a token includes that of the
-    # next one, so the last token of a text legitimately depends on it.
+    # Keep the first padding token: in MobileBERT, the embedding of each token includes the
+    # embedding of the next token, so the last token of a text legitimately depends on the first
+    # padding token.
     other_padding = [pad_id, *ids[1 - num_padding :]]
     rows = [text + padding, text + other_padding, other + padding]
     mask = [[1] * num_tokens + [0] * num_padding] * 3

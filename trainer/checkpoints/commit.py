@@ -61,8 +61,8 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True)
 class Retention:
-    """The checkpoints to keep: the newest `last`, those at multiples of `every_steps`, and the best
-    one according to `mode` (max or min).
+    """The checkpoints to keep: the newest `last` checkpoints, all checkpoints at multiples of
+    `every_steps`, and the best one (with the highest or lowest result, as `mode` specifies).
     """
 
     last: int
@@ -71,8 +71,8 @@ class Retention:
 
 
 def superseded(stored: Sequence[StoredCheckpoint], retention: Retention) -> set[int]:
-    """Return the steps to delete, which never include the newest. If several checkpoints have the
-    best result, the earliest is the best one.
+    """Return the steps to delete, which never include the newest. If several checkpoints share the
+    best result, the earliest is kept.
     """
     kept = set(sorted(entry.step for entry in stored)[-retention.last :])
     if retention.every_steps is not None:

@@ -178,4 +178,4 @@ def _suggestion(
         return "if this work is slow but correct, raise train.timeout_seconds"
     if len({state.pending for state in waiting.values()}) > 1:
         return "check whether a rank skipped a collective or groups of ranks wait for each other"
-    return "all ranks have entered the collective: check the network between them"
+    return "check the network between the ranks, because all of them have entered the collective"

@@ -42,8 +42,8 @@ class Stragglers:
         return [statistics.median(seconds) for seconds in zip(*self._steps, strict=True)]
 
     def slow_ranks(self) -> dict[int, float]:
-        """Return the slow ranks, each with the ratio of its median to that of the other ranks. The
-        result is empty until the window is full.
+        """Return the slow ranks, each with the ratio of its median to the median of the other
+        ranks. The result is empty until the window is full.
         """
         if len(self._steps) < (self._steps.maxlen or 0) or self._size == 1:
             return {}

@@ -1,5 +1,5 @@
-"""A run's folder: the paths of its files, its recipe, and the check that a recipe may continue the
-run.
+"""A run's folder: the paths of its files, its recipe, and a check of whether a recipe may continue
+the run.
 """
 
 import fcntl

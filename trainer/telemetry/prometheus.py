@@ -101,7 +101,7 @@ class Metrics:
 
     def busy(self, seconds: Sequence[float], slow: Mapping[int, float]) -> None:
         """Set the busy seconds of each rank, in rank order, and the ratio of each slow rank's time
-        to that of the other ranks.
+        to the time of the other ranks.
         """
         for rank, value in enumerate(seconds):
             help_text = "Median time per step without waiting for other ranks"

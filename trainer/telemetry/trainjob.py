@@ -134,7 +134,7 @@ class TrainJobStatus:
                     str(error).replace("\n", " ")[:_MAX_REASON_CHARACTERS] or type(error).__name__
                 )
                 self._print_line(
-                    f"TrainJob progress could not be reported ({seconds:.1f} s): {reason}"
+                    f"TrainJob progress could not be reported after {seconds:.1f} s: {reason}"
                 )
             self._last_succeeded = False
         else:
