@@ -110,17 +110,15 @@ def import_component(path: str, *, key: str) -> Any:
     base = _base(key)
     if base is None:
         if not (inspect.isclass(component) or inspect.isfunction(component)):
-            raise ValueError(f"{key}.kind is {path}, which is not a class or a function")
+            raise ValueError(f"{key}.kind is {path}, which must be a class or a function")
         return component
     if not (isinstance(component, type) and issubclass(component, base)):
         raise ValueError(
-            f"{key}.kind is {path}, which is not a subclass of {base.__module__}.{base.__name__}"
+            f"{key}.kind is {path}, which must be a subclass of {base.__module__}.{base.__name__}"
         )
     missing: frozenset[str] = getattr(component, "__abstractmethods__", frozenset())
     if missing:
-        raise ValueError(
-            f"{key}.kind is {path}, which does not define {', '.join(sorted(missing))}"
-        )
+        raise ValueError(f"{key}.kind is {path}, which must define {', '.join(sorted(missing))}")
     if issubclass(component, Loss) and component.score is not Loss.score:
         raise ValueError(
             f"{key}.kind is {path}, which overrides score: set score_kind instead, because bundles "

@@ -65,8 +65,8 @@ def load_recipe(
     Import paths in the file and in the overrides are imported. For a recipe stored by a run, only
     import paths in `allow_imports` and in the overrides are imported.
 
-    Raises FileNotFoundError if the file is missing, and ValueError, with the key's path and the
-    closest known name, if the recipe is not valid.
+    Raises FileNotFoundError if the file is missing, and ValueError, naming the key and the closest
+    known name, if the recipe is not valid.
     """
     tree = read_recipe(path)
     trusted = {} if _is_stored_by_run(path) else import_paths(tree)

@@ -216,8 +216,8 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("optimizer.kind=my_pakage.x:Y", r"no module named my_pakage: install it"),
         ("optimizer.kind=my_package.optimizers:Adagrd", r"has no Adagrd: did you mean Adagrad\?"),
         ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': use module:Class"),
-        ("optimizer.kind=torch.optim:SGD", r"not a subclass of trainer\.optimizers\.base\.Opt"),
-        ("head.loss.kind=heads:Loss", r"does not define aligned, statistics, value"),
+        ("optimizer.kind=torch.optim:SGD", r"must be a subclass of trainer\.optimizers\.base\.Opt"),
+        ("head.loss.kind=heads:Loss", r"must define aligned, statistics, value"),
         ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': use module:Class"),
         ("data.augment.custom=[{kind: flip}]", r"custom\.0: set kind to the import path"),
         (
@@ -230,7 +230,7 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ),
         (
             "data.augment.custom=[{kind: 'data.augment.mix:Mix'}]",
-            r"not a subclass of data\.augment\.custom\.CustomAugm",
+            r"must be a subclass of data\.augment\.custom\.CustomAugm",
         ),
         ("head.loss.kind=my_package.broken:X", r"my_package\.broken cannot be imported: "),
         ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),

@@ -95,7 +95,7 @@ class ClassThresholds:
         if self.positives.shape != shape[:1] or self.thresholds.shape != shape:
             raise ValueError(
                 f"thresholds have shape {list(self.thresholds.shape)} and positives "
-                f"{list(self.positives.shape)}, which does not match {num_classes} classes and "
+                f"{list(self.positives.shape)}, which do not match {num_classes} classes and "
                 f"{len(self.recalls)} recalls"
             )
         arrays = {"positives": self.positives, "thresholds": self.thresholds}

@@ -48,8 +48,8 @@ def write_bundle(
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
     time. Text models require a `tokenizer`. `write_onnx`, if given, must write the backbone in ONNX
-    format to the path that it is called with. Raises ValueError if `path` exists and `force` is
-    false, or if shapes do not match.
+    format to the path passed to it. Raises ValueError if `path` exists and `force` is false, or if
+    shapes do not match.
     """
     assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))

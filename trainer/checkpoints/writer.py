@@ -130,8 +130,8 @@ class CheckpointWriter:
         self._measure = config.keep_best.measure if config.keep_best else None
         mode = config.keep_best.mode if config.keep_best else None
         retention = Retention(config.keep_last, keep_every_steps, mode)
-        # The thread has its own process group: its collectives would otherwise interleave with
-        # those of training, in a different order on each rank.
+        # The thread has its own process group. Otherwise its collectives would interleave with
+        # training's collectives in a different order on each rank.
         group = _own_group(world, timeout_seconds)
         self._commit = Commit(root, world, group, retention, self._measure)
         self._commit.start(start_step)

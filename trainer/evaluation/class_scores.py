@@ -39,8 +39,8 @@ class Ranking:
 
     def add(self, scores_NC: Tensor, class_ids_C: Tensor, highest_N: Tensor) -> None:
         """Add a block of classes. `highest_N` is the maximum of each row."""
-        # After a few blocks, most rows have no new top-k score in a block. The row maximum, which
-        # detects such rows, is cheaper than a top-k operation.
+        # After a few blocks, most rows have no new top-k score in a block. Such rows are detected
+        # by their maximum, which is cheaper to compute than a top-k.
         rows = (highest_N >= self._scores[:, -1]).nonzero().squeeze(1)
         if len(rows) == 0:
             return

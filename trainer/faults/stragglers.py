@@ -1,4 +1,4 @@
-"""Detects slow ranks, for which all other ranks wait in every step.
+"""Detects slow ranks, which make all other ranks wait in every step.
 
 Ranks are compared by their busy seconds: the duration of a step minus the time spent waiting in
 collectives. The wall-clock duration of a synchronous step is the same on all ranks.

@@ -1,5 +1,4 @@
-"""Terminates a rank that hangs in a collective, and reports the operation and the ranks that
-hang.
+"""Terminates a rank that hangs in a collective, and reports the collective and which ranks hang.
 
 Only time inside a collective counts: reading data, compiling, evaluating and writing may take any
 amount of time. The timeouts of the process groups are not sufficient: a gloo timeout error does not
@@ -55,7 +54,7 @@ class LostRankError(RuntimeError):
 
 
 class Watchdog:
-    """Runs a thread in every rank that ends the process after `timeout_seconds` in one collective.
+    """Runs a thread that ends this rank's process after `timeout_seconds` in one collective.
 
     Entering the context and leaving it without an error are both collective. An error about a lost
     rank is converted to LostRankError. With one rank, the watchdog does nothing. The timeouts of

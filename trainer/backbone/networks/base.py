@@ -15,7 +15,7 @@ class ImageNetwork(PreTrainedModel):
     [B, C, H, W].
 
     Initial weights follow He et al. (2015): they are drawn from a normal distribution with variance
-    2 / fan. Convolutions use the fan-out, as in the published code of the networks' authors. The
+    2 / fan. Convolutions use the fan-out, as in the code that the networks' authors published. The
     members of the network's module list are compiled, checkpointed and sharded individually.
     """
 

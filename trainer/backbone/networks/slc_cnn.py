@@ -36,8 +36,8 @@ class SlcCnnConfig(FixedSizeConfig):
 
 class SlcCnnModel(ImageNetwork):
     """Convolutions 1, 3 and 5 are 5 x 5, and the others are 1 x 1. Each is followed by batch norm
-    and ReLU. A 3 x 3 max pooling with stride 2 follows convolutions 2, 4 and 6. Features are [B,
-    dim, 1, 1].
+    and ReLU. Convolutions 2, 4 and 6 are followed by 3 x 3 max pooling with stride 2. Features are
+    [B, dim, 1, 1].
 
     The paper does not specify the padding. Here convolutions keep the image size and max pooling
     halves it, rounded up.
