@@ -12,8 +12,8 @@ from data.processes import die_with_parent
 from trainer.process.standard_output import hide_native_warnings, tolerate_closed_output
 
 if __name__ == "__main__":
-    # Do this before slow imports, so that this rank also exits if the launcher is killed during
-    # these imports.
+    # Do this before the slow imports, so that this rank exits even if the launcher is killed while
+    # they run.
     die_with_parent()
     hide_native_warnings()
 
@@ -30,7 +30,7 @@ from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the recipe given on the command line and return the exit code."""
+    """Train with the recipe given on the command line and return the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     if options.launcher is not None:
         die_with_parent(options.launcher)
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_world_size(options.world_size)
         recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
-        # This import is slow. It follows loading the recipe, so that an invalid recipe is reported
+        # This import is slow. Load the recipe first, so that an invalid recipe is reported
         # immediately.
         from trainer.train import train
 
@@ -93,10 +93,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_world_size(required: str | None) -> None:
-    """Raise ValueError if the number of ranks is not the requested one.
+    """Raise ValueError if the world size is not the requested one.
 
-    If a machine is lost or clocks differ, a rendezvous may complete with fewer ranks without an
-    error.
+    A rendezvous can complete with fewer ranks, without an error, if a machine is lost or if clocks
+    differ.
     """
     if required is None:
         return
@@ -106,8 +106,8 @@ def _check_world_size(required: str | None) -> None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if not int(minimum) <= size <= int(maximum or minimum):
         raise ValueError(
-            f"the rendezvous has {size} ranks, but --world-size is {required}: check that every "
-            "machine has started its ranks and that the clocks agree, then start again"
+            f"the rendezvous ended with world size {size}, but --world-size is {required}: check "
+            "that every machine has started its ranks and that the clocks agree, then start again"
         )
 
 

@@ -18,7 +18,7 @@ from trainer.strategies import DDP, StrategyConfig
 
 
 class BackboneOptions(FrozenConfig, ABC):
-    """Options of all backbones."""
+    """Options shared by all backbones."""
 
     pooling: Literal["auto", "cls", "mean"] = Field(
         "auto",
@@ -94,12 +94,12 @@ class BackboneConfig(BackboneOptions):
 
 
 class EmaConfig(FrozenConfig):
-    """An exponential moving average of all weights, which is evaluated and exported."""
+    """An exponential moving average of all weights, used for evaluation and export."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
     warmup: bool = Field(
         True,
-        description="whether to use the smaller decay (1 + step) / (10 + step) in the first steps",
+        description="whether to lower the decay to (1 + step) / (10 + step) in early steps",
     )
 
 
@@ -161,8 +161,8 @@ class EvalConfig(FrozenConfig):
     marginal_temperature: float = Field(
         1.0,
         gt=0,
-        description="temperature that divides the scores of marginalized top-k; set k * "
-        "tau for models trained with smooth_topk",
+        description="temperature that divides the scores of marginalized top-k; set "
+        "it to k * tau for models trained with smooth_topk",
     )
 
     @property
@@ -324,7 +324,7 @@ class Recipe(FrozenConfig):
     def _check_micro_batches(self) -> "Recipe":
         if self.train.micro_batches > self.train.global_batch:
             raise ValueError(
-                f"train.micro_batches {self.train.micro_batches} is more than "
-                f"train.global_batch {self.train.global_batch}"
+                f"train.micro_batches is {self.train.micro_batches}, but it must be at most "
+                f"train.global_batch, which is {self.train.global_batch}"
             )
         return self

@@ -26,8 +26,8 @@ from trainer.config import ImportedBackbone, Recipe
 from trainer.optimizers import OptimizerKind
 from trainer.schedules import ScheduleKind
 
-# The keys at which a recipe accepts import paths, and the base class of the component. None means a
-# class or function that returns an nn.Module. `*` matches the indices of a list.
+# The keys at which a recipe accepts import paths, with the base class that the component must have.
+# None means a class or function that returns an nn.Module. `*` matches the indices of a list.
 COMPONENTS: dict[str, type | None] = {
     "backbone": None,
     "head.loss": Loss,
@@ -91,7 +91,9 @@ def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: st
     if missing:
         keys = ", ".join(f"{key}.kind" for key in missing)
         options = " ".join(f"--allow-import {path}" for path in dict.fromkeys(missing.values()))
-        raise ValueError(f"{origin}: {keys} imports code: add {options} if you trust this code")
+        raise ValueError(
+            f"{origin}: {keys} would import code: add {options} if you trust this code"
+        )
 
 
 def import_component(path: str, *, key: str) -> Any:
@@ -108,17 +110,15 @@ def import_component(path: str, *, key: str) -> Any:
     base = _base(key)
     if base is None:
         if not (inspect.isclass(component) or inspect.isfunction(component)):
-            raise ValueError(f"{key}.kind is {path}, which is not a class or a function")
+            raise ValueError(f"{key}.kind is {path}, which must be a class or a function")
         return component
     if not (isinstance(component, type) and issubclass(component, base)):
         raise ValueError(
-            f"{key}.kind is {path}, which is not a subclass of {base.__module__}.{base.__name__}"
+            f"{key}.kind is {path}, which must be a subclass of {base.__module__}.{base.__name__}"
         )
     missing: frozenset[str] = getattr(component, "__abstractmethods__", frozenset())
     if missing:
-        raise ValueError(
-            f"{key}.kind is {path}, which does not define {', '.join(sorted(missing))}"
-        )
+        raise ValueError(f"{key}.kind is {path}, which must define {', '.join(sorted(missing))}")
     if issubclass(component, Loss) and component.score is not Loss.score:
         raise ValueError(
             f"{key}.kind is {path}, which overrides score: set score_kind instead, because bundles "
@@ -175,7 +175,8 @@ def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbo
 
 def source_version(path: str) -> str:
     """Return the digest of the file that defines an imported component, preceded by the version of
-    its package if the package is installed. Other files that the component uses are not covered.
+    its package if the package is installed. The digest does not cover other files that the
+    component uses.
     """
     module = importlib.import_module(path.partition(":")[0])
     defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__

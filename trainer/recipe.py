@@ -65,8 +65,8 @@ def load_recipe(
     Import paths in the file and in the overrides are imported. For a recipe stored by a run, only
     import paths in `allow_imports` and in the overrides are imported.
 
-    Raises FileNotFoundError if the file is missing, and ValueError, with the key's path and the
-    closest known name, if the recipe is not valid.
+    Raises FileNotFoundError if the file is missing, and ValueError, naming the key and the closest
+    known name, if the recipe is not valid.
     """
     tree = read_recipe(path)
     trusted = {} if _is_stored_by_run(path) else import_paths(tree)
@@ -187,9 +187,9 @@ def _parse(text: str, origin: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
+        where = f" (line {mark.line + 1})" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ValueError(f"{origin} is not YAML{where}: {problem}") from None
+        raise ValueError(f"{origin} is not valid YAML{where}: {problem}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{origin}: {error}") from None
 
@@ -217,7 +217,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _merged(old: Any, new: Any) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    # A new kind drops the settings of the old kind. `{model_type: …}` is always a full description.
+    # A new kind drops the settings of the old kind. A mapping with `model_type` always replaces the
+    # old mapping, because it is a full description.
     if ("kind" in new and new["kind"] != old.get("kind")) or "model_type" in new:
         return new
     units = Duration.model_fields.keys()

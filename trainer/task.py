@@ -36,10 +36,11 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """A backbone that computes features and a head that computes the loss. Gradients are those of
-    the mean loss over the global batch.
+    """A backbone that computes features and a head that computes the loss. Gradients are computed
+    for the mean loss over the global batch.
 
-    A new task can only evaluate. Call `start_training` to create the strategy and the optimizers.
+    A new task can only be evaluated. To train it, call `start_training`, which creates the strategy
+    and the optimizers.
     """
 
     head_optimizer: Optimizer | None = None
@@ -163,7 +164,7 @@ class Task(nn.Module):
         Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
         the head once, then run the backbone's forward and backward passes part by part with the
         gradients of the features. By the chain rule, the gradient of each weight is the sum of its
-        gradients over the parts, so the result matches that of one large batch. Gradient caching
+        gradients over the parts, so the result is the same as for one large batch. Gradient caching
         requires only the memory for one part and the features, at the cost of a second forward
         pass.
         """

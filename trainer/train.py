@@ -38,7 +38,7 @@ from trainer.world import World
 
 
 def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
-    """Train a recipe to completion, resuming from its newest checkpoint if there is one
+    """Train with a recipe to completion, resuming from the run's newest checkpoint if there is one
     (collective).
 
     A dry run stops before the first step and writes nothing; a signal stops it immediately.
@@ -209,7 +209,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
     recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
     if run.is_evaluation_due(num_steps):
         run.evaluate()  # the previous process was stopped during this evaluation
-        run.saved_step = None  # save again: a checkpoint records its evaluation result
+        run.saved_step = None  # save again, so that the checkpoint records the result
         run.save()
     run.busy_timer.take()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
@@ -277,9 +277,8 @@ def _update(
         norm = task.clip_gradients(task.recipe.train.clip_norm)
         reason = f"the loss is {loss} and the gradient norm is {norm}"
     except FloatingPointError as error:
-        reason = str(error).rpartition(": ")[
-            0
-        ]  # replace the head's suggestion with one that contains recipe keys
+        # Replace the head's suggestion with one that contains recipe keys.
+        reason = str(error).rpartition(": ")[0]
     if math.isfinite(loss) and math.isfinite(norm):
         task.step(factor, step=step)
         task.loss_scale.succeeded()

@@ -79,9 +79,9 @@ def open_world(
     """Open the world that torchrun or `kway train` describes in environment variables.
 
     The classes are sharded across each group of `class_group` consecutive ranks. The process groups
-    are destroyed when the context ends without an error. After an error with more than one rank,
-    end the process with `leave`. Raises ValueError if CUDA is requested but this rank does not have
-    a device, or if the class group size does not divide the number of ranks.
+    are destroyed when the context ends without an error. If there is an error and more than one
+    rank, end the process with `leave`. Raises ValueError if CUDA is requested but this rank does
+    not have a device, or if the class group size does not divide the number of ranks.
     """
     rank, size, local_rank, local_size = (
         int(os.environ.get(name, default))
@@ -129,8 +129,8 @@ def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[
             ranks = class_group
     if size % ranks:
         raise ValueError(
-            f"train.class_group is {class_group} ({ranks} ranks), but the number of ranks of the "
-            f"run, {size}, is not divisible by it: choose a divisor of {size}, or world"
+            f"train.class_group is {class_group} ({ranks} ranks), which does not divide the {size} "
+            f"ranks of the run: choose a divisor of {size}, or world"
         )
     return size // ranks, ranks
 
@@ -146,8 +146,8 @@ def _device(requested: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if requested == "cuda" and local_rank >= count:
         raise ValueError(
-            f"train.device is cuda, but this machine has {count} CUDA devices, and local rank "
-            f"{local_rank} requires its own: start fewer processes or set train.device=cpu"
+            f"train.device is cuda, but there is no CUDA device for local rank {local_rank} (this "
+            f"machine has {count}): start fewer processes or set train.device=cpu"
         )
     if requested == "cpu" or count == 0:
         return torch.device("cpu")

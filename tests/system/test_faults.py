@@ -50,7 +50,9 @@ def test_a_killed_rank_is_reported(endless, tmp_path):
 def test_fewer_ranks_than_required_do_not_train(endless, tmp_path, capsys):
     assert main(["--world-size", "2", str(endless), f"run={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: the rendezvous has 1 ranks, but --world-size is 2: ")
+    assert error.startswith(
+        "error: the rendezvous ended with world size 1, but --world-size is 2: "
+    )
     assert error.count("\n") == 1
     assert main(["--world-size", "two", str(endless)]) == 2
     assert "--world-size is two, but it must be" in capsys.readouterr().err

@@ -262,7 +262,7 @@ def test_steps_are_sorted_numerically(tmp_path):
             {"weight": torch.zeros(4, 2)},
             r"weight has shape \[4, 2\] in this run but has shape \[3, 2\]",
         ),
-        ({"other": torch.zeros(3, 2)}, r"other has shape \[3, 2\] in this run but is missing"),
+        ({"other": torch.zeros(3, 2)}, r"other has shape \[3, 2\] in this run but does not exist"),
         (
             {"weight": torch.zeros(3, 2, dtype=torch.bfloat16)},
             r"weight is torch\.bfloat16 in this run but torch\.float32 in the checkpoint",

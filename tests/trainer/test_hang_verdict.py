@@ -28,7 +28,7 @@ def test_an_unresponsive_rank_is_listed_first_with_its_last_location() -> None:
     assert _line(r0=_waiting(), r1=_elsewhere(beat=0), r2=_waiting(seconds=12)) == (
         "rank 1 does not respond (stopped, exited or unreachable; last seen at step 7 in data "
         "(data.reader:9), after all_reduce #120); ranks 0, 2 wait in all_gather #121 of head at "
-        "step 8 (heads.collectives:40) for 12 s: check the machine and the network of the ranks "
+        "step 8 (heads.collectives:40) for 12 s: check the machines and the network of the ranks "
         "that do not respond"
     )
 
@@ -63,7 +63,7 @@ def test_ranks_in_different_collectives_indicate_a_skipped_one() -> None:
 def test_all_ranks_in_one_collective_indicate_the_network() -> None:
     line = _line(r0=_waiting(), r1=_waiting())
     assert line.startswith("ranks 0, 1 wait in all_gather #121")
-    assert line.endswith("check the network between them")
+    assert "check the network between the ranks" in line
 
 
 def test_many_locations_are_shortened() -> None:

@@ -66,7 +66,7 @@ def test_the_message_has_the_requested_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(3 * 2**58, dtype=torch.uint8)
     line = advice(caught.value, _recipe(), _CPU)
-    assert line.startswith("the machine ran out of memory: 768 PiB more were requested; try ")
+    assert line.startswith("the machine ran out of memory: an allocation of 768 PiB failed; try ")
 
 
 def test_an_error_in_the_head_suggests_settings_of_the_head() -> None:
@@ -94,7 +94,7 @@ def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
         build()
     assert is_out_of_memory(caught.value)
     line = advice(caught.value, _recipe(train__class_group="node"), _CUDA)
-    assert "ran out of memory in building: 4.00 PiB more were requested; try " in line
+    assert "ran out of memory in building: an allocation of 4.00 PiB failed; try " in line
     assert line.endswith("train.class_group=world, then train.strategy.kind=fsdp")
 
 
@@ -127,15 +127,15 @@ def test_the_message_has_the_phase(phase: str, start: Any) -> None:
     with _no_more_memory(), pytest.raises(RuntimeError) as caught:
         act()
     assert is_out_of_memory(caught.value)
-    line = f"the machine ran out of memory in {phase}: 256 MiB more were requested; try "
+    line = f"the machine ran out of memory in {phase}: an allocation of 256 MiB failed; try "
     assert advice(caught.value, _recipe(), _CPU).startswith(line)
 
 
 def test_a_device_error_has_the_requested_and_the_free_memory() -> None:
     line = advice(_cuda_error(), _recipe(), _CUDA)
     assert line == (
-        "cuda device 0 ran out of memory: 2.00 GiB more were requested, 1.50 GiB of 139.80 GiB "
-        "were free; try train.micro_batches=2, then train.precision=bf16, then "
+        "cuda device 0 ran out of memory: an allocation of 2.00 GiB failed with 1.50 GiB of 139.80 "
+        "GiB free; try train.micro_batches=2, then train.precision=bf16, then "
         "train.activation_checkpointing=true, then train.strategy.kind=fsdp"
     )
 

@@ -104,10 +104,10 @@ def test_a_duration_override_replaces_the_unit(tmp_path):
         ("data.augment.crop_area=[-1,2]", r"crop_area is \[-1\.0, 2\.0\]"),
         ("data.image.std=[0,1,1]", r"std must be positive"),
         ("seed", r"override 'seed' is not of the form key=value"),
-        ("seed=[", r"override 'seed=\[' is not YAML"),
+        ("seed=[", r"override 'seed=\[' is not valid YAML"),
         (
             "train.micro_batches=999",
-            r"train\.micro_batches 999 is more than train\.global_batch 256",
+            r"train\.micro_batches is 999, but it must be at most train\.global_batch",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_coupling_loss_needs_two_rows_and_others_need_one(tmp_path):
     [
         ("seed: 1\nseed: 2\n", "line 1: duplicate key seed"),
         ("- a\n", "is not a mapping"),
-        ("a: [", "is not YAML in line"),
+        ("a: [", r"is not valid YAML \(line \d"),
         ("seed: 1\n", "run is missing; data is missing; backbone is missing"),
     ],
 )

@@ -53,7 +53,7 @@ def test_the_folder_contains_only_the_resolved_recipe(tmp_path):
 def test_settings_that_affect_earlier_steps_may_not_change(changes, keys, tmp_path):
     run = started(tmp_path)
     before = run.recipe.read_bytes()
-    with pytest.raises(ValueError, match=f"was started with a different {keys}: ") as caught:
+    with pytest.raises(ValueError, match=f"was started with other values of {keys}: ") as caught:
         claim(run, glyph_recipe(Path("shards"), tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert run.recipe.read_bytes() == before
@@ -111,7 +111,7 @@ def test_a_folder_that_is_not_a_run_is_reported(tmp_path):
 @pytest.mark.parametrize("path", ["file", "file/run"])
 def test_an_impossible_folder_is_an_error_with_the_key(path, tmp_path):
     (tmp_path / "file").write_text("mine")
-    message = rf"^run is {tmp_path / path}, which cannot be created or written \(.+\): choose"
+    message = rf"^run is {tmp_path / path}, which cannot be created or written to \(.+\): choose"
     with pytest.raises(OSError, match=message), RunFolder(tmp_path / path).locked():
         pass
     assert (tmp_path / "file").read_text() == "mine"

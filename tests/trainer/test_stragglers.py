@@ -60,7 +60,7 @@ def test_the_notice_names_the_slowest_rank_and_is_rate_limited() -> None:
     line = stragglers.notice(now=0.0)
     assert line is not None
     assert line.startswith(
-        "rank 4 is slow (and 1 more): 3 s of work per step, 3 times that of the other ranks, over "
+        "rank 4 is slow (and 1 more): over 1 steps, it worked 3 s per step, 3 times as long as "
     )
     assert stragglers.notice(now=599.0) is None
     assert stragglers.notice(now=600.0) == line

@@ -286,7 +286,7 @@ def test_cls_pooling_of_a_feature_map_is_rejected(glyphs):
             {"model_type": "resnt"},
             "is resnt, which transformers does not support: did you mean resn",
         ),
-        ({"model_type": "t5"}, "t5 is an encoder-decoder"),
+        ({"model_type": "t5"}, "t5, which is an encoder-decoder"),
     ],
 )
 def test_an_invalid_configuration_is_a_one_line_error(glyphs, config, message):
@@ -297,8 +297,8 @@ def test_an_invalid_configuration_is_a_one_line_error(glyphs, config, message):
 
 def test_a_missing_backbone_is_reported_with_its_key(glyphs, tmp_path):
     for name, reason in (
-        ("nosuch", "the folder does not exist, and the hub"),
-        ("", "the folder does not contain a model"),
+        ("nosuch", "there is no such folder, and the model"),
+        ("", "the folder does not contain a transformers model"),
     ):
         message = rf"^backbone\.name is {tmp_path / name}: {reason}"
         with pytest.raises(ValueError, match=message) as caught:

@@ -129,7 +129,7 @@ def test_the_backbone_check_restores_training_mode_and_random_state() -> None:
             {"model_type": "modernbert", "vocab_size": 120},
             r"pad_token_id is 50283, but vocab_size is 120",
         ),
-        ({"model_type": "funnel"}, "is not valid for a model"),
+        ({"model_type": "funnel"}, "does not define a valid model"),
         (
             {"model_type": "perceiver", "num_latents": 2, "d_latents": 8, "d_model": 8},
             "hidden_size",

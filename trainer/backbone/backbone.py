@@ -67,7 +67,7 @@ class Backbone(nn.Module):
 
     @property
     def settings(self) -> Any:
-        """The object with the encoder's settings, such as `vocab_size`, as attributes: its
+        """The object whose attributes are the encoder's settings, such as `vocab_size`: the
         transformers configuration or, for an imported module, the module itself.
         """
         return self.encoder.config if self._is_transformers else self.encoder
@@ -91,7 +91,7 @@ class Backbone(nn.Module):
     def _forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if not self._accepts_empty_batch and not len(next(iter(inputs.values()))):
             # Attention cannot infer shapes from an empty batch. Compute one row and drop it. Every
-            # parameter then has a gradient, as on other ranks, but it is zero.
+            # parameter then gets a gradient, as on the other ranks, but the gradient is zero.
             row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
             return self._features(row)[:0]
         return self._features(inputs)
@@ -144,7 +144,7 @@ def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Bac
     """Build the backbone that `config` describes.
 
     Random weights are drawn from torch's global generator, which the caller must seed. Raises
-    ValueError that names the setting if the encoder configuration is not valid.
+    ValueError, naming the setting, if the encoder configuration is not valid.
     """
     if isinstance(config, ImportedBackbone):
         return _imported(config, image)
@@ -157,7 +157,7 @@ def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
     if not isinstance(encoder, nn.Module):
         raise ValueError(
             f"backbone.kind is {config.kind}, which returns an object of type "
-            f"{type(encoder).__name__}: return an nn.Module"
+            f"{type(encoder).__name__}: make it return an nn.Module"
         )
     return _wrapped(encoder, config, image)
 
@@ -192,7 +192,8 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     settings = _settings(config)
     if settings.is_encoder_decoder:
         raise ValueError(
-            f"backbone.config: {settings.model_type} is an encoder-decoder: choose an encoder"
+            f"backbone.config.model_type is {settings.model_type}, which is an encoder-decoder: "
+            "choose an encoder-only model"
         )
     is_text = hasattr(settings, "vocab_size")
     _check_channels(settings, image, is_text=is_text)
@@ -214,7 +215,9 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
         return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config is not valid for a model: {one_line(error)}") from error
+        raise ValueError(
+            f"backbone.config does not define a valid model: {one_line(error)}"
+        ) from error
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
@@ -246,10 +249,10 @@ def _named(name: str) -> PretrainedConfig:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         where = (
-            "the folder does not contain a model for transformers"
+            "the folder does not contain a transformers model"
             if Path(name).is_dir()
-            else "the folder does not exist, and the hub either does not contain such a model or "
-            "is not reachable"
+            else "there is no such folder, and the model was not found on the hub or the hub "
+            "cannot be reached"
         )
         raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
 
@@ -259,8 +262,8 @@ def _check_padding(settings: PretrainedConfig) -> None:
     if pad_id is not None and pad_id >= settings.vocab_size:
         raise ValueError(
             f"backbone.config.pad_token_id is {pad_id}, but vocab_size is {settings.vocab_size}: "
-            "set it to the padding token ID of the tokenizer, which is 0 for tokenizers written by "
-            "`kway tokenizer`"
+            "set pad_token_id to the tokenizer's padding token ID, which is 0 for tokenizers "
+            "written by `kway tokenizer`"
         )
 
 

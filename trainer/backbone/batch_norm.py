@@ -1,8 +1,8 @@
-"""Batch norm modes: statistics that are synchronized over the rows of all ranks, local to each
-rank, or frozen.
+"""Batch norm modes: statistics are computed over the rows of all ranks, computed on each rank
+separately, or frozen.
 
-This module contains a synchronized batch norm that supports CPUs, unlike torch's SyncBatchNorm, and
-functions for a module's buffers, such as batch norm statistics.
+Unlike torch's SyncBatchNorm, the synchronized batch norm in this module supports CPUs. The module
+also contains functions that copy and restore buffers, such as batch norm statistics.
 """
 
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 class GroupBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
 
-    The result matches that of a single process with the full batch, up to rounding. A rank may have
-    zero rows.
+    Up to rounding, the result is the same as in a single process with the full batch. A rank may
+    have zero rows.
     """
 
     group: ProcessGroup | None = None
@@ -115,7 +115,7 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
 @torch.no_grad()
 def follow_first_rank(module: nn.Module, group: ProcessGroup | None) -> None:
     """Copy the statistics of local batch norms from the first rank to all ranks, in one message
-    (collective). All ranks, and therefore the checkpoint, then have the same model.
+    (collective). All ranks then have the same model, which is the one in the checkpoint.
     """
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     if group is None or not buffers:
@@ -133,8 +133,8 @@ def apply_batch_norm_mode(
     group: ProcessGroup | None,
     device: torch.device,
 ) -> None:
-    """Set the batch norms of a module to synchronize over `group`, to use local statistics, or to
-    freeze their statistics.
+    """Make the batch norms of a module synchronize their statistics over `group`, use local
+    statistics, or freeze their statistics.
     """
     layers = [child for child in module.modules() if type(child) is nn.BatchNorm2d]
     match mode:
@@ -164,6 +164,6 @@ def copy_buffers(module: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def restore_buffers(module: nn.Module, copies: list[Tensor]) -> None:
-    """Copy the values of `copy_buffers` back to the buffers."""
+    """Restore all buffers from the copies that `copy_buffers` returned."""
     for buffer, copy in zip(module.buffers(), copies, strict=True):
         buffer.copy_(copy)

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 # Minimum number of elements. For a smaller table, a separate collective costs more than it saves.
 _LARGE_TABLE = 1_000_000
-# Maximum number of compiled variants per block, for the sizes of images or texts in training and in
-# evaluation. torch's own limit applies to all blocks together.
+# Maximum number of compiled variants per block. Each image size or text length needs one for
+# training and one for evaluation. torch's own limit applies to all blocks together.
 _SHAPES_PER_BLOCK = 16
 
 
@@ -44,7 +44,7 @@ def compile_blocks(encoder: nn.Module) -> None:
     blocks = list(repeated_blocks(encoder)) or [encoder]
     for block in blocks:
         block.forward = torch.compile(block.forward)
-    # The recompile limit applies to each code object, which blocks share. Each block may be
+    # The recompile limit applies per code object, which all blocks share. Each block may be
     # compiled for several shapes and modes.
     limit = _SHAPES_PER_BLOCK * len(blocks)
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, limit)

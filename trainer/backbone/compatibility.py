@@ -16,8 +16,8 @@ from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
 _NUM_TEST_TOKENS = 8
-# A bound relative to the features' norm, above rounding error. For a randomly initialized BERT, the
-# difference is at least 2e-3 at its first token.
+# A bound relative to the norm of the features, well above rounding error. With a randomly
+# initialized BERT and pooling cls, the features of the two texts differ by at least 2e-3.
 _EQUAL_TOLERANCE = 1e-5
 # A bound relative to the difference between two texts. The value is 0 for backbones that respect
 # the mask, and at least 3e-4 for those that do not.
@@ -25,8 +25,8 @@ _MASK_TOLERANCE = 1e-4
 
 
 def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
-    """Raise ValueError if the shards contain texts but the backbone processes images, or the
-    reverse; if tokens have no embedding or no position, or the padding token differs; or if
+    """Raise ValueError if the shards contain texts but the backbone processes images, or vice
+    versa; if a token has no embedding or no position; if the padding tokens differ; or if
     `check_reading` fails.
     """
     if manifest.modality != backbone.modality:
@@ -53,7 +53,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
 
 
 def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
-    """Return the padding token ID after which positions are counted, and the maximum number of
+    """Return the padding token ID, if position numbers start after it, and the maximum number of
     tokens. Each is None if the backbone does not define it.
     """
     for name, part in backbone.encoder.named_modules():
@@ -74,7 +74,7 @@ def _check_tokens(
         raise ValueError(
             f"tokenizer {name} has {tokenizer.vocab_size} tokens, but the backbone has embeddings "
             f"for {config.vocab_size}: set backbone.config.vocab_size to {tokenizer.vocab_size} or "
-            "more, or choose the tokenizer of the backbone"
+            "more, or choose the backbone's own tokenizer"
         )
     # The embedding of the backbone's padding token is never trained.
     pad_id = tokenizer.pad_id
@@ -82,7 +82,7 @@ def _check_tokens(
     if stated is not None and stated != pad_id:
         raise ValueError(
             f"tokenizer {name} pads with token {pad_id}, but the backbone pads with {stated}: set "
-            f"backbone.config.pad_token_id={pad_id} or choose the tokenizer of the backbone"
+            f"backbone.config.pad_token_id={pad_id} or choose the backbone's own tokenizer"
         )
     if padding_row is not None and padding_row != pad_id:  # hard-coded in MPNet
         raise ValueError(
@@ -114,8 +114,8 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
     """Raise ValueError if texts that differ only after the first token have the same features, or
     if features depend on the tokens in the padding.
 
-    `num_positions` is the number of positions of the backbone, if it is limited. Training modes and
-    torch's random state are not changed.
+    `num_positions` is the backbone's number of positions, or None if it is unlimited. Training
+    modes and torch's random state are not changed.
     """
     width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
     if width < 4:  # too short for two tokens and two padding tokens
@@ -133,15 +133,15 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
         mean = backbone.pooling == "mean"
         fix = "choose another backbone" if mean else "use backbone.pooling=mean"
         raise ValueError(
-            f"backbone {kind} either is causal or ignores its input: texts with the same first "
-            f"token have the same features with pooling {backbone.pooling}; {fix}"
+            f"backbone {kind} either is causal or ignores its input, because texts with the same "
+            f"first token have the same features with pooling {backbone.pooling}: {fix}"
         )
     if (text - padded_differently).norm() > max(
         _MASK_TOLERANCE * differ, _EQUAL_TOLERANCE * text.norm()
     ):
         raise ValueError(
             f"backbone {kind} ignores the attention mask, so the features of a text would depend "
-            "on the other texts of the batch: choose another backbone"
+            "on the other texts in the batch: choose another backbone"
         )
 
 
@@ -156,14 +156,15 @@ def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tens
     device = next(backbone.parameters()).device
     num_padding = width // 2
     num_tokens = width - num_padding
-    # Take tokens from the end of the vocabulary, because the special tokens at its beginning may
-    # have special effects.
+    # Take tokens from the end of the vocabulary, because a model may treat the special tokens at
+    # the beginning differently.
     usable = [i for i in reversed(range(backbone.settings.vocab_size)) if i != pad_id][: 3 * width]
     ids = list(islice(cycle(usable), 3 * width))
     text, other = ids[:num_tokens], [ids[0], *ids[width : width + num_tokens - 1]]
     padding = [pad_id] * num_padding
-    # Keep the first padding token: in MobileBERT the embedding of a token includes that of the
-    # next one, so the last token of a text legitimately depends on it.
+    # Keep the first padding token: in MobileBERT, the embedding of each token includes the
+    # embedding of the next token, so the last token of a text legitimately depends on the first
+    # padding token.
     other_padding = [pad_id, *ids[1 - num_padding :]]
     rows = [text + padding, text + other_padding, other + padding]
     mask = [[1] * num_tokens + [0] * num_padding] * 3

@@ -1,8 +1,8 @@
 """The backbone in ONNX format. Export writes it and compares it with torch; serving runs it with
 onnxruntime.
 
-On CPUs, onnxruntime takes about half the time of eager torch for ResNet-50. The extra `onnx`
-installs the packages; running the backbone requires only onnxruntime.
+On CPUs, onnxruntime takes about half the time of eager torch for ResNet-50. The `onnx` extra
+installs all packages that export needs; serving needs only onnxruntime.
 """
 
 import copy
@@ -24,7 +24,7 @@ from trainer.backbone.backbone import Backbone
 TOLERANCE = 1e-4
 _EXPORT_NEEDS = ("onnx", "onnxscript", "onnxruntime")
 _IMAGES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
-# Batch sizes and text lengths for the comparison, which differ from those of the traced inputs.
+# Batch sizes and text lengths for the comparison. They differ from those of the traced inputs.
 _COMPARED_SHAPES = ((1, 5), (3, 2))
 
 
@@ -117,12 +117,14 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
             assert program is not None
             program.save(file, external_data=False)
     except (torch.onnx.errors.OnnxExporterError, ValueError) as error:
-        raise ValueError(f"torch cannot export this backbone to ONNX: {one_line(error)}") from error
+        raise ValueError(
+            f"torch cannot export this backbone to ONNX ({one_line(error)}): export without --onnx"
+        ) from error
     _compare(plain, image, file)
 
 
 def _plain(backbone: Backbone) -> Backbone:
-    """Return a copy in the form in which it is served: in float32, on the CPU, without training
+    """Return a copy of the backbone as it is served: in float32, on the CPU, without training
     settings.
     """
     plain = copy.deepcopy(backbone).to("cpu", torch.float32).eval().requires_grad_(False)

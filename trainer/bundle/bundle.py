@@ -117,8 +117,8 @@ class Bundle:
         self.close()
 
     def verify(self, *, class_weights: bool = True) -> None:
-        """Read every file and compare its checksum. Raises ValueError with the first file
-        that differs.
+        """Read every file and verify its checksum. Raises ValueError, naming the file, at the first
+        mismatch.
 
         Set `class_weights` to false to skip the class-weights file, which is by far the largest
         file if there are many classes. `open` has already checked its size and header.
@@ -134,7 +134,7 @@ class Bundle:
     def class_id(self, name_or_id: str | int) -> int:
         """Return the ID of a class, given its exact name, its ID, or "#" followed by its ID.
 
-        Raises ValueError for an unknown class, with the nearest names.
+        Raises ValueError, listing the nearest names, if there is no such class.
         """
         return self.names.id_of(name_or_id)
 

@@ -50,7 +50,7 @@ def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
 
 
 class ClassList:
-    """The classes of a bundle folder, which are read on demand."""
+    """The classes of a bundle folder, read on demand."""
 
     def __init__(self, folder: Path, num_classes: int) -> None:
         """Raises ValueError if the files do not contain `num_classes` classes."""
@@ -80,7 +80,7 @@ class ClassList:
             raise IndexError(f"class ID {class_id} is out of range 0 … {len(self) - 1}")
         assert self._close.alive, "the file is closed"
         start, end = int(self._ends[class_id - 1]) if class_id else 0, int(self._ends[class_id])
-        # Prevent a damaged index from causing a read of gigabytes or an OSError.
+        # Without this check, a damaged index could cause a read of gigabytes or an OSError.
         is_inside = 0 <= start < end <= self._size
         line = os.pread(self._descriptor, end - start, start) if is_inside else b""
         try:

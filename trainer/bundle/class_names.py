@@ -58,8 +58,8 @@ class ClassNames:
     def id_of(self, wanted: str | int) -> int:
         """Return the ID of a class, given its exact name or the ID itself as 3 or "#3".
 
-        Raises ValueError for an unknown class, with the nearest names, and for an ambiguous "#3"
-        that is also the name of another class.
+        Raises ValueError if there is no such class, listing the nearest names, or if the ID "#3" is
+        also the name of another class.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)
@@ -78,9 +78,7 @@ class ClassNames:
         return wanted
 
     def id_of_name(self, name: str) -> int:
-        """Return the ID of the class with exactly this name. Raises ValueError for an unknown
-        name.
-        """
+        """Return the ID of the class with exactly this name. Raises ValueError if there is none."""
         found = self._exactly(name)
         if found is None:
             raise ValueError(self._unknown(name))
@@ -90,8 +88,8 @@ class ClassNames:
         """Return the names most similar to `name`, best first. The list is empty if no name is
         similar.
 
-        A fast first pass selects the names that share the most byte pairs with `name`; only these
-        are compared in full.
+        A fast first pass selects the names that share the most byte pairs with `name`. Only these
+        names are compared in full.
         """
         folded = name[:_MAX_QUERY_CHARACTERS].casefold()
         ratio = difflib.SequenceMatcher(b=folded, autojunk=False)
@@ -234,5 +232,6 @@ def _number_in(wanted: str) -> int | None:
     """Return the number in a text of the form "#3", or None for other texts."""
     if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
         return None
-    # int() takes quadratic time for long strings of digits and rejects thousands of them.
+    # int() takes quadratic time for long strings of digits and raises ValueError beyond a few
+    # thousand digits.
     return int(wanted[1:]) if len(wanted) < 20 else 10**20

@@ -76,8 +76,8 @@ def export_run(
 def _evaluation(
     run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
 ) -> Evaluation:
-    """Return the saved evaluation with all recalls. It is not computed here, because it may require
-    many ranks.
+    """Return the saved evaluation that covers all recalls. Export does not evaluate, because that
+    may require many ranks.
     """
     own = trained.recipe.evaluation.recalls
     wanted = sorted({*own, *recalls})
@@ -135,8 +135,8 @@ def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
 
 def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
     classes, pooled = evaluation.classes, evaluation.pooled
-    # A threshold equals the score of a sample. Another batch, engine or device may round that score
-    # down, so that the sample no longer reaches the threshold. Therefore lower the thresholds by a
+    # A threshold equals the score of a sample. In another batch, or with another engine or device,
+    # that score may be rounded down and no longer reach the threshold, so lower the thresholds by a
     # small margin.
     largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
     margin = _ROUNDING * largest
@@ -183,9 +183,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
 
 
 def _with_bias(block: ClassRows) -> Tensor:
-    """Return the rows as they are stored in a bundle: the bias of each class is appended to its
-    row.
-    """
+    """Return the rows in the format of a bundle: each row ends with the bias of its class."""
     if block.bias is None:
         return block.rows
     return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)
@@ -229,8 +227,8 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 The auprc and precision metrics measure how well the logit of a class alone separates its samples
 from all others; they are means over classes. The thresholds were chosen on this same split, so
 expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
-which reaches the recall over the samples of all classes together, not for each class. Its expected
-precision is the mean over the classes:
+which reaches the recall on the samples of all classes together but not necessarily on each class.
+Its expected precision is the mean over the classes:
 
 | recall | required samples | classes with fewer | expected precision of the pooled threshold |
 |---|---|---|---|

@@ -19,8 +19,8 @@ Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
 def mapped_arrays(
     path: Path, expected: Shapes, *, optional: Shapes | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of the file `path`: all `expected` arrays, and the `optional` arrays that
-    it contains.
+    """Return the arrays of the file `path`: all `expected` arrays, and those `optional` arrays that
+    the file contains.
 
     Raises ValueError if the file contains other arrays or is damaged.
     """

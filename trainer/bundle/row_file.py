@@ -20,12 +20,12 @@ from torch import Tensor
 _ITEM_BYTES = 4
 # Limits on the rows and bytes of one preadv call, below the kernel's limits.
 _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
-# The format's limit on the header size, so that a damaged length does not cause a read of
+# The format's limit on the header size. Without it, a damaged length could cause a read of
 # gigabytes.
 _MAX_HEADER_BYTES = 100_000_000
 # Approximate overhead of a cached row in Python.
 _EXTRA_BYTES = 250
-# A read of more than 1 / 8 of the cache bypasses it, because it would evict everything else.
+# Reads larger than 1 / 8 of the cache are not cached, because they would evict everything else.
 _LARGE_SHARE = 8
 
 
@@ -49,8 +49,8 @@ def write_rows(
             if not bool(torch.isfinite(rows).all()):
                 bad = int((~torch.isfinite(rows).all(1)).nonzero()[0]) + written
                 raise ValueError(
-                    f"{path.name}: row {bad} contains NaN or infinity: training diverged; export "
-                    "an earlier checkpoint"
+                    f"row {bad} of {path.name} contains NaN or infinity because training diverged: "
+                    "export an earlier checkpoint"
                 )
             file.write(rows.numpy().astype("<f4", copy=False).data)
             written += len(rows)
@@ -73,8 +73,8 @@ class RowFile:
     """A thread-safe reader for single rows of a float32 matrix on disk, with a cache of recently
     used rows.
 
-    It uses `pread` instead of a memory map: for mapped access, the kernel reads megabytes ahead,
-    and a read of an uncached row takes milliseconds instead of 0.06 ms.
+    It uses `pread` instead of a memory map, because the kernel reads megabytes ahead in a mapped
+    file: reading an uncached row would take milliseconds instead of 0.06 ms.
     """
 
     def __init__(

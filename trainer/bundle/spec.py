@@ -32,7 +32,7 @@ _OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
 
 class Spec(BaseModel):
-    """The base class of specifications. Unknown keys are errors."""
+    """The base class of specifications. Rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,7 +79,7 @@ class RecallSpec(Spec):
     )
     min_positives: int = Field(
         gt=0,
-        description="minimum number of validation samples for which a class uses its own "
+        description="minimum number of validation samples that a class needs to use its own "
         "threshold instead of the pooled one",
     )
 

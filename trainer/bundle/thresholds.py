@@ -8,9 +8,9 @@ its own class.
 
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN for a class without positives;
-                         `reached` int32 [K, recalls, 2]: validation samples at or above the
-                         threshold used for the class, of that class and of any class (absent in
-                         bundles of format 2)
+                         `reached` int32 [K, recalls, 2]: how many validation samples of the
+                         class, and of any class, score at or above the threshold that the
+                         class uses (absent in bundles of format 2)
 """
 
 import math
@@ -46,10 +46,10 @@ class Threshold:
     unknown.
 
     It was computed from `samples` validation samples: those of the class or, for a pooled
-    threshold, those of all classes. `class_reached` of the `class_samples` samples of the class
-    reach the threshold; over all classes, `all_reached` samples reach it. `expected_precision` is
-    the fraction of the latter that belongs to the class or, for a pooled threshold, the mean of
-    that fraction over the classes with samples.
+    threshold, those of all classes. Of the class's `class_samples` samples, `class_reached` reach
+    the threshold; `all_reached` counts the samples of any class that do. `expected_precision` is
+    the fraction of these `all_reached` samples that belong to the class or, for a pooled threshold,
+    the mean of this fraction over all classes with samples.
     """
 
     score: float | None
@@ -95,7 +95,7 @@ class ClassThresholds:
         if self.positives.shape != shape[:1] or self.thresholds.shape != shape:
             raise ValueError(
                 f"thresholds have shape {list(self.thresholds.shape)} and positives "
-                f"{list(self.positives.shape)}, which does not match {num_classes} classes and "
+                f"{list(self.positives.shape)}, which do not match {num_classes} classes and "
                 f"{len(self.recalls)} recalls"
             )
         arrays = {"positives": self.positives, "thresholds": self.thresholds}

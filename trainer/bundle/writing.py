@@ -47,8 +47,9 @@ def write_bundle(
     """Write the bundle folder `path` atomically: either completely or not at all.
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
-    time. Text models require a `tokenizer`. `write_onnx` writes the backbone to the path that it
-    receives. Raises ValueError if `path` exists and `force` is false, or if shapes do not match.
+    time. Text models require a `tokenizer`. `write_onnx`, if given, must write the backbone in ONNX
+    format to the path passed to it. Raises ValueError if `path` exists and `force` is false, or if
+    shapes do not match.
     """
     assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
@@ -57,7 +58,7 @@ def write_bundle(
             f"{path} already exists: remove it, choose another path, or replace it with --force"
         )
     if backbone.dim != spec.dim:
-        raise ValueError(f"the backbone has {backbone.dim} features, but the bundle has {spec.dim}")
+        raise ValueError(f"the backbone has dim {backbone.dim}, but the bundle has dim {spec.dim}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:

@@ -61,8 +61,8 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True)
 class Retention:
-    """The checkpoints to keep: the newest `last`, those at multiples of `every_steps`, and the best
-    one according to `mode` (max or min).
+    """The checkpoints to keep: the newest `last` checkpoints, all checkpoints at multiples of
+    `every_steps`, and the best one (with the highest or lowest result, as `mode` specifies).
     """
 
     last: int
@@ -71,8 +71,8 @@ class Retention:
 
 
 def superseded(stored: Sequence[StoredCheckpoint], retention: Retention) -> set[int]:
-    """Return the steps to delete, which never include the newest. Among equal results, the earliest
-    counts as the best.
+    """Return the steps to delete, which never include the newest. If several checkpoints share the
+    best result, the earliest is kept.
     """
     kept = set(sorted(entry.step for entry in stored)[-retention.last :])
     if retention.every_steps is not None:
@@ -119,9 +119,10 @@ class Commit:
     rejected: set[int] = field(default_factory=set)
 
     def start(self, step: int) -> None:
-        """Delete unfinished folders of a killed run and record committed folders after `step` as
+        """Delete the unfinished folders of a killed run, and record the checkpoints after `step` as
         rejected, because the run does not resume from them (collective). Raises OSError on all
-        ranks."""
+        ranks.
+        """
         what = f"incomplete checkpoints in {self.root} could not be deleted"
         self.rejected.update(self._together(what, lambda: self._start(step))[0])
 
@@ -245,14 +246,12 @@ class Commit:
 
 
 def _check_complete(temporary: Path, files: dict[str, FileDigest]) -> None:
-    """Check that rank 0, which commits, sees all files that the ranks reported, with their full
-    size.
-    """
+    """Check that rank 0, which commits, sees every file that the ranks reported, in full size."""
     present = {path.name for path in temporary.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         different = ", ".join(sorted(present ^ files.keys()))
         raise OSError(
-            f"rank 0 sees different files from those that the other ranks wrote: {different}"
+            f"rank 0 does not see the same files that the ranks wrote: {different} differ"
         )
     for name, digest in files.items():
         with (temporary / name).open("rb") as file:  # opening makes NFS revalidate the size

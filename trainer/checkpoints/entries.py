@@ -101,8 +101,9 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 def _bias_columns(
     entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
 ) -> dict[str, str]:
-    """Map entries of the head's weight to those of its bias if `stored` contains both in one
-    tensor. Both share the optimizer's step counter, which is a scalar.
+    """Return a map from each entry of the head's weight to the matching entry of its bias, if
+    `stored` contains both in one tensor. The optimizer's step counter is a scalar and applies to
+    both.
     """
     pairs = {
         name.replace("head.bias", "head.weight"): name

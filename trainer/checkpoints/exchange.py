@@ -1,5 +1,5 @@
-"""Exchanges messages about a checkpoint between ranks, encoded as JSON and never pickled. Also
-creates error messages for disk failures, which give the reason, the free space and the fix.
+"""Exchanges messages about a checkpoint between ranks, as JSON and without pickle. Also creates the
+error messages for disk failures; each gives the reason, the free space and the fix.
 """
 
 import errno
@@ -26,7 +26,7 @@ def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
 
 
 def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
-    """Return a one-line message for an error while writing under `root`."""
+    """Return a one-line message for an error that occurred while writing under `root`."""
     if isinstance(error, MemoryError):
         return "out of memory: add memory to the machine, or lower data.workers"
     attempts = ""

@@ -61,9 +61,9 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint and verify every file.
 
-    Raises FileNotFoundError, with the existing steps, if the folder does not exist; ValueError,
-    with the folder and the file, if a file is missing, added or altered; and RetriesExhaustedError
-    if a transient error persists.
+    Raises FileNotFoundError, listing the existing steps, if the folder does not exist; ValueError,
+    naming the folder and the file, if a file is missing, added or altered; and
+    RetriesExhaustedError if a transient error persists.
     """
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:
@@ -90,7 +90,7 @@ def _verified(folder: Path) -> Checkpoint:
 
 def _missing(folder: Path) -> str:
     steps = ", ".join(str(step_of(path)) for path in committed_folders(folder.parent))
-    existing = f"existing steps: {steps}" if steps else "the run has no checkpoints; train it first"
+    existing = f"choose one of the steps {steps}" if steps else "it has none yet, so train it first"
     return f"run {folder.parent.parent} has no checkpoint of step {step_of(folder)}: {existing}"
 
 
@@ -101,17 +101,17 @@ def inspect_checkpoint(folder: Path) -> Manifest:
     Raises ValueError if a name or size differs.
     """
     if not stat.S_ISDIR(mode_of(folder) or 0):
-        raise ValueError(f"checkpoint {folder} is not a folder: move it elsewhere to ignore it")
+        raise ValueError(f"checkpoint {folder} is not a folder: move or delete it")
     manifest = read_manifest(folder)
     if manifest.step != step_of(folder):
         raise ValueError(
-            f"checkpoint {folder} contains step {manifest.step}, but its name contains a different "
-            "step: rename or delete the folder"
+            f"checkpoint {folder} contains step {manifest.step}, but is named for another step: "
+            "rename or delete the folder"
         )
     present = {path.name for path in folder.iterdir()} - {MANIFEST_FILE}
     for name in sorted(manifest.files.keys() ^ present):
         what = "is missing" if name in manifest.files else "is not in the manifest"
-        raise ValueError(f"checkpoint {folder}: {name} {what}; delete the folder to ignore it")
+        raise ValueError(f"checkpoint {folder}: {name} {what}; delete the folder")
     for name, expected in manifest.files.items():
         _check_kind_and_size(folder, name, expected)
     if STATE_FILE not in manifest.files:
@@ -168,6 +168,5 @@ def _digest_of(path: Path) -> str:
 
 def _altered(folder: Path, name: str, how: str) -> ValueError:
     return ValueError(
-        f"checkpoint {folder}: {name} was altered after it was written ({how}); delete the folder "
-        "to ignore it"
+        f"checkpoint {folder}: {name} was altered after it was written ({how}); delete the folder"
     )

@@ -39,8 +39,8 @@ def candidate_folders(root: Path) -> list[Path]:
     """Return the committed folders and replaced copies, oldest first. A copy precedes the folder of
     its step.
 
-    Raises OSError if `root` exists but cannot be read, which must not be mistaken for a run
-    without checkpoints.
+    Raises OSError if `root` exists but cannot be read, so that it is not mistaken for a run without
+    checkpoints.
     """
     try:
         paths = retried(str(root), lambda: list(root.iterdir()))
@@ -58,8 +58,8 @@ def remove_leftovers(root: Path) -> None:
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Rename a finished folder to its final name. At every moment, a complete copy of the step, new
-    or old, is on disk.
+    """Rename a finished folder to its final name. A complete copy of the step, new or old, is on
+    disk at all times.
 
     May be called again after a partial failure, for example if a file server reports an error for
     a rename that succeeded.
@@ -89,9 +89,7 @@ def settle_replaced(older: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Rename a folder and then delete it, so that a partly deleted folder does not appear
-    committed.
-    """
+    """Rename a folder before deleting it, so that a partial deletion does not look committed."""
     discarded = path.with_name(path.name + DISCARDED)
     _delete(discarded)
     path.rename(discarded)

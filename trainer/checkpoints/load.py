@@ -1,4 +1,5 @@
-"""Loads the tensors of a verified checkpoint, and the random state of each rank, at any world size.
+"""Loads the tensors of a verified checkpoint at any world size, and restores the random state of
+each rank.
 
 The random state consists of the states of torch's generators on the CPU and on the rank's device.
 The data loader is stateless: it derives its random numbers from (seed, sample).
@@ -39,8 +40,8 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
-    Raises ValueError, with the tensor's name, if the checkpoint does not contain it or contains it
-    with a different shape or dtype, and OSError if a rank cannot read the checkpoint.
+    Raises ValueError, naming the tensor, if a tensor is missing from the checkpoint or has a
+    different shape or dtype there, and OSError if a rank cannot read the checkpoint.
     """
     stored = _metadata(checkpoint)
     for name, tensor in entries.items():
@@ -78,7 +79,7 @@ def _open(path: Path) -> None:
 def _check_matches(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: object) -> None:
     known = stored if isinstance(stored, TensorStorageMetadata) else None
     if known is None or known.size != tensor.shape:
-        stored_as = "is missing" if known is None else f"has shape {list(known.size)}"
+        stored_as = "does not exist" if known is None else f"has shape {list(known.size)}"
         raise ValueError(
             f"checkpoint {checkpoint.folder}: {name} has shape {list(tensor.shape)} in this run "
             f"but {stored_as} in the checkpoint: the recipe or the classes changed; use a new run "
@@ -119,7 +120,7 @@ def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> 
 
 def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
     """Return the states that this rank can restore, by device type. The result is empty if the
-    world size differs, and does not contain CUDA if the checkpoint was written on CPUs.
+    world size differs. It has no CUDA state if the checkpoint was written on CPUs.
     """
     if checkpoint.state["world_size"] != world.size:
         return {}

@@ -72,7 +72,7 @@ def read_manifest(folder: Path) -> Manifest:
     name = f"checkpoint {folder}: {MANIFEST_FILE}"
     path = folder / MANIFEST_FILE
     if not stat.S_ISREG(mode_of(path) or 0):
-        raise ValueError(f"{name} is missing; delete the folder to ignore it")
+        raise ValueError(f"{name} is missing; delete the folder")
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError(f"{name} is unreadable: it is larger than {_MAX_BYTES} bytes")
     raw = path.read_bytes()
@@ -86,8 +86,7 @@ def read_manifest(folder: Path) -> Manifest:
     # Compare the canonical bytes, which also rejects duplicate keys and a wrong digest.
     if manifest.render() != raw:
         raise ValueError(
-            f"{name} was altered after it was written (SHA-256 differs); delete the folder to "
-            "ignore it"
+            f"{name} was altered after it was written (SHA-256 differs); delete the folder"
         )
     return manifest
 

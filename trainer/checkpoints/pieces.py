@@ -45,8 +45,8 @@ def stored_name(name: str, dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of the tensor `name`: `tensor` is the part of a tensor of `shape` that starts at
-    `offsets`.
+    """A box of the tensor `name`, which has the given `shape`. The box starts at `offsets`, and
+    `tensor` contains its values.
     """
 
     name: str
@@ -95,8 +95,8 @@ def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
     pieces = []
     for item in planner.create_local_plan().items:
         assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
-        # Check dtypes here, where all ranks see the same dtypes and all raise the error. An error
-        # in the writer thread of only some ranks would leave the other ranks waiting.
+        # Check dtypes here, where all ranks see the same dtypes and all raise the error. If only
+        # some ranks raised an error in the writer thread, the other ranks would wait for them.
         stored_name(item.index.fqn, item.tensor_data.properties.dtype)
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, Tensor)
@@ -116,7 +116,7 @@ def bytes_of(tensor: Tensor) -> np.ndarray:
 
 def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
     """Return the keys that each rank writes, given the pieces on each rank. Every key is written
-    once, and the bytes are balanced.
+    once, and each rank writes about the same number of bytes.
     """
     sizes = {key: int(num_bytes) for rank in held for key, *_, num_bytes in rank}
     holders: dict[str, list[int]] = {}

@@ -2,9 +2,9 @@
 
 The file is hashed while it is written and is synced to disk when the call returns.
 
-DCP's `HuggingFaceStorageWriter` is not used because it builds the entire file in memory, which is a
-second copy of all tensors, and because its output would have to be read again to compute the
-SHA-256. DCP's `HuggingFaceStorageReader` reads these files.
+DCP's `HuggingFaceStorageWriter` is not used because it builds the entire file in memory, as a
+second copy of all tensors, and because computing the SHA-256 would require reading the file again.
+DCP's `HuggingFaceStorageReader` reads these files.
 """
 
 import hashlib

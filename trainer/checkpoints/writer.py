@@ -82,7 +82,7 @@ def _copy_tensor(source: Tensor, into: Tensor) -> None:
         into.copy_(source, non_blocking=source.is_cuda)
     else:
         # numpy copies in one thread. torch would use all cores and wait for those that are busy
-        # with data loader workers, which was 20 times slower on a loaded machine.
+        # with data loader workers; on a loaded machine, this was 20 times slower.
         np.copyto(bytes_of(into), bytes_of(source))
 
 
@@ -106,8 +106,9 @@ class CheckpointWriter:
     nothing. At most one save is in progress; the next save waits for it and logs how long it
     waited.
 
-    If a save fails, `finish` raises OSError on all ranks. The next `save` also raises OSError if it
-    fails too. `failures` reports the failure earlier, without a collective.
+    If a background save fails, `finish` raises OSError on all ranks. If `save` is called instead,
+    it writes in the foreground and raises OSError only if that fails too. `failures` reports a
+    failure earlier, without a collective.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class CheckpointWriter:
         self._measure = config.keep_best.measure if config.keep_best else None
         mode = config.keep_best.mode if config.keep_best else None
         retention = Retention(config.keep_last, keep_every_steps, mode)
-        # The thread has its own process group: its collectives would otherwise interleave with
-        # those of training, in a different order on each rank.
+        # The thread has its own process group. Otherwise its collectives would interleave with
+        # training's collectives in a different order on each rank.
         group = _own_group(world, timeout_seconds)
         self._commit = Commit(root, world, group, retention, self._measure)
         self._commit.start(start_step)
@@ -159,8 +160,8 @@ class CheckpointWriter:
                 self._thread.shutdown(wait=False)
 
     def reserve(self, entries: dict[str, Tensor]) -> None:
-        """Allocate the staging memory for these entries now (collective). This is optional and
-        makes the first save as fast as later ones.
+        """Allocate the staging memory for these entries now (collective). Calling this is optional;
+        it makes the first save as fast as later ones.
         """
         if self._staging is not None:
             self.finish()

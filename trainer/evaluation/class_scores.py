@@ -39,8 +39,8 @@ class Ranking:
 
     def add(self, scores_NC: Tensor, class_ids_C: Tensor, highest_N: Tensor) -> None:
         """Add a block of classes. `highest_N` is the maximum of each row."""
-        # After a few blocks, most rows have no new top-k score in a block. The row maximum, which
-        # detects such rows, is cheaper than a top-k operation.
+        # After a few blocks, most rows have no new top-k score in a block. Such rows are detected
+        # by their maximum, which is cheaper to compute than a top-k.
         rows = (highest_N >= self._scores[:, -1]).nonzero().squeeze(1)
         if len(rows) == 0:
             return
@@ -123,8 +123,8 @@ def score_classes(
 
 
 def classes_at_once(head: ClassHead, num_rows: int) -> int:
-    """Return the number of classes per block for which the scores fit the head's memory budget. It
-    is the same in all groups along `data`, which process each block together (collective).
+    """Return the number of classes per block whose scores fit in the head's memory budget. It is
+    the same in all groups along `data`, which process each block together (collective).
     """
     device = head.weight.device
     most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
@@ -167,12 +167,12 @@ def count_samples_above(
     world: World,
     should_stop: ShouldStop,
 ) -> Tensor:
-    """Count, for each class, the samples whose score is at or above each of the `thresholds`
-    [R].
+    """For each class, count the samples whose score is at or above each of the `thresholds` [R]
+    (collective).
 
     Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
-    class (collective). All classes are scored again, because the pooled thresholds are known only
-    after the first pass.
+    class. All classes are scored again, because the pooled thresholds are known only after the
+    first pass.
     """
     features, labels = rows.features.mean(1), rows.labels
     cutoffs = thresholds.tolist()

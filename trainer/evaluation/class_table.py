@@ -27,7 +27,7 @@ class ClassTable:
         self.names = names
         self.recalls = classes.recalls
         self.positives = classes.positives.numpy()
-        # 0 / 0 gives NaN, like the other metrics of a class without samples.
+        # For a class without samples, 0 / 0 gives NaN, as in its other metrics.
         with np.errstate(invalid="ignore"):
             self.accuracy = evaluation.correct.numpy() / self.positives
         self.average_precision = classes.average_precision.numpy()
@@ -35,8 +35,8 @@ class ClassTable:
         self.threshold = classes.threshold.numpy()
 
     def order(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Return the class IDs sorted by `by`. Ties are in order of ID; classes without samples
-        come last.
+        """Return the class IDs sorted by `by`. Ties are broken by ID; classes without samples come
+        last.
         """
         if by == "index":
             ids = np.arange(len(self.names))

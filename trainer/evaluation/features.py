@@ -18,7 +18,8 @@ from trainer.world import World
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of a split that one class group evaluates, the same on all of its ranks.
+    """The rows of a split that one class group evaluates. All ranks of the group have the same
+    rows.
 
     `features` has shape [n, V, d], where V is the number of views (crops) of an image if they are
     kept separate, otherwise 1. `labels` has shape [n].

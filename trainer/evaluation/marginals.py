@@ -27,7 +27,7 @@ from trainer.evaluation.features import SplitRows
 
 # Shape legend: n images, V views of each, r images in one batch, B = r x V, C classes.
 
-_VIEWS_AT_ONCE = 2048  # larger values read class rows less often, but in smaller blocks
+_VIEWS_AT_ONCE = 2048  # with more views, class rows are read less often, but in smaller blocks
 _COPIES = 8  # copies of a block's scores in memory at the same time during backward
 
 
@@ -106,7 +106,7 @@ def _gradients(
     parts: list[SymmetricPolynomials], others: list[SymmetricPolynomials], scale: float
 ) -> tuple[Tensor, ...]:
     """Return the gradients of log sigma_k over all classes with respect to the log ratios of each
-    part, each [B, k + 1].
+    part. Each gradient is [B, k + 1].
     """
     leaves = [part.log_ratios.detach().requires_grad_() for part in parts]
     mine = [

@@ -148,8 +148,8 @@ def measure(
 ) -> Evaluation:
     """Compute all metrics. Each class group passes its own `rows` (collective).
 
-    Memory use consists of the features of the rows (n x d), scores up to the head's memory budget,
-    and a few numbers per class and row. Raises ValueError on every rank if a label is out of range,
+    Keeps in memory the features of the rows (n x d), scores within the head's memory budget, and a
+    few numbers per class and per row. Raises ValueError on every rank if a label is out of range,
     there are no samples, or a score is NaN.
     """
     num_classes, data_group = head.num_classes, head.engine.data_group
@@ -235,7 +235,7 @@ def most_confused(
     predicted class, number of samples.
 
     `labels` [n] and `predicted` [n] belong to this rank's rows; counts cover all ranks of `group`
-    (collective). Ties are in order of class ID.
+    (collective). Ties are broken by class ID.
     """
     wrong = labels != predicted
     pairs, counts = (labels[wrong] * num_classes + predicted[wrong]).unique(return_counts=True)

@@ -48,7 +48,8 @@ def load_evaluation(folder: Path, *, step: int) -> Evaluation:
         return Evaluation(metrics, classes, num_samples=summary["samples"], **others)
     except KeyError as error:
         raise ValueError(
-            f"{path} has no {error}: an older version of kway wrote it; run `kway eval` again"
+            f"{path} has no {error}, because it was written by an older version of kway: run "
+            "`kway eval` again"
         ) from error
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): run `kway eval` again") from error

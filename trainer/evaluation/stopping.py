@@ -28,8 +28,8 @@ class StopChecks:
     the most pieces (collective).
 
     Call `check` before each piece and `check_remaining` after the last one. Both raise
-    EvaluationStopped on all ranks once `should_stop` returns true, which must happen on all ranks
-    at the same check.
+    EvaluationStopped on all ranks once `should_stop` returns true. It must do so on all ranks at
+    the same check.
     """
 
     def __init__(self, num_pieces: int, should_stop: ShouldStop, world: World) -> None:

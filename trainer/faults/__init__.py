@@ -1,4 +1,4 @@
-"""Detects and explains faults of a run: hangs, slow ranks and out-of-memory errors."""
+"""Detects and explains faults in a run: hangs, slow ranks and out-of-memory errors."""
 
 from trainer.faults.out_of_memory import advice, is_out_of_memory
 from trainer.faults.stragglers import Stragglers

@@ -38,8 +38,8 @@ class RecordedCollectives:
     """The collectives in the recorder: `newest` is the last one that this rank issued, and
     `pending` is the oldest one that has not completed.
 
-    `pending_seconds` is the time since `pending` was issued, according to the wall clock, which can
-    be changed.
+    `pending_seconds` is the time since `pending` was issued. It is measured with the wall clock, so
+    it is wrong if the clock was adjusted in the meantime.
     """
 
     newest: Collective | None
@@ -48,12 +48,12 @@ class RecordedCollectives:
 
 
 class FlightRecorder:
-    """Reads the recorder, in full only while a collective may be pending and at regular
-    intervals.
+    """Reads the recorder. It does a full read only at regular intervals and while a collective may
+    be pending.
 
-    A full read takes milliseconds and holds the GIL. In a large world, at least one rank would be
-    reading in every step and would slow down all ranks. While collectives complete, nothing hangs,
-    so a full read is not needed.
+    A full read takes milliseconds and holds the GIL. In a large world, some rank would be reading
+    during every step, which would slow down all ranks. As long as collectives complete, nothing
+    hangs, so no full read is needed.
     """
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ class FlightRecorder:
 
 
 def _dumps() -> list[Callable[[bool], dict[str, Any]]]:
-    """Return one function per backend that returns its recorder as a dict, with or without
-    entries.
+    """Return one function per backend. Each function returns the backend's recorder as a dict, with
+    or without entries.
     """
 
     def reading(name: str) -> Callable[[bool], dict[str, Any]]:

@@ -17,8 +17,8 @@ _MAX_GROUPS = 4
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of a rank. `beat` increases while the rank is alive. `waited_seconds` is the time
-    that the rank has been waiting in `pending`.
+    """The state of a rank. `beat` increases while the rank is alive. `waited_seconds` is how long
+    the rank has been waiting in `pending`.
 
     `location` is the line that the main thread is executing: `module:line`.
     """
@@ -65,8 +65,8 @@ def describe_hang(
 ) -> str:
     """Return the description of a hang, given the states of all ranks at two points in time.
 
-    A rank does not respond if its state is missing or if its beat did not increase in between.
-    `size` is the world size.
+    A rank counts as unresponsive if its state is missing or if its beat did not increase in
+    between. `size` is the world size.
     """
     silent = [rank for rank in range(size) if not _is_alive(before.get(rank), after.get(rank))]
     responding = {rank: state for rank, state in after.items() if rank not in silent}
@@ -84,7 +84,9 @@ def describe_hang(
 
 
 def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
-    """Return the description for a rank that cannot read the states of the other ranks."""
+    """Return the description of a hang for a rank that cannot read the states of the other
+    ranks.
+    """
     return (
         f"{host}, which hosts the store of the process group, does not respond (stopped, exited or "
         f"unreachable); {_describe_waits({rank: own})[0]}: check that machine and its network"
@@ -151,8 +153,9 @@ def _describe_wait(state: RankState) -> str:
 def _group_ranks(
     texts: Mapping[int, str], singular: str, plural: str, rest: str = "at other locations"
 ) -> list[str]:
-    """Return one item, such as `ranks 0, 2 wait in …`, for all ranks with the same text, and one
-    with `rest` for the others if there are too many."""
+    """Return one item per distinct text, such as `ranks 0, 2 wait in …`. If there are too many
+    texts, the last item lists all remaining ranks with the text `rest`.
+    """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
         by_text.setdefault(texts[rank], []).append(rank)
@@ -170,9 +173,9 @@ def _suggestion(
     silent: Sequence[int], elsewhere: Mapping[int, RankState], waiting: Mapping[int, RankState]
 ) -> str:
     if silent:
-        return "check the machine and the network of the ranks that do not respond"
+        return "check the machines and the network of the ranks that do not respond"
     if elsewhere:
         return "if this work is slow but correct, raise train.timeout_seconds"
     if len({state.pending for state in waiting.values()}) > 1:
-        return "a rank skipped a collective, or two groups of ranks wait for each other"
-    return "all ranks have entered the collective: check the network between them"
+        return "check whether a rank skipped a collective or groups of ranks wait for each other"
+    return "check the network between the ranks, because all of them have entered the collective"

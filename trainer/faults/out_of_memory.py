@@ -111,14 +111,16 @@ def _module(frame: FrameType) -> str:
 
 
 def _requested(error: BaseException) -> str:
-    """Return how much memory was requested, if the error states it."""
+    """Return the amount of memory that was requested, or the error itself if it does not contain
+    the amount.
+    """
     text = str(error)
     if found := re.search(r"tried to allocate (\d+) bytes", text):
-        return f"{_readable_size(int(found[1]))} more were requested"
+        return f"an allocation of {_readable_size(int(found[1]))} failed"
     if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
         total = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
-        left = f", {total[2]} of {total[1]} were free" if total else ""
-        return f"{found[1]} more were requested{left}"
+        left = f" with {total[2]} of {total[1]} free" if total else ""
+        return f"an allocation of {found[1]} failed{left}"
     return text.splitlines()[0] if text else type(error).__name__
 
 
@@ -192,14 +194,16 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
 
 
 def _sharding(recipe: Recipe) -> str | None:
-    """Return the change to the next strategy that needs less memory per rank."""
+    """Return the change that selects the next strategy with lower memory use per rank."""
     strategy = recipe.train.strategy
     smaller = strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
     return None if smaller is None else strategy.change_to(smaller)
 
 
 def _larger_groups(recipe: Recipe, world: World) -> str | None:
-    """Shard the classes over all ranks, so that each rank has fewer of them."""
+    """Return the change that shards the classes over all ranks, so that each rank has fewer of
+    them.
+    """
     group = recipe.train.class_group
     ranks = {"world": world.size, "node": world.local_size}.get(str(group), group)
     return "train.class_group=world" if ranks != world.size else None

@@ -1,4 +1,4 @@
-"""Detects slow ranks, for which all other ranks wait in every step.
+"""Detects slow ranks, which make all other ranks wait in every step.
 
 Ranks are compared by their busy seconds: the duration of a step minus the time spent waiting in
 collectives. The wall-clock duration of a synchronous step is the same on all ranks.
@@ -42,8 +42,8 @@ class Stragglers:
         return [statistics.median(seconds) for seconds in zip(*self._steps, strict=True)]
 
     def slow_ranks(self) -> dict[int, float]:
-        """Return the slow ranks, each with the ratio of its median to that of the other ranks. The
-        result is empty until the window is full.
+        """Return the slow ranks, each with the ratio of its median to the median of the other
+        ranks. The result is empty until the window is full.
         """
         if len(self._steps) < (self._steps.maxlen or 0) or self._size == 1:
             return {}
@@ -72,9 +72,9 @@ class Stragglers:
         rank = max(slow, key=lambda rank: slow[rank])
         more = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
         return (
-            f"rank {rank} is slow{more}: {self.busy_seconds()[rank]:.3g} s of work per step, "
-            f"{slow[rank]:.2g} times that of the other ranks, over {len(self._steps)} steps: check "
-            "the clock rates, temperature, disk and other processes of its machine"
+            f"rank {rank} is slow{more}: over {len(self._steps)} steps, it worked "
+            f"{self.busy_seconds()[rank]:.3g} s per step, {slow[rank]:.2g} times as long as the "
+            "other ranks; check its machine: clock rates, temperature, disk and other processes"
         )
 
 

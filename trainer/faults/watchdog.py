@@ -1,5 +1,4 @@
-"""Terminates a rank that hangs in a collective, and reports the operation and the ranks that
-hang.
+"""Terminates a rank that hangs in a collective, and reports the collective and which ranks hang.
 
 Only time inside a collective counts: reading data, compiling, evaluating and writing may take any
 amount of time. The timeouts of the process groups are not sufficient: a gloo timeout error does not
@@ -55,7 +54,7 @@ class LostRankError(RuntimeError):
 
 
 class Watchdog:
-    """Runs a thread in every rank that ends the process after `timeout_seconds` in one collective.
+    """Runs a thread that ends this rank's process after `timeout_seconds` in one collective.
 
     Entering the context and leaving it without an error are both collective. An error about a lost
     rank is converted to LostRankError. With one rank, the watchdog does nothing. The timeouts of
@@ -177,8 +176,8 @@ class Watchdog:
         recorded = self._recorded()
         now = time.monotonic()
         if recorded.pending != self._pending:
-            # The collective was issued before this poll saw it. Trust the wall clock, which can be
-            # set, only up to a few poll intervals.
+            # The collective was issued before this poll saw it. The wall clock may have been
+            # adjusted, so trust it only up to a few poll intervals.
             late = min(max(recorded.pending_seconds, 0.0), 3 * self._interval)
             self._pending, self._since = recorded.pending, now - late
         self._beat += 1
@@ -193,8 +192,8 @@ class Watchdog:
         )
 
     def _recorded(self) -> RecordedCollectives:
-        """Return the recorder's collectives. A collective that raised an error is no longer pending
-        in the recorder, so it is added as pending here.
+        """Return the recorder's collectives. The recorder no longer lists a collective as pending
+        once it has raised an error, so add it here.
         """
         if self._failed is not None:
             return RecordedCollectives(newest=self._failed, pending=self._failed)
@@ -224,10 +223,10 @@ class Watchdog:
         leave(FAILED)
 
     def _wait_for_readers(self) -> None:
-        """Give the other ranks time to read that the hang is reported. Rank 0 waits longest because
-        it may host the store.
+        """Give the other ranks time to read that the hang has been reported. Rank 0 waits longest
+        because it may host the store.
 
-        When a rank exits, the connections on which the other ranks wait break.
+        When a rank exits, its connections break, and the other ranks may be waiting on them.
         """
         time.sleep((2 if self._world.rank else 4) * self._interval)
 

@@ -1,7 +1,7 @@
 """The base class of optimizers, and functions that build and use a run's optimizers.
 
-An optimizer class defines options with their bounds, builds the torch optimizer, and states the
-cost of a step. To add one, write a subclass in its own file and add it to `__init__.py`.
+An optimizer class defines its options and their bounds, builds the torch optimizer, and declares
+the cost of a step. To add one, write a subclass in its own file and add it to `__init__.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ class HeadOptions(FrozenConfig):
     lr: float | None = Field(
         None,
         gt=0,
-        description="peak learning rate of the head; the schedule is that of the backbone",
+        description="peak learning rate of the head, which uses the schedule of the backbone",
     )
     weight_decay: float | None = Field(None, ge=0)
 
@@ -34,7 +34,7 @@ class HeadOptions(FrozenConfig):
 class OptimizerKind(FrozenConfig, ABC):
     """Options of an optimizer. A subclass adds `kind: Literal[...]`, its own options and bounds."""
 
-    # Whether a step depends on the norm of the full tensor, so that strategies must not flatten it.
+    # Whether a step depends on the norm of each full tensor. If so, strategies must not flatten it.
     needs_whole_tensors: ClassVar[bool] = False
     # Whether it supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
@@ -116,7 +116,7 @@ def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | 
 
 
 def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Return the state tensors of a parameter in an optimizer."""
+    """Return the tensors that an optimizer stores for a parameter."""
     state = optimizer.state.get(parameter, {})
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 

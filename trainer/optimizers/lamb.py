@@ -16,8 +16,8 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 
 class LAMB(OptimizerKind):
-    """Adam in which the step of each tensor is scaled to the norm of the tensor, times the learning
-    rate.
+    """Adam with layer-wise scaling: the step of each tensor is scaled to the norm of the tensor,
+    times the learning rate.
     """
 
     needs_whole_tensors: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class LambOptimizer(Optimizer):
     ||w|| / ||step||.
 
     A parameter is a plain tensor, a `DTensor` with one mesh axis, or this rank's rows of a tensor
-    that is sharded over the parameter group's `norm_group`. Norms are always those of the full
+    that is sharded over the parameter group's `norm_group`. Norms are always computed over the full
     tensor (collective). Steps of a parameter group that is not `adapted` are not scaled.
     """
 

@@ -55,8 +55,8 @@ def print_error(line: str, code: int) -> int:
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     prefix = f"rank {rank}: " if size != "1" else ""
     if rank != "0":
-        # If rank 0 has the same error, print it only once: when rank 0 exits, the launcher stops
-        # this rank before it prints the error.
+        # If rank 0 has the same error, only rank 0 should print it: when rank 0 exits, the launcher
+        # stops this rank during the sleep.
         time.sleep(_RANK_0_HEAD_START_SECONDS)
     print(f"error: {prefix}{line}", file=sys.stderr, flush=True)
     return code

@@ -1,4 +1,4 @@
-"""Reports a file or folder that shadows one of kway's packages, before it is imported.
+"""Reports a file or folder that shadows one of kway's packages, before the package is imported.
 
 `python -m` puts the current folder first on `sys.path`, and `data` is a common folder name. This
 module is imported first and uses only the standard library.
@@ -13,8 +13,8 @@ _BAD_INPUT = 2
 
 
 def check_packages(*names: str) -> None:
-    """Exit with code 2 and a one-line error if `import` would find other packages with the names of
-    kway's packages.
+    """Exit with code 2 and a one-line error if importing one of kway's packages would import
+    another package of the same name.
     """
     for name in names:
         spec = importlib.util.find_spec(name)

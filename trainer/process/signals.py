@@ -9,8 +9,8 @@ from typing import Any
 
 from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
 
-# Schedulers send SIGUSR1 some time before they stop a job, a closed terminal sends SIGHUP, and
-# Ctrl-C is SIGINT.
+# Schedulers send SIGUSR1 some time before they stop a job, closing a terminal sends SIGHUP, and
+# Ctrl-C sends SIGINT.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 

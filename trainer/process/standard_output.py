@@ -1,6 +1,6 @@
 """Standard output and error streams that keep working after their reader has closed them.
 
-A run must not end because its terminal or a pipe such as `| tee` was closed, or because it was
+A run must not end because its terminal or a pipe such as `| tee` is closed, nor because it was
 started with `>&-`.
 """
 
@@ -33,7 +33,7 @@ def hide_native_warnings() -> None:
     torch is imported.
 
     When a rank exits, its connections to the other ranks break. Each of these ranks would print a
-    warning with dozens of stack frames, which would hide the one line that states the reason.
+    warning with dozens of stack frames, which would hide the one line that gives the reason.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

@@ -30,8 +30,8 @@ class ActiveRun:
     `origin` is the provenance, which every checkpoint also stores. An epoch consists of
     `num_samples` samples. `saved_step` is the step of the newest checkpoint. `best` is the result
     of the evaluation at the current step, if there was one and `checkpoint.keep_best` is set.
-    `manifest` is kept so that evaluations need not parse it again, which would create a second
-    class list in memory.
+    `manifest` is kept because parsing it again for an evaluation would create a second class list
+    in memory.
     """
 
     recipe: Recipe
@@ -72,7 +72,7 @@ class ActiveRun:
         return due and self.state.evaluated < self.state.step
 
     def advance(self, state: TrainState) -> None:
-        """Set the state after a step and discard the evaluation result of the previous step."""
+        """Record the state after a step and discard the evaluation result of the previous step."""
         self.state, self.best = state, None
 
     def save(self) -> None:

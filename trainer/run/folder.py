@@ -1,5 +1,5 @@
-"""A run's folder: the paths of its files, its recipe, and the check that a recipe may continue the
-run.
+"""A run's folder: the paths of its files, its recipe, and a check of whether a recipe may continue
+the run.
 """
 
 import fcntl
@@ -17,8 +17,8 @@ from trainer.config import Recipe
 from trainer.imports import at_key, import_paths, setting_of, with_component
 from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_recipe, read_recipe
 
-# Settings that must not change within a run: training with a new value would not continue the
-# earlier steps. Settings under _FREE may change.
+# Settings that must not change within a run: with a new value, training would not be a continuation
+# of the earlier steps. Settings under _FREE may change.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
 _FREE = ("data.workers", "data.cache", "head.memory_mib", "data.eval_split")
 
@@ -76,7 +76,7 @@ class RunFolder:
             yield
         except OSError as error:
             raise OSError(
-                f"run is {self.path}, which cannot be created or written ({error.strerror}): "
+                f"run is {self.path}, which cannot be created or written to ({error.strerror}): "
                 "choose another folder with run=FOLDER"
             ) from error
 
@@ -118,8 +118,8 @@ class RunFolder:
             changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
                 raise ValueError(
-                    f"run {self.path} was started with a different {', '.join(changed)}: undo the "
-                    "change or choose another run folder"
+                    f"run {self.path} was started with other values of {', '.join(changed)}: undo "
+                    "the change or choose another run folder"
                 )
 
     def _stored_settings(self, recipe: Recipe) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The provenance of a checkpoint: the resolved recipe and the versions of the libraries that
-compute a step, including imported components.
+"""The provenance of a checkpoint: the resolved recipe and the versions of the libraries and
+imported components that compute a step.
 
 A run that resumes from the checkpoint reports and records the differences.
 """
@@ -30,7 +30,7 @@ _LIBRARIES = (
 
 @dataclass(frozen=True)
 class Change:
-    """A setting or a version that differs from that in the checkpoint."""
+    """A setting or a version that differs from the one in the checkpoint."""
 
     key: str
     old: str

@@ -1,4 +1,4 @@
-"""The state of a run, except its tensors, and the code that resumes it from its newest valid
+"""The state of a run without its tensors, and the code that resumes a run from its newest valid
 checkpoint.
 """
 
@@ -57,8 +57,7 @@ class TrainState:
             raise ValueError(
                 f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
                 "contained other classes or label vectors: set data.shards to those shards or use "
-                "a new "
-                "run folder"
+                "a new run folder"
             )
         own = {name: saved[name] for name in vars(self) if name in saved}
         return TrainState(**{**own, "cursor": Cursor.from_json(saved["cursor"])})
@@ -66,7 +65,9 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Notice:
-    """A finding while resuming: a `line` to print and an event for the run's metrics."""
+    """A rejected checkpoint or a change since the checkpoint: a `line` to print and an event for
+    the run's metrics.
+    """
 
     event: Literal["refused", "changed"]
     line: str

@@ -45,8 +45,9 @@ class LossScale:
             self.value, self.good_steps = min(self.value * 2, _HIGHEST), 0
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return the state for a checkpoint, or None without dynamic scaling. A run that resumes
-        such a checkpoint in fp16 starts with the default scale."""
+        """Return the state for a checkpoint, or None without dynamic scaling. Without a stored
+        state, a run that resumes in fp16 starts with the default scale.
+        """
         if not self.dynamic:
             return None
         return {"value": self.value, "good_steps": self.good_steps}

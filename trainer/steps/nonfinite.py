@@ -37,8 +37,8 @@ class NonFiniteSteps:
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including the ranks of earlier
-        starts.
+        """Drop the lines after `step` from the files of all ranks, including ranks that only
+        existed in earlier starts.
         """
         for path in run.glob("nonfinite-rank*.jsonl"):
             drop_lines_after(path, step)
@@ -51,7 +51,7 @@ class NonFiniteSteps:
         self._write(step, batch)
         self.skipped += 1
         files = self.path.with_name("nonfinite-rank*.jsonl")
-        line = f"step {step}: {reason}; the update was skipped; see {files}"
+        line = f"step {step}: {reason}; the update was skipped, and its samples are in {files}"
         if self.skipped > self.cap:
             cap = f" (train.max_skipped_steps is {self.cap})"
             raise FloatingPointError(f"{line}: {_SUGGESTION}{cap}")

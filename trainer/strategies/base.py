@@ -52,8 +52,9 @@ class StrategyKind(FrozenConfig, ABC):
 
     @abstractmethod
     def start(self, backbone: "Backbone", world: "World") -> "Strategy":
-        """Distribute `backbone` over the ranks (collective). The backbone is already on its device
-        and the world has at least two ranks."""
+        """Distribute `backbone` over the ranks (collective). The backbone must already be on its
+        device, and the world must have at least two ranks.
+        """
 
     @abstractmethod
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:

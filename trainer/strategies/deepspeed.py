@@ -1,9 +1,9 @@
 """DeepSpeed's ZeRO stages 0 to 3 behind the same interface, with torch's own optimizers.
 
 The DeepSpeed configuration is generated from the recipe; there is no separate file. torch's
-autocast sets the precision. The trainer clips the gradients, because their norm includes the head's
-shards, and scales the loss. Checkpoints store tensors in canonical form: they are gathered one at a
-time from DeepSpeed's flat pieces.
+autocast sets the precision. The trainer scales the loss. It also clips the gradients, because their
+norm includes the head's shards. Checkpoints store tensors in canonical form: they are gathered one
+at a time from DeepSpeed's flat pieces.
 """
 
 import logging
@@ -236,7 +236,7 @@ class DeepSpeedStrategy(Strategy):
             return
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
-        # DeepSpeed's setters of full tensors fail if the size is not divisible by the number of
+        # DeepSpeed's setters for full tensors fail if the size is not divisible by the number of
         # ranks.
         piece = self.piece(name, canonical)
         if moment is None:

@@ -34,7 +34,7 @@ def reduced_gradients(zero: Any) -> list[Tensor]:
 
 
 def flat_pieces(zero: Any, stage: int) -> list[tuple[int, nn.Parameter]]:
-    """Return this rank's flat tensors that the optimizer updates, each with the index of its
+    """Return the flat tensors that the optimizer updates on this rank, each with the index of its
     parameter group.
     """
     if stage < 3:

@@ -1,1 +1,1 @@
-"""The reports of a run during training: metrics, progress and time by phase."""
+"""Reports on a run during training: metrics, progress and time by phase."""

@@ -2,8 +2,8 @@
 peak rate (PaLM, appendix B).
 
 Operations are counted once per input shape, using fake tensors. The count is therefore the same
-under every strategy and does not slow down training steps. Recomputation (activation checkpointing,
-gradient caching) is not counted.
+under every strategy, and counting does not slow down training steps. Recomputation (activation
+checkpointing, gradient caching) is not counted.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import BackboneOptions, Recipe
 from trainer.devices import Precision, device_named
 
-# The backward pass requires twice the operations of the forward pass, because it computes the
+# The backward pass requires twice as many operations as the forward pass, because it computes the
 # gradients of the weights and of the inputs.
 _PASSES = 3
 # Batch norm does not accept a single row.
@@ -30,7 +30,7 @@ _ROWS = 2
 
 class ModelFlops:
     """Counts the operations (multiplications and additions) per row for training a recipe's
-    backbone and head. The first call of `per_row` builds the model used for counting.
+    backbone and head. The first call to `per_row` builds the model used for counting.
     """
 
     def __init__(self, recipe: Recipe, num_classes: int) -> None:
@@ -122,12 +122,10 @@ class Utilization:
         try:
             per_row = self._flops.per_row(inputs)
         except RuntimeError as error:
-            self._disable(
-                f"the operations of the encoder cannot be counted ({one_line(error, 200)})"
-            )
+            self._disable(f"the encoder's operations cannot be counted ({one_line(error, 200)})")
             return
         if per_row is None:
-            self._disable("this head does not compute a row of logits")
+            self._disable("this head does not compute rows of logits")
             return
         self._operations += per_row * len(next(iter(inputs.values())))
 

@@ -1,4 +1,4 @@
-"""A rank's Prometheus metrics and the endpoint that serves them. Names contain base units.
+"""A rank's Prometheus metrics and the endpoint that serves them. Metric names include base units.
 
 Counters start at 0 in each process, so that `rate` and `increase` are correct across restarts. The
 gauge `kway_train_step` is the step of the run. Gauges that have not been set are not exported.
@@ -65,10 +65,10 @@ class Metrics:
         self._show_phase(phases)
         self._set("planned_steps", "Planned steps of the run", num_steps)
         self._set("checkpoint_every_steps", "Steps between two checkpoints", checkpoint_every)
-        help_text = "Time at which this process started to report"
+        help_text = "Time at which this process started reporting"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _STEP_GAUGES["restarts"][1], restarts)
-        # Set this at startup, because an alert on its increase does not see the first value.
+        # Set this at startup, because an alert on its increase ignores the first value.
         self._set("skipped_steps", _STEP_GAUGES["skipped_steps"][1], skipped_steps)
         info = Info("kway_train_rank", "Identity of this rank", registry=self.registry)
         info.info(
@@ -101,7 +101,7 @@ class Metrics:
 
     def busy(self, seconds: Sequence[float], slow: Mapping[int, float]) -> None:
         """Set the busy seconds of each rank, in rank order, and the ratio of each slow rank's time
-        to that of the other ranks.
+        to the time of the other ranks.
         """
         for rank, value in enumerate(seconds):
             help_text = "Median time per step without waiting for other ranks"

@@ -15,8 +15,8 @@ def check_tensorboard() -> None:
 
 
 class TensorBoard:
-    """Writes scalars by step. TensorBoard hides data that earlier processes wrote after
-    `start_step`.
+    """Writes scalars by step. TensorBoard hides the data for steps after `start_step` that earlier
+    processes wrote.
     """
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
@@ -26,7 +26,7 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step)
 
     def write(self, step: int, numbers: dict[str, Any], *, under: str = "") -> None:
-        """Write the numbers of a step. A nested dict becomes a group with the name of its key."""
+        """Write the numbers of a step. A nested dict becomes a group named after its key."""
         for name, value in numbers.items():
             if isinstance(value, dict):
                 self.write(step, value, under=f"{name}/")

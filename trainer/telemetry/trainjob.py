@@ -93,7 +93,9 @@ class TrainJobStatus:
         self._changed.set()
 
     def close(self) -> None:
-        """Send the last report if it has not been sent. Waits at most twice the request timeout."""
+        """Send the last report if it has not been sent yet. Waits at most twice the request
+        timeout.
+        """
         self._closed.set()
         self._changed.set()
         self._thread.join(2 * _TIMEOUT_SECONDS)
@@ -132,7 +134,7 @@ class TrainJobStatus:
                     str(error).replace("\n", " ")[:_MAX_REASON_CHARACTERS] or type(error).__name__
                 )
                 self._print_line(
-                    f"TrainJob progress could not be reported ({seconds:.1f} s): {reason}"
+                    f"TrainJob progress could not be reported after {seconds:.1f} s: {reason}"
                 )
             self._last_succeeded = False
         else:

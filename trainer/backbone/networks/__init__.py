@@ -21,7 +21,7 @@ NETWORKS: dict[str, type[ImageNetwork]] = {
 
 
 def register_networks() -> None:
-    """Register the networks with `AutoConfig` and `AutoModel`. It can be called repeatedly."""
+    """Register the networks with `AutoConfig` and `AutoModel`. Safe to call repeatedly."""
     for model_type, model in NETWORKS.items():
         # With exist_ok, our model takes precedence if a later version of transformers has a model
         # of the same name.

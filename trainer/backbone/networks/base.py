@@ -15,7 +15,7 @@ class ImageNetwork(PreTrainedModel):
     [B, C, H, W].
 
     Initial weights follow He et al. (2015): they are drawn from a normal distribution with variance
-    2 / fan. Convolutions use the fan-out, as in the published code of the networks' authors. The
+    2 / fan. Convolutions use the fan-out, as in the code that the networks' authors published. The
     members of the network's module list are compiled, checkpointed and sharded individually.
     """
 
@@ -66,7 +66,7 @@ def check_positive(**fields: int | Sequence[int]) -> None:
     for name, value in fields.items():
         numbers = [value] if isinstance(value, int) else value
         if min(numbers, default=0) < 1:
-            raise ValueError(f"{name} is {value}: all numbers must be at least 1")
+            raise ValueError(f"{name} is {value}, but only positive numbers are valid")
 
 
 def check_dropout(dropout: float) -> None:

@@ -23,7 +23,7 @@ _LEAST_SIDE = 4  # two transitions halve the side
 class CifarDenseNetConfig(PreTrainedConfig):
     """`growth_rate` is the number of feature maps that a layer adds.
 
-    `bottleneck` adds to each layer a 1 x 1 convolution with 4 `growth_rate` output maps.
+    `bottleneck` adds a 1 x 1 convolution with 4 `growth_rate` output maps to each layer.
     `compression` is the fraction of maps that remain after a transition. DenseNet-BC uses
     bottlenecks and a compression of 0.5. `depth` counts the layers with weights, including the
     classifier: 3 n + 4, or 6 n + 4 with `bottleneck`. `dropout` follows each convolution except the

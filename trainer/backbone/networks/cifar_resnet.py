@@ -18,8 +18,8 @@ from trainer.backbone.networks.base import (
 class CifarResNetConfig(PreTrainedConfig):
     """`depth` counts the layers with weights, including the classifier: 6 n + 2.
 
-    `hidden_sizes` are the numbers of feature maps of the three stages. Each of the last two stages
-    halves the image size.
+    `hidden_sizes` lists the number of feature maps of each of the three stages. Each of the last
+    two stages halves the image size.
     """
 
     model_type = "cifar_resnet"

@@ -15,7 +15,7 @@ from trainer.backbone.networks.base import (
 
 @strict
 class MlpConfig(FixedSizeConfig):
-    """`hidden_sizes` are the numbers of units per layer."""
+    """`hidden_sizes` lists the number of units in each layer."""
 
     model_type = "mlp"
 
@@ -48,7 +48,7 @@ class MlpModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError if the size of the images is not `image_size`."""
+        """Raises ValueError if the images are not of size `image_size`."""
         self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:

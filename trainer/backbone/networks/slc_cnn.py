@@ -16,8 +16,8 @@ from trainer.backbone.networks.base import (
 
 @strict
 class SlcCnnConfig(FixedSizeConfig):
-    """`conv_channels` are the numbers of feature maps of the six convolutions. `hidden_size` is the
-    number of units of the dense layer.
+    """`conv_channels` lists the number of feature maps of each of the six convolutions.
+    `hidden_size` is the number of units of the dense layer.
     """
 
     model_type = "slc_cnn"
@@ -36,8 +36,8 @@ class SlcCnnConfig(FixedSizeConfig):
 
 class SlcCnnModel(ImageNetwork):
     """Convolutions 1, 3 and 5 are 5 x 5, and the others are 1 x 1. Each is followed by batch norm
-    and ReLU. A 3 x 3 max pooling with stride 2 follows convolutions 2, 4 and 6. Features are [B,
-    dim, 1, 1].
+    and ReLU. Convolutions 2, 4 and 6 are followed by 3 x 3 max pooling with stride 2. Features are
+    [B, dim, 1, 1].
 
     The paper does not specify the padding. Here convolutions keep the image size and max pooling
     halves it, rounded up.
@@ -57,7 +57,7 @@ class SlcCnnModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError if images do not have the size `image_size`."""
+        """Raises ValueError if the images are not of size `image_size`."""
         self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:
