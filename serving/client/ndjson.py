@@ -40,7 +40,7 @@ FINAL_EVENTS = (Done, FeedDone, Ended)
 
 
 class Item(NamedTuple):
-    """An input of a stream or feed. Its events have the same `id`.
+    """An input to a stream or feed. The events for it have the same `id`.
 
     Only feeds use `time`.
     """

@@ -39,8 +39,8 @@ def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Cli
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """Return the header with the token. Surrounding white space is stripped, because token files
-    end with a newline. Error messages must not contain the token."""
+    """Return the header with the token. Surrounding whitespace is stripped, because token files end
+    with a newline. Error messages must not contain the token."""
     if token is None:
         return {}
     token = token.strip()
@@ -124,7 +124,8 @@ class Transport:
         except httpx.RequestError as error:
             reason = _error_text(error)
         raise ConnectionError(
-            f"lost the connection to {self.url} ({reason}): earlier events are valid but incomplete"
+            f"lost the connection to {self.url} ({reason}): the events received so far are valid, "
+            "but later ones are missing"
         )
 
     def _response(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -155,7 +156,8 @@ class Transport:
             response.close()
 
     def _retried(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
-        """Call `attempt` until its response is final, with backoff, for up to `retry_seconds`."""
+        """Call `attempt`, with backoff, until it returns a final response or `retry_seconds` have
+        passed."""
         began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
