@@ -128,8 +128,8 @@ def application(
 
 
 def _max_ongoing_requests(config: ServingConfig) -> int:
-    """Return Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway
-    rejects first and all errors have the same format.
+    """Return Ray's limit on concurrent requests. It exceeds the sum of kway's own limits, so kway
+    is the first to reject a request and all errors have the same format.
 
     Clients decide how long feeds, listeners and uploads last. Their limits are included here,
     because other requests could otherwise queue behind them indefinitely. Streams count towards

@@ -1,7 +1,7 @@
 """A patch for gRPC's Python servers that makes Ray's servers listen only on loopback.
 
 Ray's C++ servers have bound to the node's address since ray-project/ray#59852. The Python servers
-of Ray Serve 2.60 bind to `[::]` and do not have an option for another address.
+of Ray Serve 2.60 bind to `[::]`, with no option for another address.
 """
 
 from functools import wraps
