@@ -1,8 +1,8 @@
 """Build a gallery: list the collection, compute the features of new items, and write and publish
 the gallery.
 
-If the process is killed, only a few seconds of work are lost, and the previous gallery is
-unchanged.
+If the process is killed, only a few seconds of work are lost, and the previous gallery remains
+intact.
 """
 
 import hashlib
@@ -90,8 +90,8 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Numbers of items: those computed by earlier runs, the subset of these in the current gallery,
-    and those still to be computed."""
+    """Item counts: `reused` items were computed by earlier runs, and `in_gallery` of these are in
+    the current gallery. `missing` items are still to be computed."""
 
     reused: int
     in_gallery: int
@@ -192,7 +192,7 @@ def _prepared(
     items: Iterator[Item],
     options: IndexOptions,
 ) -> Generator[_PreparedItem | Unreadable, None, None]:
-    """Read and decode items in threads, in order, and slightly ahead of the model."""
+    """Yield prepared items in order. Threads read and decode them slightly ahead of the model."""
     pool = ThreadPoolExecutor(options.threads, "decode")
     try:
         yield from in_order(pool, prepare, items, ahead=2 * options.batch_size + options.threads)

@@ -1,7 +1,7 @@
 """Collections that can be indexed: a folder of images or a file of texts.
 
 Items are listed in a fixed order without being decoded. Memory use is bounded by the number of
-names in the largest folder. `UnreadableFile` records the omitted items and the reasons.
+names in the largest folder. `UnreadableFile` records the items that were omitted, and why.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ _MAX_SHOWN_CHARS = 500
 
 
 class Collection(Protocol):
-    """A source of items. `ignored` is the number of files that `items` has skipped because of their
+    """A source of items. `ignored` counts the files that `items` has skipped because of their
     names."""
 
     reads: Reads
@@ -77,7 +77,7 @@ class Collection(Protocol):
         ...
 
     def displayed(self, item: Item, raw: bytes | str) -> Item:
-        """Return the item with the text that the gallery displays."""
+        """Return the item, with `text` set to what the gallery displays."""
         ...
 
 
@@ -114,7 +114,7 @@ class ImageCollection:
 
     def items(self) -> Iterator[Item | Unreadable]:
         self.ignored = 0
-        # Use a stack instead of recursion, because folders may be nested arbitrarily deep.
+        # Use a stack instead of recursion, because folders may be nested arbitrarily deeply.
         stack = [self._names("")]
         while stack:
             for name in stack[-1]:

@@ -1,4 +1,4 @@
-"""Open galleries and search them for the items with the highest scores of a class.
+"""Open galleries and search them for the items with the highest scores for a class.
 
 Features are memory-mapped; items and thumbnails are read by index. The scores of recently searched
 classes are cached, so reading the next page does not require a matrix product.
@@ -91,7 +91,7 @@ class Gallery:
 def class_scores(
     features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
 ) -> np.ndarray:
-    """Compute the scores float32 [N] of one class from features [N, dim], which may be
+    """Compute the scores of N items for one class, float32 [N]. The features [N, dim] may be
     memory-mapped and larger than memory."""
     values = torch.from_numpy(logits.of_one_class(features, row))
     return score(loss.score, values, eps=loss.eps).numpy()

@@ -35,10 +35,10 @@ from serving.galleries.format import (
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
 _TENSOR = "matrix"
-# Upper bound on the header bytes that are read; real headers are far smaller.
+# Largest header that is read, in bytes; real headers are far smaller.
 _MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
-# Contains the number of durable items. A part without this file does not contain any.
+# Contains the number of durable items. A part without this file has none.
 COMMITTED = "committed"
 _PAIR = 16  # bytes per pair of offsets: into the lines and into the thumbnails
 

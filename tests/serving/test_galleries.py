@@ -345,12 +345,12 @@ def test_features_of_another_backbone_are_rejected(
     bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = another_backbone(tmp_path / "other", monkeypatch)
-    with pytest.raises(ValueError, match="pets was created with another backbone"):
+    with pytest.raises(ValueError, match="pets was created with a different backbone"):
         Gallery(gallery, Bundle.open(other))
-    with pytest.raises(ValueError, match="pets was created with another backbone"):
+    with pytest.raises(ValueError, match="pets was created with a different backbone"):
         command(other, folder, "-o", gallery)
     changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
-    with pytest.raises(ValueError, match="or other preprocessing"):
+    with pytest.raises(ValueError, match="different backbone or preprocessing"):
         Gallery(gallery, Bundle.open(changed))
 
 
