@@ -171,7 +171,7 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
     texts = [one for one in data if isinstance(one, str)]
     if len(texts) != len(data):
         raise invalid_inference(
-            f"{tensor.name} contains elements that are not strings. Send strings"
+            f"{tensor.name} contains elements that are not strings. Send only strings"
         )
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]

@@ -1,9 +1,9 @@
 """The page at `/` and the documentation at `/docs`: static files, read once at start-up.
 
 `/` is a page for interactive queries; `/docs` is Swagger UI for `/openapi.json`. Both load files
-only from this server: those in `serving/page/` and, for Swagger UI, those in the package
-fastapi-offline. The files do not reveal anything about the model and do not require a token, but
-the requests that their scripts send do.
+only from this server, which takes them from `serving/page/` and, for Swagger UI, from the package
+fastapi-offline. The files reveal nothing about the model, so they do not require a token. The
+requests that their scripts send do.
 """
 
 from collections.abc import Iterator
@@ -40,8 +40,8 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    # Files are revalidated on each load, with status 304 if unchanged, so that files of two
-    # versions are never mixed.
+    # The browser revalidates each file on each load (status 304 if unchanged), so that files from
+    # two versions are never mixed.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
