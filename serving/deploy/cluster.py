@@ -21,7 +21,7 @@ _SPARE_SECONDS = 5
 
 
 class ClusterArguments(BaseModel):
-    """`args` of the application in the config file."""
+    """The `args` of the application in the config file."""
 
     model_config = ConfigDict(extra="forbid")
 

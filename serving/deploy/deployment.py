@@ -1,6 +1,6 @@
 """The Ray Serve application: ingress and model in one deployment, with stateless replicas.
 
-Importing this module imports Ray; `serving/deploy/environment.py` sets Ray's environment first.
+Importing this module imports Ray, so set Ray's environment first (`serving/deploy/environment.py`).
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
 
-# Spare capacity for requests that do not count towards any limit and that are answered immediately,
-# such as rejections.
+# Spare capacity for requests that count towards no limit and are answered immediately, such as
+# rejected requests.
 _SPARE_REQUESTS = 64
 
 

@@ -24,16 +24,16 @@ _NUM_PORTS = 1000
 # of its removal yet.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
-# Margin over kway's own limits, so that kway's limits apply first. The outer limits only cover
-# cases that kway cannot detect.
+# Margin over kway's own limits, so that these apply first. The outer limits only cover cases that
+# kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
 # Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of ten
 # seconds, this would take half a minute. A slow proxy is replaced after three timeouts (one
 # minute), as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# A response takes a few KiB, however small the request limit is, and gRPC has a single limit for
-# requests and responses.
+# gRPC has a single limit for requests and responses, and a response takes a few KiB, even if the
+# limit on requests is smaller.
 _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
@@ -88,8 +88,8 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
         return {}
     # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server.
     hook = private_grpc.bind_servers_to_loopback
-    # Workers import the hook before Ray adds our packages to their path, and another version of
-    # kway may be installed.
+    # Workers import the hook before Ray adds our packages to their path, so without PYTHONPATH they
+    # could import another installed version of kway.
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,

@@ -1,7 +1,7 @@
 """Forwards errors from a server's other processes to the `kway serve` process.
 
-Replicas append errors to a file whose contents are printed to standard error. Ray writes their
-output only to its session folder, which is removed at exit.
+Replicas append errors to a file, and this process prints them to standard error. Ray would write
+them only to its session folder, which is removed at exit.
 
 HAProxy writes a line to a FIFO for each response with a status of 400 or above, and kway counts
 these lines. HAProxy's own counters are not sufficient: they count only by status class, and they

@@ -25,8 +25,9 @@ _RAY_HEADERS = (
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-# Ray's own pages, /-/routes and /-/healthz, do not require a token, so clients must not reach them.
-# Targets that are not a path, such as `*`, are also rejected because no backend accepts them.
+# Ray's own pages, /-/routes and /-/healthz, do not require a token, so clients must not be able to
+# reach them. Request targets that are not paths, such as `*`, are also rejected, because no backend
+# accepts them.
 _NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
 # The same rule for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
 _NO_RAY_SERVICE = (
@@ -35,9 +36,9 @@ _NO_RAY_SERVICE = (
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is running, HAProxy forwards requests to Ray's own proxy, a `backup` server,
-# which queues them for a replica that is being replaced. Once the application is deleted, at
-# shutdown, that proxy responds with 404. kway has a route for every path, so this 404 means "not
-# ready" and becomes 503: clients and caches would treat a 404 as final.
+# which queues them until a new replica is running. Once the application is deleted, at shutdown,
+# that proxy responds with 404. kway has a route for every path, so this 404 means "not ready" and
+# becomes 503: clients and caches would treat a 404 as final.
 _FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
@@ -303,8 +304,8 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
 def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
     """Return a backend of replicas, without Ray's own proxy as a backup.
 
-    At shutdown that proxy returns NOT_FOUND in the trailers of a response, which HAProxy cannot
-    read or replace. Without that proxy, a call fails with UNAVAILABLE, which clients retry.
+    At shutdown, that proxy returns NOT_FOUND in the trailers of a response, and HAProxy cannot read
+    or replace trailers. Without that proxy, a call fails with UNAVAILABLE, and clients retry it.
     """
     return [
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
@@ -316,7 +317,7 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
 
 
 def _grpc_error_response(status: int) -> str:
-    """Return the HTTP response `status` with the corresponding gRPC status."""
+    """Return a response with the HTTP status `status` and the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
         f'hdr grpc-message "{_ERRORS[status][1]}"'

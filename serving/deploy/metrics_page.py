@@ -73,7 +73,7 @@ def render(families: dict[str, Metric]) -> bytes:
 
 
 class _One:
-    """A registry with one metric family, which implements the interface that generate_latest
+    """A registry that contains one metric family, with the interface that generate_latest
     expects."""
 
     def __init__(self, family: Metric) -> None:

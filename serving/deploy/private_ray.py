@@ -58,8 +58,8 @@ def own_process_groups() -> Iterator[None]:
 
     Terminals, `timeout` and other tools send signals to the entire group. If the daemons were in
     it, they would exit at the same time as this process instead of in order, and Ray would then
-    wait a minute for them. Earlier versions of Ray started its daemons in their own sessions
-    (ray-project/ray#6008); Ray now only blocks SIGINT in the daemons.
+    wait a minute for them. Earlier versions of Ray started the daemons in separate sessions
+    (ray-project/ray#6008); Ray now only blocks SIGINT in them.
     """
     services = importlib.import_module("ray._private.services")
     start = _required(services.__name__, "ConsolePopen")
@@ -86,7 +86,7 @@ def local_options(address: str, temp_folder: str) -> dict[str, Any]:
 
 
 class KeyValueStore(MutableMapping[str, bytes]):
-    """Ray's key-value store, in the memory of the head node, as a mapping.
+    """A mapping backed by Ray's key-value store, which is in the memory of the head node.
 
     The functions in `ray.experimental.internal_kv` all have private names.
     """

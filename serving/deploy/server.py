@@ -98,7 +98,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
             reason = _last_line(_replica_messages() or str(error))
             if "Address already in use" in str(error):
                 reason = (
-                    f"another process has bound port {config.port} or another port of the server. "
+                    f"another process is using port {config.port} or another port of the server. "
                     "Start the server again"
                 )
             raise ChildProcessError(f"the server did not start: {reason}") from error

@@ -85,8 +85,8 @@ def free_block(num_ports: int) -> int:
                 free_port("127.0.0.1", port)
             return first
     raise OSError(
-        f"there is no free block of {num_ports} ports between {_FIRST_BLOCK} and {_LAST_BLOCK} on "
-        "loopback. Stop processes that use ports in this range"
+        f"there is no free block of ports between {_FIRST_BLOCK} and {_LAST_BLOCK} on loopback. "
+        "Stop processes that use ports in this range"
     )
 
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 _POLL_SECONDS = 1.0
-# Ray's daemons, which are child processes of this process. Ray does not restart them.
+# Ray's daemons. They are child processes of this process, and Ray does not restart them.
 _DAEMONS = ("gcs_server", "raylet")
 
 

@@ -1,7 +1,7 @@
 """The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
 Watches survive a restart of the actor, because they are stored in Ray's key-value store. Listeners
-receive an error and must reconnect. Importing this module imports Ray.
+are not stored: they receive an error and must reconnect. Importing this module imports Ray.
 """
 
 import asyncio

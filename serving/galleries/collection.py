@@ -84,7 +84,7 @@ class Collection(Protocol):
 def open_collection(path: Path, reads: Reads) -> Collection:
     """Open the collection at `path` for a model that reads images or texts.
 
-    Raises FileNotFoundError if `path` is not a folder (images) or not a file (texts).
+    Raises FileNotFoundError if `path` is not a folder (for images) or a file (for texts).
     """
     if reads == "images":
         if not path.is_dir():
@@ -100,7 +100,8 @@ def open_collection(path: Path, reads: Reads) -> Collection:
 
 
 class ImageCollection:
-    """Files with an image extension in a folder and its subfolders, except hidden ones.
+    """All files with an image extension in a folder and its subfolders, excluding hidden files and
+    folders.
 
     Symbolic links to folders are not followed. Links to files outside the folder are reported as
     unreadable.
@@ -150,7 +151,7 @@ class ImageCollection:
             yield prefix + name
 
     def _inspect(self, name: str) -> Item | Unreadable | bool | None:
-        """Return the item or the reason why it cannot be read. Returns None for a folder and True
+        """Return the item, or an `Unreadable` with the reason. Returns None for a folder and True
         for an ignored file."""
         file = name.rpartition("/")[2]
         is_image = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")

@@ -132,8 +132,8 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
 
 
 def _encoder(bundle: Bundle) -> dict[str, Any]:
-    """Return the architecture of the backbone: its configuration or, if it is imported, its options
-    and source."""
+    """Return the architecture of the backbone: its configuration or, for an imported backbone, its
+    options and source."""
     imported = bundle.spec.backbone
     if imported is not None:
         return imported.model_dump(mode="json")

@@ -67,7 +67,7 @@ class Gallery:
         return parse_item(self._read(ITEMS, self._lines, index, 0))
 
     def thumbnail(self, index: int) -> bytes:
-        """Return the item's thumbnail as a JPEG; empty if the gallery does not have thumbnails.
+        """Return the item's thumbnail as a JPEG, or empty bytes if the gallery has no thumbnails.
         Raises IndexError like `item`."""
         return self._read(THUMBNAILS, self._thumbnails, index, 1)
 
@@ -117,8 +117,8 @@ class Ranking:
         end = min(offset + limit, len(self.scores))
         order = self._best  # another thread may replace it with a longer one
         if end > len(order):
-            # Sort twice as many items as needed, so that reading all pages sorts only O(log n)
-            # times.
+            # Sort twice as many items as needed, so that reading all pages takes only O(log n)
+            # sorts.
             self._best = order = best(self.scores, 2 * end)
         return order[offset:end].tolist()
 

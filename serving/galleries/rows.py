@@ -1,8 +1,8 @@
 """Indexed items on disk, with one file each for lines, features, offsets and thumbnails.
 
-Finished galleries and parts of unfinished ones are read in the same way. The only difference is
-that the features and offsets of a gallery have headers: each is a safetensors file with a single
-matrix, which can be written as a stream.
+Finished galleries and parts of unfinished ones are read in the same way. They differ only in the
+features and offsets: in a gallery, these files have headers, which make each of them a safetensors
+file with a single matrix. Such a file can be written as a stream.
 """
 
 import hashlib

@@ -141,7 +141,7 @@ def _work_path(gallery: Path) -> Path:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    message = f"{path} is being written by another kway index: wait until it has finished"
+    message = f"{path} is being written by another kway index process: wait until it has finished"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed the file since it was opened here.
