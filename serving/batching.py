@@ -26,8 +26,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Groups individual inputs into batches. `forward` maps a batch of B inputs to a tensor [B,
-    ...].
+    """Groups inputs into batches. `forward` maps a batch of B inputs to a tensor [B, ...].
 
     Use it from a single event loop. An idle batcher waits `wait_seconds` before it runs the first
     batch, unless that batch is already full.

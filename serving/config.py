@@ -50,7 +50,7 @@ class ServingConfig(BaseModel):
     replicas: int = Field(
         1,
         gt=0,
-        description="number of replicas (processes that each have their own copy of the model)",
+        description="number of replicas (processes, each with its own copy of the model)",
     )
     device: Annotated[Literal["cpu", "cuda"], Option()] = Field(
         "cpu", description="device to run the model on; cuda uses one GPU per replica"
@@ -81,7 +81,7 @@ class ServingConfig(BaseModel):
         0.0,
         ge=0,
         le=3600,
-        description="time in seconds for which an idle replica waits for a batch to fill",
+        description="how long an idle replica waits for a batch to fill, in seconds",
     )
     max_queued_inputs: int = Field(
         256, gt=0, description="maximum number of inputs waiting for the model"

@@ -1,8 +1,8 @@
 """Per-replica limits on what clients use: streams, feeds, listeners and uploads.
 
-HAProxy forwards a body that is larger than its buffer to a replica while it is still arriving. Such
-a body does not occupy a `max_requests` slot until it is complete, so slow uploads do not block
-other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
+If a body is larger than HAProxy's buffer, HAProxy forwards it to a replica while it is still
+arriving. Such a body does not occupy a `max_requests` slot until it is complete, so slow uploads do
+not block other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
 """
 
 import asyncio

@@ -94,14 +94,14 @@ class InputVerdicts(BaseModel):
 
 class Answer(BaseModel):
     """Verdicts for all inputs of a request. `aligned` is true if the loss follows the Principle of
-    Logit Separation, so that the logit of a single class is meaningful on its own."""
+    Logit Separation, which makes the logit of a single class meaningful on its own."""
 
     aligned: bool
     notice: str | None
     thresholds: list[ClassThreshold] = Field(
         [],
-        description="one per class of the query; empty if the query does not set a "
-        "recall or threshold",
+        description="one per class of the query; empty if the query sets neither a recall nor a "
+        "threshold",
     )
     results: list[InputVerdicts]
 

@@ -117,7 +117,7 @@ class Service:
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
-        """Admit a request for the duration of the context, and count it once by its outcome.
+        """Admit a request for the duration of the context, then count it by its outcome.
 
         Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
         many requests are in progress or waiting for the model; after the timeout, 408 if the

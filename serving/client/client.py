@@ -97,9 +97,9 @@ class Client(StandingQueries):
         """Check whether each input belongs to each of the classes. Pass the result of `served()` as
         `served` to save a request.
 
-        Splits the inputs into as many requests as the server's limits require and sends them one at
-        a time. Raises RejectedError and OSError. Raises TypeError or ValueError for invalid inputs
-        before any input is sent.
+        Splits the inputs into several requests if the server's limits require it, and sends one
+        request at a time. Raises RejectedError and OSError. Raises TypeError or ValueError for
+        invalid inputs before any input is sent.
         """
         fields, inputs = (
             query_fields(classes, recall, threshold),
@@ -122,11 +122,11 @@ class Client(StandingQueries):
         more inputs are sent. The request is sent when the first result is read.
 
         Yields a `Hit` for each input that matches a class (or, if `all`, for every input), a
-        `LineError` for each rejected input, and finally `Done`. A result has the same `id` as its
-        `Item`; the default id is the zero-based position of the input. The error for a line that is
-        too long has no id.
+        `LineError` for each rejected input and, at the end, `Done`. A result has the same `id` as
+        its `Item`; the default id is the zero-based position of the input. The error for a line
+        that is too long has no id.
 
-        A separate thread iterates over `inputs`, after the server has accepted the stream and only
+        Once the server has accepted the stream, a separate thread iterates over `inputs`, but only
         while you read the results. The server closes the stream if you stop reading for a minute.
         Raises RejectedError, OSError if there is no response, ConnectionError if the connection is
         lost, and whatever `inputs` raises. A stream that has started is not retried.

@@ -26,7 +26,7 @@ _KEEP_ALIVE, _SILENCE_SECONDS = b"\n", 5.0
 
 
 def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Client, httpx.Client]:
-    """Create the HTTP clients, without sending anything. Raises ValueError for an invalid URL or
+    """Create the HTTP clients. Nothing is sent yet. Raises ValueError for an invalid URL or
     token."""
     headers = _authorization(token)
     base = _checked(url)
@@ -171,7 +171,7 @@ class Transport:
                 if isinstance(error, httpx.ConnectError) and not self._has_responded:
                     # Fail immediately: the URL is probably wrong.
                     raise OSError(failure) from error
-            # Random jitter, so that rejected clients do not all retry at the same time.
+            # Add random jitter, so that rejected clients do not all retry at the same time.
             wait = max(requested, pause * random.uniform(0.5, 1.0))
             if time.monotonic() + wait > began + self.retry_seconds:
                 raise OSError(failure)

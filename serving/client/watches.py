@@ -28,7 +28,7 @@ _LISTENER_LOST = ("listener_lost", "watches_down")
 
 
 class StandingQueries:
-    """The methods of `Client` for watches and feeds."""
+    """The `Client` methods for watches and feeds."""
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport, self._timeout = transport, timeout
@@ -63,7 +63,7 @@ class StandingQueries:
         return self._transport.request(WatchList, "GET", "/v1/watches").watches
 
     def renew_watch(self, watch_id: str, *, ttl_seconds: float | None = None) -> WatchInfo:
-        """Restart the time to live of a watch, with the same duration or a new one. Not retried.
+        """Restart a watch's time to live, with the same duration or a new one. Not retried.
 
         Raises RejectedError. Raises OSError if there is no response; the watch may still have been
         renewed.
@@ -86,7 +86,7 @@ class StandingQueries:
         acknowledge: bool = False,
     ) -> Generator[FeedEvent, None, None]:
         """Send frames to a feed. Yields the hits of your own watches, a `FrameError` for each
-        rejected frame, and finally `FeedDone`.
+        rejected frame and, at the end, `FeedDone`.
 
         - `latest`: skip frames if newer ones are available.
         - `acknowledge`: also yield `Acknowledged` for each processed frame.

@@ -15,7 +15,8 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBod
 
 
 class NdjsonSchema(JSONResponse):
-    """Documents the lines of a response as JSON; FastAPI would document them as strings."""
+    """Documents the lines of a response as JSON; otherwise, FastAPI would document them as
+    strings."""
 
     media_type = NDJSON
 

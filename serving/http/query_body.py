@@ -159,7 +159,7 @@ def max_values(limits: ServingConfig) -> int:
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
-    """Reject a kind of input that the model does not accept, before any input is decoded."""
+    """Before any input is decoded, reject a kind of input that the model does not accept."""
     if reads == "images" and texts:
         raise ApiError(422, "not_a_text_model", "this model accepts images. Send images, not texts")
     if reads == "texts" and images:

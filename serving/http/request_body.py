@@ -46,7 +46,7 @@ def _charset(header: str) -> str:
 
 
 async def read_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """Read the body of a request, then acquire a slot for `progress`. Raises the ApiErrors of
+    """Read the body of a request, then acquire a slot for `progress`. Raises the same ApiErrors as
     `bounded_parts`.
 
     Parse the body only after this, because slots limit the amount of concurrent parsing.

@@ -25,13 +25,13 @@ from serving.inference.tensors import (
 )
 from serving.tokens import Clients, bearer_token
 
-# Ray's gRPC proxy imports this module and does not need torch.
+# Ray's gRPC proxy imports this module, so avoid importing torch here.
 if TYPE_CHECKING:
     from serving.service import Service
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
-# Methods that do not reveal anything about the model and do not require a token.
+# Methods that reveal nothing about the model, so they do not require a token.
 _OPEN = ("ServerLive", "ServerReady")
 _STATUS = grpc.StatusCode
 _CODES = {
@@ -65,8 +65,8 @@ class InferenceMethods:
         self._model = InferenceModel(service)
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
-        """Return the response to `raw`, a request of `method`, or an empty message and a status in
-        `context`.
+        """Return the response to `raw`, which is a request to `method`. If it fails, set a status
+        in `context` and return an empty message.
 
         Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """

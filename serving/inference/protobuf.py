@@ -126,7 +126,7 @@ def response_of(
     outputs: Sequence[Tensor],
     parameters: dict[str, bool | str],
 ) -> pb.ModelInferResponse:
-    """Return the response to a request, with tensors in the same form."""
+    """Return the response to a request, with tensors in the form that the request uses."""
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, value in parameters.items():
         field = "bool_param" if isinstance(value, bool) else "string_param"

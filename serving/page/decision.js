@@ -1,4 +1,4 @@
-// The choice of the threshold: from a measured recall, a custom score, or none.
+// Threshold selection: from a measured recall, a custom score, or none.
 import { byId, element } from "./elements.js";
 import { percent } from "./numbers.js";
 

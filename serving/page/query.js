@@ -108,7 +108,7 @@ export class QueryPanel {
     byId("legend").replaceChildren(dot, " score", ...threshold, ` · axis from ${low} to ${high}`);
   }
 
-  // One line per class: the validation samples that its threshold was set on, and how many of them
+  // One line per class: how many validation samples its threshold was set on, and how many of them
   // reach it.
   #explainThresholds(verdicts) {
     const lines = verdicts.map(({ class: name, decided }) => {

@@ -65,9 +65,7 @@ class Criteria:
                 _log.warning("watch %s ignores class %r: %s", watch_id, name, error)
                 continue
             if threshold is None:
-                _log.warning(
-                    "watch %s ignores class %r, which does not have a threshold", watch_id, name
-                )
+                _log.warning("watch %s ignores class %r, which has no threshold", watch_id, name)
                 continue
             criteria.append(Criterion(class_id, threshold))
         return criteria

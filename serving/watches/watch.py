@@ -131,8 +131,8 @@ class Watches(Protocol):
         ...
 
     async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        """Deliver hits (watch id, line of JSON) to listeners. `lost` is the number of lost hits per
-        watch."""
+        """Deliver hits, as pairs (watch id, line of JSON), to listeners. `lost` is the number of
+        lost hits per watch."""
         ...
 
     async def listen(self, client: str, watch_id: str) -> str:

@@ -110,7 +110,7 @@ def _named(galleries: Galleries, name: str) -> Gallery:
         raise ApiError(
             404,
             "unknown_gallery",
-            f"unknown gallery {name[:80]!r}. Galleries of this server: {known}",
+            f"unknown gallery {name[:80]!r}. Galleries on this server: {known}",
         ) from error
 
 
