@@ -1,1 +1,2 @@
-"""Serving: answer one-class queries of a bundle, in this process or over HTTP with Ray Serve."""
+"""Serving: answer one-class queries with the model in a bundle, in-process or over HTTP with Ray
+Serve."""

@@ -89,7 +89,7 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 
 def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
-    """Return the threshold of a class for this query, with the class's validation counts."""
+    """Return a class's threshold for this query, together with its validation counts."""
     name = bundle.names.names[class_id]
     if query.recall is None:
         return ClassThreshold(

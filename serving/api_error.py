@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
-# Error codes for too many inputs, keyed by the input type of the model.
+# Error codes for too many inputs, keyed by what the model reads.
 TOO_MANY_INPUTS = {"images": "too_many_pictures", "texts": "too_many_texts"}
 
 
@@ -21,8 +21,8 @@ class ApiError(Exception):
 
 
 def validated(model: type[M], values: object, code: str, *, status: int = 422) -> M:
-    """Validate client input as a `model`. Raises ApiError with the first error; the message does
-    not include the value."""
+    """Validate client input against `model`. Raises ApiError for the first error; its message does
+    not contain the invalid value."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -31,7 +31,7 @@ def validated(model: type[M], values: object, code: str, *, status: int = 422) -
 
 
 def first_of(errors: Sequence[Any]) -> str:
-    """Return the first of pydantic's errors, on one line."""
+    """Format the first of pydantic's errors as one line."""
     first = errors[0]
     where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
     return f"{where}: {first['msg']}" if where else str(first["msg"])

@@ -1,6 +1,6 @@
 """Dynamic batching across requests: inputs that arrive during a forward pass form the next batch.
 
-The forward pass runs in its own thread, so that it does not block the event loop.
+The forward pass runs in its own thread, so it does not block the event loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class QueueFullError(Exception):
-    """Raised if the model's queue does not have room for the inputs."""
+    """Raised if the model's queue has no room for the inputs."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects individual inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
+    """Groups inputs into batches. `forward` maps a batch of B inputs to a tensor [B, ...].
 
-    Use it from a single event loop. An idle batcher runs the first batch after `wait_seconds`, or
-    immediately if that batch is full.
+    Use it from a single event loop. An idle batcher waits `wait_seconds` before it runs the first
+    batch, unless that batch is already full.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Batcher:
         self._started: float | None = None
 
     async def submit(self, inputs: Sequence[Any]) -> Tensor:
-        """Queue inputs and return their rows [len(inputs), ...] of the output of `forward`.
+        """Queue inputs and return their rows of the output of `forward`, [len(inputs), ...].
 
-        Raises QueueFullError if the queue does not have room for all inputs. Exceptions from
+        Raises QueueFullError if the queue has no room for all of the inputs. Exceptions from
         `forward` propagate.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
@@ -62,7 +62,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(one, loop.create_future()) for one in inputs]
         self._queue.extend(waiting)
-        # The worker ends when the queue is empty, so an idle batcher does not have a running task.
+        # The worker ends when the queue is empty, so an idle batcher has no running task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         try:
@@ -77,7 +77,7 @@ class Batcher:
         return len(self._queue)
 
     def seconds_in_forward(self) -> float:
-        """Return the time since the current forward pass started; 0 when idle."""
+        """Return the seconds since the current forward pass started, or 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
     async def _work(self) -> None:

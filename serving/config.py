@@ -25,7 +25,8 @@ _MIB = 2**20
 
 
 class ServingConfig(BaseModel):
-    """Configuration of a server. Every limit applies to one replica or one request.
+    """Configuration of a server. Unless a field says otherwise, each limit applies per replica or
+    per request.
 
     Fields annotated with `Option` are options of `kway serve`; the others can be set in the config
     file of a Ray cluster (`kway serve --print-config`).
@@ -49,7 +50,7 @@ class ServingConfig(BaseModel):
     replicas: int = Field(
         1,
         gt=0,
-        description="number of replicas, which are processes with their own copy of the model",
+        description="number of replicas (processes, each with its own copy of the model)",
     )
     device: Annotated[Literal["cpu", "cuda"], Option()] = Field(
         "cpu", description="device to run the model on; cuda uses one GPU per replica"
@@ -80,7 +81,7 @@ class ServingConfig(BaseModel):
         0.0,
         ge=0,
         le=3600,
-        description="time in seconds that an idle replica waits for a batch to fill",
+        description="how long an idle replica waits for a batch to fill, in seconds",
     )
     max_queued_inputs: int = Field(
         256, gt=0, description="maximum number of inputs waiting for the model"
@@ -139,7 +140,7 @@ class ServingConfig(BaseModel):
         16, gt=0, description="maximum number of lines of a stream that are processed concurrently"
     )
     stream_idle_seconds: float = Field(
-        60.0, gt=0, description="time in seconds without a line after which a stream is closed"
+        60.0, gt=0, description="close a stream after this many seconds without a line"
     )
     galleries: Annotated[dict[GalleryName, Path], Option("--gallery", metavar="NAME=FOLDER")] = (
         Field(
@@ -190,7 +191,7 @@ class ServingConfig(BaseModel):
         description="maximum size in bytes of the image or text in a frame",
     )
     feed_idle_seconds: float = Field(
-        60.0, gt=0, description="time in seconds without a frame after which a feed is closed"
+        60.0, gt=0, description="close a feed after this many seconds without a frame"
     )
     max_replicas: int | None = Field(
         None,
@@ -218,8 +219,8 @@ class ServingConfig(BaseModel):
     def _check_max_replicas(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
-                f"max_replicas is {self.max_replicas}, less than replicas ({self.replicas}). "
-                "Increase max_replicas"
+                f"max_replicas is {self.max_replicas}, but it must be at least replicas "
+                f"({self.replicas}). Increase max_replicas"
             )
         return self
 

@@ -1,8 +1,8 @@
-"""Per-replica limits on client resources: streams, feeds, listeners and arriving bodies.
+"""Per-replica limits on what clients use: streams, feeds, listeners and uploads.
 
-HAProxy forwards a body that is larger than its buffer to a replica while it is still arriving. Such
-a body does not occupy a `max_requests` slot until it is complete, so slow uploads do not block
-other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
+If a body is larger than HAProxy's buffer, HAProxy forwards it to a replica while it is still
+arriving. Such a body does not occupy a `max_requests` slot until it is complete, so slow uploads do
+not block other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
 """
 
 import asyncio
@@ -36,11 +36,13 @@ class ClientLimit:
         """Acquire `count` slots for `client`. If fewer are free, acquires none and raises ApiError
         429."""
         if self._in_use.total() + count > self._most:
-            message = f"the server's limit of {self._most} {self._what} is reached. Try again later"
+            message = (
+                f"the server has reached its limit of {self._most} {self._what}. Try again later"
+            )
         elif self._in_use[client] + count > self._per_client:
             message = (
-                f"your limit of {self._per_client} {self._what} is reached. Finish or "
-                "close another request first"
+                f"you have reached your limit of {self._per_client} {self._what}. Finish or close "
+                "another request first"
             )
         else:
             self._in_use[client] += count
@@ -49,7 +51,7 @@ class ClientLimit:
         raise ApiError(429, code, message, {"Retry-After": "5"})
 
     def release(self, client: str, count: int) -> None:
-        """Return slots acquired with `acquire`."""
+        """Release slots acquired with `acquire`."""
         self._in_use -= Counter({client: count})  # drops clients whose count is 0
 
 
@@ -70,8 +72,8 @@ class Uploads:
         self._min_rate = config.min_upload_bytes_per_second
 
     async def parts(self, client: str, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a request body. The body counts as an upload of `client` until its
-        end.
+        """Yield the parts of a request body. The body counts as an upload of `client` until it
+        ends.
 
         Raises ApiError: 429 if there are too many uploads or their total size is too large; 408 if
         the body arrives too slowly. Close the generator if you do not read it to its end.

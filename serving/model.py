@@ -1,6 +1,6 @@
 """A loaded model: images or texts -> features -> verdicts.
 
-This module does not depend on HTTP or Ray, so `kway query` can use it in-process.
+It does not depend on HTTP or Ray, so `kway query` can use it in-process.
 """
 
 import logging
@@ -44,8 +44,8 @@ class Model:
         engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """If `engine` is None, the fastest available one is used. onnxruntime uses the number of
-        threads that is set for torch.
+        """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
+        as torch is set to use.
 
         Raises ValueError if the device does not exist, if the device does not support the engine,
         or if the torch engine would have to import a backbone that is not in `allow_imports`.
@@ -213,5 +213,5 @@ class TextReader:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def examples(self) -> list[list[int]]:
-        """Return a short text, and one that is truncated at `max_length` tokens."""
+        """Return a short text and a text that is truncated to `max_length` tokens."""
         return self._tokenizer.encode([_EXAMPLE_TEXT, _EXAMPLE_TEXT * self._tokenizer.max_length])

@@ -23,7 +23,7 @@ async def pump_all(
     after the answers to all earlier items are written. Any other error is raised immediately.
     """
     # `waiting` keeps the order of the items; None marks the end. `room` is released only after an
-    # answer is written, so a slow client pauses the reading of new items.
+    # answer is written, so no new items are read while the client is slow.
     room, waiting = asyncio.Semaphore(limit), asyncio.Queue[asyncio.Task[R] | None]()
 
     async def read() -> ApiError | None:

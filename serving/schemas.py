@@ -39,9 +39,9 @@ class ErrorBody(BaseModel):
 
 
 class ClassThreshold(BaseModel):
-    """The threshold of one class and its validation counts. Counts are null if they are unknown.
-    This applies to all counts except `class_samples` if the request sets the threshold, and to
-    bundles exported by older versions of kway."""
+    """The threshold of one class and its validation counts. Unknown counts are null. If the request
+    sets the threshold, only `class_samples` is known. Bundles exported by older versions of kway
+    contain no counts."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -54,12 +54,12 @@ class ClassThreshold(BaseModel):
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     threshold_samples: int | None = Field(
         None,
-        description="number of validation samples used to compute the threshold: those of "
-        "the class or, for a pooled threshold, those of all classes",
+        description="number of validation samples used to compute the threshold: samples of "
+        "the class or, for a pooled threshold, of all classes",
     )
     class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(
-        None, description="number of these samples at or above the threshold"
+        None, description="number of the class's validation samples at or above the threshold"
     )
     all_reached: int | None = Field(
         None, description="number of validation samples of any class at or above the threshold"
@@ -94,14 +94,14 @@ class InputVerdicts(BaseModel):
 
 class Answer(BaseModel):
     """Verdicts for all inputs of a request. `aligned` is true if the loss follows the Principle of
-    Logit Separation, so that the logit of a single class is meaningful on its own."""
+    Logit Separation, which makes the logit of a single class meaningful on its own."""
 
     aligned: bool
     notice: str | None
     thresholds: list[ClassThreshold] = Field(
         [],
-        description="one per class of the query; empty if the query does not set a "
-        "recall or threshold",
+        description="one per class of the query; empty if the query sets neither a recall nor a "
+        "threshold",
     )
     results: list[InputVerdicts]
 
@@ -112,7 +112,7 @@ Id = (
 
 
 class Hit(BaseModel):
-    """Verdicts on one line. Contains only the classes that match, unless all were requested."""
+    """The verdicts on one line. Contains only the matches, unless all verdicts were requested."""
 
     line: int = Field(description="zero-based line number in the body, including empty lines")
     id: Id | None = None
@@ -131,7 +131,7 @@ class LineError(BaseModel):
 class Counts(BaseModel):
     inputs: int = Field(description="number of answered lines")
     hits: int | None = Field(
-        description="number of these lines with a match; null if there is no threshold"
+        description="number of answered lines with a match; null if there is no threshold"
     )
     errors: int = Field(description="number of rejected lines")
 
@@ -162,7 +162,7 @@ class GalleryHit(Verdict):
 
 
 class ClassHits(ClassThreshold):
-    """One page of a gallery's items, sorted by descending score of the class."""
+    """One page of a gallery's items, sorted by descending score for the class."""
 
     total: int = Field(
         description="total number of hits across all pages: the matching items, or all "

@@ -25,13 +25,12 @@ from serving.schemas import Answer
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
-# A forward pass that takes longer than this is considered hung, for example because of a broken
-# driver.
+# A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
 _HUNG_SECONDS = 120.0
 # JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
 # would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
 _SHORT_BYTES = 2**14
-# Delay before a stream tries again to put an input into the model's full queue.
+# Delay before a stream retries to queue an input after the model's queue was full.
 _QUEUE_SECONDS = 0.02
 
 
@@ -69,8 +68,9 @@ class InProgress:
         self.inputs = 0
 
     def acquire_slot(self) -> None:
-        """Acquire a slot until the end of the request. Call this after the body has been received,
-        because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is free."""
+        """Acquire a slot and hold it until the request ends. Call this after the body has been
+        received, because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is
+        free."""
         self._slots.acquire()
         self.has_slot = True
 
@@ -117,12 +117,12 @@ class Service:
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
-        """Admit a request for the duration of the context, and count it once by its outcome.
+        """Admit a request for the duration of the context, then count it by its outcome.
 
         Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
         many requests are in progress or waiting for the model; after the timeout, 408 if the
-        request does not have a slot yet and 503 if it does. Streams pass `is_timed=False` and have
-        no timeout.
+        request has not acquired a slot yet and 503 if it has. Streams pass `is_timed=False` and
+        have no timeout.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots)
@@ -153,7 +153,7 @@ class Service:
             if progress.has_slot:
                 message = f"no response within {seconds:g} s. Try again"
                 raise ApiError(503, "timeout", message, _RETRY) from error
-            message = f"the body did not arrive within {seconds:g} s. Send the body faster"
+            message = f"the body did not arrive within {seconds:g} s. Send it faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
             raise _too_many_requests() from error
@@ -170,8 +170,8 @@ class Service:
         """Compute the features [n, dim] of images (bytes) or texts, batched with those of other
         requests.
 
-        Raises ApiError for an input that cannot be decoded, with its index in `field` in the
-        message, and QueueFullError if the model's queue is full.
+        Raises ApiError for an input that cannot be decoded, and QueueFullError if the model's queue
+        is full. The message of the ApiError names the input by `field` and its index.
         """
         prepared = await asyncio.gather(
             *(
@@ -187,7 +187,7 @@ class Service:
         return await self.in_thread(answer, self.model.bundle, features, query)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`, which is retried while it raises QueueFullError.
+        """Return the result of `attempt`, retrying it as long as it raises QueueFullError.
 
         Streams use this because they wait instead of failing. Raises ApiError 503 after the request
         timeout.
@@ -240,7 +240,7 @@ class Service:
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
         """Return one page of the ids of the classes whose names contain `text`, and the total
-        number of these classes."""
+        number of such classes."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
 
 

@@ -36,8 +36,8 @@ class Tokens:
         self._refresh()
 
     def client_of(self, token: str) -> str | None:
-        """Return the name of the client that sends `token`: the first 8 hex digits of its SHA-256,
-        or None if the token is unknown.
+        """Return the name of the client that sends `token`, or None if the token is unknown. The
+        name is the first 8 hex digits of the token's SHA-256.
 
         Takes constant time, whether or not the token is found. Raises OSError or ValueError if the
         file has changed and can no longer be read; tokens from its previous contents are not
@@ -73,7 +73,7 @@ class Tokens:
 def _check_file(path: Path, state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise ValueError(f"token file {path} is not a regular file. Pass the path of a file")
-    # A file with another owner, such as a mounted secret, is readable only through its group.
+    # Another user's file, such as a mounted secret, is readable only through its group.
     own = state.st_uid == os.geteuid()
     if state.st_mode & (0o077 if own else 0o027):
         raise ValueError(
@@ -128,8 +128,8 @@ class Clients:
 
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
-        """Create an instance with the tokens in `file`; if None, every client is accepted. Raises
-        the same exceptions as `Tokens`."""
+        """Create an instance with the tokens in `file`. If `file` is None, every client is
+        accepted. Raises the same exceptions as `Tokens`."""
         return cls(None if file is None else Tokens(file))
 
     def name_of(self, token: str | None) -> str:

@@ -34,8 +34,8 @@ class Client(StandingQueries):
     """A client for the server at `url`.
 
     - `timeout`: the idle timeout of a connection, in seconds.
-    - `retry_seconds`: the maximum time, in seconds, for retries of a request that fails with a
-      transient error.
+    - `retry_seconds`: how long to keep retrying a request that fails with a transient error, in
+      seconds.
 
     Classes are names or ids (including numpy integers), images are paths or bytes, and texts are
     strings. Not thread-safe.
@@ -73,7 +73,8 @@ class Client(StandingQueries):
         self._transport.close()
 
     def served(self) -> Served:
-        """Return the model that the server serves. Raises RejectedError and OSError."""
+        """Return a description of the model that the server serves. Raises RejectedError and
+        OSError."""
         return self._transport.request(Served, "GET", "/v1/model")
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
@@ -96,9 +97,9 @@ class Client(StandingQueries):
         """Check whether each input belongs to each of the classes. Pass the result of `served()` as
         `served` to save a request.
 
-        Splits the inputs into as many requests as the server's limits require and sends them one at
-        a time. Raises RejectedError and OSError. Raises TypeError or ValueError for invalid inputs
-        before any input is sent.
+        Splits the inputs into several requests if the server's limits require it, and sends one
+        request at a time. Raises RejectedError and OSError. Raises TypeError or ValueError for
+        invalid inputs before any input is sent.
         """
         fields, inputs = (
             query_fields(classes, recall, threshold),
@@ -121,11 +122,11 @@ class Client(StandingQueries):
         more inputs are sent. The request is sent when the first result is read.
 
         Yields a `Hit` for each input that matches a class (or, if `all`, for every input), a
-        `LineError` for each rejected input, and finally `Done`. The `id` of a result is that of its
-        `Item`; an input without an id uses its zero-based position. The error for a line that is
-        too long does not have an id.
+        `LineError` for each rejected input and, at the end, `Done`. A result has the same `id` as
+        its `Item`; the default id is the zero-based position of the input. The error for a line
+        that is too long has no id.
 
-        A separate thread iterates over `inputs`, after the server has accepted the stream and only
+        Once the server has accepted the stream, a separate thread iterates over `inputs`, but only
         while you read the results. The server closes the stream if you stop reading for a minute.
         Raises RejectedError, OSError if there is no response, ConnectionError if the connection is
         lost, and whatever `inputs` raises. A stream that has started is not retried.
@@ -153,9 +154,9 @@ class Client(StandingQueries):
         threshold: float | None = None,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
-        """Yield the items in descending order of the class's score. If a recall or threshold is
-        set, yield only the items that match. Pages of `page_size` hits are fetched as they are
-        read.
+        """Yield the items in descending order of their score for the class. If a recall or
+        threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
+        as you read them.
 
         Raises RejectedError and OSError. OSError is also raised if the gallery changes during the
         search.
@@ -194,8 +195,8 @@ class Client(StandingQueries):
         limit: int = 20,
         offset: int = 0,
     ) -> Hits:
-        """Return up to `limit` hits for each class, starting at `offset`, and the total number of
-        hits.
+        """Return up to `limit` hits for each class, starting at `offset`, and each class's total
+        number of hits.
 
         Raises RejectedError and OSError.
         """
@@ -205,7 +206,7 @@ class Client(StandingQueries):
         )
 
     def _part(self, first: int, request: dict[str, Any]) -> Answer:
-        """Send one part of a query. `first` is the position of its first input."""
+        """Send one part of a query. `first` is the position of the part's first input."""
         try:
             return self._transport.request(Answer, "POST", "/v1/query", **request)
         except RejectedError as error:

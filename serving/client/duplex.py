@@ -1,10 +1,10 @@
 """An httpx transport that sends the body of a request while it reads the response.
 
-httpx's own transport sends the complete body first. A kway server stops reading a stream while the
-client does not read the answers, so that transport would deadlock. Iteration over the body starts
-only when the server has accepted the request, so a rejected request does not consume any of the
-body. The iteration stays at most one part ahead. Uses HTTP/1.1 with one connection per request and
-ignores proxies from the environment.
+httpx's own transport sends the complete body before it reads anything. It would deadlock with a
+kway server, which stops reading a stream if the client does not read the answers. This transport
+starts iterating over the body only after the server has accepted the request, so a rejected request
+does not consume any of the body. It reads at most one part ahead. Uses HTTP/1.1 with one connection
+per request and ignores proxies from the environment.
 """
 
 import queue
@@ -36,10 +36,10 @@ class BodyReader:
         Thread(target=self._run, args=(parts, waker), daemon=True).start()
 
     def take(self) -> bytes | None:
-        """Return the next part. Returns None if it is not available yet, or at the end, when
-        `is_over` is set.
+        """Return the next part, or None if it is not available yet. At the end, sets `is_over` and
+        returns None.
 
-        Raises the exception that the iterable raised.
+        Raises any exception that the iterable raised.
         """
         with suppress(BlockingIOError):
             self.wake.recv(16)
@@ -85,7 +85,8 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Duplex(httpx.BaseTransport):
-    """Sends `keep_alive` whenever the body yields nothing for `silence_seconds`.
+    """A full-duplex transport. Sends `keep_alive` whenever the body yields nothing for
+    `silence_seconds`.
 
     Raises httpx.TransportError for connection errors and, while the response is read, whatever the
     body raises. Applies the request's connect and read timeouts. The read timeout does not apply
@@ -96,7 +97,8 @@ class Duplex(httpx.BaseTransport):
         self._keep_alive, self._silence_seconds = keep_alive, silence_seconds
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response when its headers have arrived. Reading it sends the body."""
+        """Return the response once its headers have arrived. Reading the response sends the request
+        body."""
         limits = request.extensions["timeout"]
         connection = _connected(request.url, limits["connect"])
         exchange = _Exchange(connection, self._keep_alive, self._silence_seconds, limits["read"])

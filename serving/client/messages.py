@@ -1,5 +1,5 @@
-"""Messages between client and server: responses that are not streams of lines, the fields of a
-query, and the splitting of queries into requests within the server's limits."""
+"""Messages between client and server: the fields of a query, the requests that a query is split
+into to stay within the server's limits, and responses other than streams of lines."""
 
 import json
 import operator
@@ -16,7 +16,7 @@ from pydantic import BaseModel, PositiveInt
 from serving.client.ndjson import Input
 from serving.schemas import Answer, ErrorBody, ModelLogits
 
-# Generous estimate of the bytes that a request adds to each image or text.
+# Generous estimate of the overhead, in bytes, of each image or text in a request.
 _EXTRA_BYTES = 1000
 _POSITION = re.compile(r"^(images|texts)\[(\d{1,9})\]")
 Kind = TypeVar("Kind")
@@ -59,8 +59,8 @@ def read_response(response: httpx.Response, url: str) -> httpx.Response:
 
 
 def is_retryable(response: httpx.Response) -> bool:
-    """Return whether the server is busy or a proxy reports that a replica died. Errors of kway
-    itself are final."""
+    """Return whether the server is busy, or a proxy reports that a replica died. Any other error
+    from kway itself is final."""
     if response.status_code in BUSY + _PROXY_ERRORS:
         return True
     return response.status_code == 500 and error_of(response)[0] == ""
@@ -79,7 +79,7 @@ def error_of(response: httpx.Response) -> tuple[str, str]:
 def retry_after(response: httpx.Response) -> float:
     """Return the delay in seconds that the server requests, at most 5."""
     header = response.headers.get("Retry-After", "")
-    # Convert only 9 digits: Python rejects numbers with thousands of digits.
+    # Convert only the first 9 digits: Python rejects numbers with thousands of digits.
     is_number = header.isascii() and header.isdecimal()
     return min(float(header[:9]), _LONGEST_WAIT_SECONDS) if is_number else 0.0
 
@@ -135,7 +135,7 @@ def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert the fields of a query for URLs and forms. All values there are strings, so a class ID
+    """Convert the fields of a query for URLs and forms, in which all values are strings: a class ID
     becomes `#` followed by the number."""
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}
@@ -160,7 +160,7 @@ def requests(
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """Merge the answers of several requests. Inputs are numbered consecutively."""
+    """Merge the answers to several requests, numbering the inputs consecutively."""
     results = [result for part in parts for result in part.results]
     numbered = [
         result.model_copy(update={"input": position}) for position, result in enumerate(results)

@@ -1,4 +1,4 @@
-"""Lines of JSON (NDJSON) that the client sends, and the events that it receives."""
+"""The lines of JSON (NDJSON) that the client sends and the events that it receives."""
 
 import json
 from base64 import b64encode
@@ -40,7 +40,7 @@ FINAL_EVENTS = (Done, FeedDone, Ended)
 
 
 class Item(NamedTuple):
-    """An input of a stream or feed. Its events have the same `id`.
+    """An input to a stream or feed. The events for it have the same `id`.
 
     Only feeds use `time`.
     """
@@ -98,4 +98,6 @@ def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
             buffer.clear()
         buffer += rest
         if len(buffer) > _MAX_LINE_BYTES:
-            raise httpx.DecodingError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
+            raise httpx.DecodingError(
+                f"the server sent a line of more than {_MAX_LINE_BYTES} bytes"
+            )

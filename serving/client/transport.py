@@ -26,7 +26,7 @@ _KEEP_ALIVE, _SILENCE_SECONDS = b"\n", 5.0
 
 
 def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Client, httpx.Client]:
-    """Create the HTTP clients, without sending anything. Raises ValueError for an invalid URL or
+    """Create the HTTP clients. Nothing is sent yet. Raises ValueError for an invalid URL or
     token."""
     headers = _authorization(token)
     base = _checked(url)
@@ -39,8 +39,8 @@ def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Cli
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """Return the header with the token. Surrounding white space is stripped, because token files
-    end with a newline. Error messages must not contain the token."""
+    """Return the header with the token. Surrounding whitespace is stripped, because token files end
+    with a newline. Error messages must not contain the token."""
     if token is None:
         return {}
     token = token.strip()
@@ -124,7 +124,8 @@ class Transport:
         except httpx.RequestError as error:
             reason = _error_text(error)
         raise ConnectionError(
-            f"lost the connection to {self.url} ({reason}): earlier events are valid but incomplete"
+            f"lost the connection to {self.url} ({reason}): the events received so far are valid, "
+            "but later ones are missing"
         )
 
     def _response(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -155,7 +156,8 @@ class Transport:
             response.close()
 
     def _retried(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
-        """Call `attempt` until its response is final, with backoff, for up to `retry_seconds`."""
+        """Call `attempt`, with backoff, until it returns a final response or `retry_seconds` have
+        passed."""
         began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -169,7 +171,7 @@ class Transport:
                 if isinstance(error, httpx.ConnectError) and not self._has_responded:
                     # Fail immediately: the URL is probably wrong.
                     raise OSError(failure) from error
-            # Random jitter, so that rejected clients do not all retry at the same time.
+            # Add random jitter, so that rejected clients do not all retry at the same time.
             wait = max(requested, pause * random.uniform(0.5, 1.0))
             if time.monotonic() + wait > began + self.retry_seconds:
                 raise OSError(failure)

@@ -28,7 +28,7 @@ _LISTENER_LOST = ("listener_lost", "watches_down")
 
 
 class StandingQueries:
-    """The methods of `Client` for watches and feeds."""
+    """The `Client` methods for watches and feeds."""
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport, self._timeout = transport, timeout
@@ -63,7 +63,7 @@ class StandingQueries:
         return self._transport.request(WatchList, "GET", "/v1/watches").watches
 
     def renew_watch(self, watch_id: str, *, ttl_seconds: float | None = None) -> WatchInfo:
-        """Restart the time to live of a watch, with the same duration or a new one. Not retried.
+        """Restart a watch's time to live, with the same duration or a new one. Not retried.
 
         Raises RejectedError. Raises OSError if there is no response; the watch may still have been
         renewed.
@@ -86,14 +86,14 @@ class StandingQueries:
         acknowledge: bool = False,
     ) -> Generator[FeedEvent, None, None]:
         """Send frames to a feed. Yields the hits of your own watches, a `FrameError` for each
-        rejected frame, and finally `FeedDone`.
+        rejected frame and, at the end, `FeedDone`.
 
         - `latest`: skip frames if newer ones are available.
         - `acknowledge`: also yield `Acknowledged` for each processed frame.
 
-        The request is sent when the first event is read. The id of a frame is that of its `Item`;
-        the default is the zero-based position of the frame. Otherwise `feed` works like `stream`
-        and raises the same errors.
+        The request is sent when the first event is read. A frame has the same id as its `Item`; the
+        default is the zero-based position of the frame. Otherwise, `feed` works like `stream` and
+        raises the same errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(
@@ -106,13 +106,13 @@ class StandingQueries:
         )
 
     def listen(self, watch_id: str) -> Generator[ListenEvent, None, None]:
-        """Yield the hits of a watch in frames of all clients as they occur. The last event is
-        `Ended`.
+        """Yield the hits of a watch as they occur, whichever client sends the frames. The last
+        event is `Ended`.
 
         Reconnects if the connection or the replica is lost, and then yields `Listening` again. Hits
-        that occur in the meantime are lost. `Dropped` counts hits that were not read fast enough.
-        Raises RejectedError. Raises OSError if, for `retry_seconds`, reconnecting fails or no valid
-        event arrives.
+        that occur in the meantime are lost. A `Dropped` event counts the hits that you did not read
+        fast enough. Raises RejectedError. Raises OSError if every attempt to reconnect fails for
+        `retry_seconds`, or if no valid event arrives for that long.
         """
         path = f"{path_of('watches', watch_id)}/hits"
         limits = httpx.Timeout(self._timeout, read=max(self._timeout, _LISTEN_TIMEOUT_SECONDS))

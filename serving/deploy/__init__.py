@@ -1,1 +1,1 @@
-"""Deployment: Ray Serve with its replicas and HAProxy, isolation on this machine, and clean-up."""
+"""Deployment: run Ray Serve and HAProxy, isolate them on this machine, and clean up after them."""

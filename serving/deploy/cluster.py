@@ -16,12 +16,12 @@ from serving.deploy.environment import SERVING, grpc_limits
 
 # Not arguments of the application: the file sets them in http_options and grpc_options.
 _SET_BY_CLUSTER = {"host", "port", "grpc_port"}
-# Added to the request timeout to cover processing outside of it.
+# Added to the request timeout for processing that the timeout does not cover.
 _SPARE_SECONDS = 5
 
 
 class ClusterArguments(BaseModel):
-    """`args` of the application in the config file."""
+    """The `args` of the application in the config file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,8 +32,8 @@ class ClusterArguments(BaseModel):
 def build(arguments: ClusterArguments) -> Application:
     """Build the application; Serve calls this with the file's `args`.
 
-    The grace period exceeds the request timeout, so a replica that is scaled down or replaced
-    finishes its remaining requests.
+    The grace period exceeds the request timeout, so a replica that is scaled down or replaced can
+    finish its remaining requests.
     """
     grace_seconds = arguments.config.request_timeout_seconds + _SPARE_SECONDS
     return application(arguments.bundle, arguments.config, errors=None, grace_seconds=grace_seconds)

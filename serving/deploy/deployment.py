@@ -1,6 +1,6 @@
 """The Ray Serve application: ingress and model in one deployment, with stateless replicas.
 
-Importing this module imports Ray; `serving/deploy/environment.py` sets Ray's environment first.
+Importing this module imports Ray, so set Ray's environment first (`serving/deploy/environment.py`).
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
 
-# Spare capacity for requests that do not count towards any limit and that are answered immediately,
-# such as rejections.
+# Spare capacity for requests that count towards no limit and are answered immediately, such as
+# rejected requests.
 _SPARE_REQUESTS = 64
 
 
@@ -128,8 +128,8 @@ def application(
 
 
 def _max_ongoing_requests(config: ServingConfig) -> int:
-    """Return Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway
-    rejects first and all errors have the same format.
+    """Return Ray's limit on concurrent requests. It exceeds the sum of kway's own limits, so kway
+    is the first to reject a request and all errors have the same format.
 
     Clients decide how long feeds, listeners and uploads last. Their limits are included here,
     because other requests could otherwise queue behind them indefinitely. Streams count towards

@@ -20,19 +20,20 @@ from serving.http.routing import paths_of
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
-# Lets a replica finish its remaining requests while HAProxy is notified of its removal.
+# A removed replica still accepts requests for this long, because HAProxy may not have been notified
+# of its removal yet.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
-# Margin over kway's own limits, so that kway's limits apply first. The outer limits only cover
-# cases that kway cannot detect.
+# Margin over kway's own limits, so that these apply first. The outer limits only cover cases that
+# kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
 # Ray starts another HAProxy after three consecutive failed checks. With Ray's default period of ten
 # seconds, this would take half a minute. A slow proxy is replaced after three timeouts (one
 # minute), as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# A response takes a few KiB, however small the request limit is, and gRPC has a single limit for
-# requests and responses.
+# gRPC has a single limit for requests and responses, and a response takes a few KiB, even if the
+# limit on requests is smaller.
 _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # A FIFO in the session folder. HAProxy writes a line to it for each error response.
@@ -44,13 +45,14 @@ SERVING = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # By default Ray runs its workers, including replicas and HAProxy, at nice 15.
     "RAY_worker_niceness": "0",
-    # Each change of the replicas replaces the HAProxy process. The old process does not accept new
-    # connections. It exits when its last stream or feed ends. After this time, it closes all
-    # remaining streams and feeds.
+    # Whenever the set of replicas changes, a new HAProxy process replaces the old one. The old
+    # process accepts no new connections and exits when its last stream or feed ends. After this
+    # time, it closes all remaining streams and feeds.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
-    # Ray does not reuse the port of a removed replica while an old HAProxy may still send requests
-    # to it, by default for the time above plus 30 s. An old process receives new requests only on
-    # idle connections, which it closes after 90 s.
+    # Ray does not reuse the port of a removed replica as long as an old HAProxy process may still
+    # send requests to it; the default is the time above plus 30 s. A shorter time is enough,
+    # because an old process receives new requests only on idle connections, which it closes after
+    # 90 s.
     "RAY_SERVE_PORT_QUARANTINE_S": "150",
 }
 
@@ -86,8 +88,8 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
         return {}
     # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server.
     hook = private_grpc.bind_servers_to_loopback
-    # Workers import the hook before Ray adds our packages to their path, and another version of
-    # kway may be installed.
+    # Workers import the hook before Ray adds our packages to their path, so without PYTHONPATH they
+    # could import another installed version of kway.
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,
@@ -135,8 +137,7 @@ def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(session / "servers"),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `error_reports.py` counts errors instead
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, psutil.cpu_count() or 1)),
-        # Enable retries if a replica dies; `serving/deploy/haproxy.py` selects the requests to
-        # retry.
+        # Retry requests if a replica dies; `serving/deploy/haproxy.py` selects which requests.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     }
 
@@ -169,8 +170,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
 
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
-    """Return the accepted host names of a server whose only protection is that it listens on
-    loopback. Returns an empty result for all other servers."""
+    """Return the host names to accept if the server's only protection is that it listens on
+    loopback. For all other servers, the result is empty."""
     is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
     return _LOOPBACK_NAMES if is_local_only else ()
 

@@ -1,13 +1,13 @@
 """Forwards errors from a server's other processes to the `kway serve` process.
 
-Replicas append errors to a file whose contents are printed to standard error. Ray writes their
-output only to its session folder, which is removed at exit.
+Replicas append errors to a file, and this process prints them to standard error. Ray would write
+them only to its session folder, which is removed at exit.
 
 HAProxy writes a line to a FIFO for each response with a status of 400 or above, and kway counts
-these lines. HAProxy's own counters are not sufficient: they count only by status class, and each
-change of the replicas, when errors are most likely, starts a new process whose counters start from
-zero. Ray's collector of such lines reads a datagram socket, which drops all but the first ten lines
-of a burst; a FIFO buffers thousands.
+these lines. HAProxy's own counters are not sufficient: they count only by status class, and they
+are lost whenever the set of replicas changes, because a new HAProxy process replaces the old one.
+Errors are most likely at such times. Ray's collector of such lines reads a datagram socket, which
+drops all but the first ten lines of a burst; a FIFO buffers thousands.
 """
 
 import logging
@@ -32,7 +32,7 @@ def append_errors(path: Path) -> None:
 
 @contextmanager
 def shown_errors(path: Path) -> Iterator[None]:
-    """Inside the context, print text that is appended to the file `path` to standard error."""
+    """Inside the context, copy everything that is appended to the file `path` to standard error."""
     path.touch()
     stopped = threading.Event()
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -1,10 +1,10 @@
 """A launcher that Ray starts instead of HAProxy; it applies kway's rules and then runs HAProxy.
 
-Ray writes HAProxy's configuration on each change of the replicas and starts the program named by
-RAY_SERVE_HAPROXY_BINARY_PATH. This program adds kway's addresses, timeouts and error responses to
-that file and then execs the real HAProxy. It rejects any configuration that it does not recognize,
-so that a new version of Ray cannot silently open a port. It uses only the standard library, because
-it runs on each change.
+Whenever the set of replicas changes, Ray writes HAProxy's configuration and starts the program
+named by RAY_SERVE_HAPROXY_BINARY_PATH. This program adds kway's addresses, timeouts and error
+responses to that file and then execs the real HAProxy. It rejects any configuration that it does
+not recognize, so that a new version of Ray cannot silently open a port. It uses only the standard
+library, so that it starts quickly.
 """
 
 import json
@@ -18,15 +18,16 @@ from pathlib import Path
 # Characters that have no special meaning in HAProxy's regular expressions.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/:_-]*")
 _PARAMETER = re.compile(r"\{\w+\}")
-# Headers that Ray would decode unchecked or act on; clients must not set them.
+# Headers that Ray decodes without validation or acts on; clients must not set them.
 _RAY_HEADERS = (
     "x-request-timeout-seconds",
     "x-request-disconnect-disabled",
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-# Ray's own pages, /-/routes and /-/healthz, do not require a token, so clients must not reach them.
-# Targets that are not a path, such as `*`, are also rejected because no backend accepts them.
+# Ray's own pages, /-/routes and /-/healthz, do not require a token, so clients must not be able to
+# reach them. Request targets that are not paths, such as `*`, are also rejected, because no backend
+# accepts them.
 _NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
 # The same rule for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
 _NO_RAY_SERVICE = (
@@ -35,9 +36,9 @@ _NO_RAY_SERVICE = (
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is running, HAProxy forwards requests to Ray's own proxy, a `backup` server,
-# which queues them for a replica that is being replaced. Once the application is deleted, at
-# shutdown, that proxy responds with 404. kway has a route for every path, so this 404 means "not
-# ready" and becomes 503: clients and caches would treat a 404 as final.
+# which queues them until a new replica is running. Once the application is deleted, at shutdown,
+# that proxy responds with 404. kway has a route for every path, so this 404 means "not ready" and
+# becomes 503: clients and caches would treat a 404 as final.
 _FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
@@ -50,7 +51,7 @@ _ERRORS = {
     403: ("refused", "the request is not allowed"),
     404: ("no_such_path", "the path does not exist"),
     405: ("wrong_method", "the path does not support this method"),
-    408: ("slow_request", "the request did not arrive in time. Send the request faster"),
+    408: ("slow_request", "the request did not arrive in time. Send it faster"),
     429: ("too_busy", "too many requests are waiting for the model. Try again"),
     500: ("internal", "internal server error; see the server log"),
     501: ("wrong_method", "the server does not support this method"),
@@ -62,8 +63,7 @@ _ERRORS = {
 # stops the evaluation of rules, so the error is still logged.
 _LOG_ERRORS_ONLY = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Lines that configure custom error pages or logging to a local port, on which nothing may be
-# listening.
+# Lines that configure custom error pages, or logging to a local port that may have no listener.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
@@ -115,8 +115,8 @@ def rewrite(text: str, settings: ProxySettings) -> str:
 
 
 def _sections(text: str) -> Iterator[list[str]]:
-    """Yield the sections of a configuration, each starting with its title, without comments and
-    blank lines."""
+    """Yield the sections of a configuration without comments or blank lines. Each starts with its
+    title."""
     section: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -185,8 +185,8 @@ def _without_bind(lines: list[str]) -> list[str]:
 
 def _defaults(settings: ProxySettings) -> list[str]:
     return [
-        # When HAProxy is replaced, on each change of the replicas, the old process answers requests
-        # on open connections before it closes them, because most clients do not retry.
+        # When a new HAProxy process replaces the old one, the old one answers another request on
+        # each open connection before it closes the connection, because most clients do not retry.
         "    option idle-close-on-response",
         f"    timeout http-request {_time(settings.head_seconds)}",
         f"    timeout client {_time(settings.idle_seconds)}",
@@ -219,10 +219,11 @@ def _rules(settings: ProxySettings) -> list[str]:
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _drop_unless_name("x-request-id"),
-        # Other requests are not idempotent: retrying the creation of a watch could create two.
+        # Never retry requests that are not idempotent: a retry of a request that creates a watch
+        # could create two.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
-        # Wait here for bodies that arrive slowly, so that they do not occupy a replica. A body that
-        # is larger than the buffer is forwarded as it arrives, and the replica enforces the time
+        # Wait here for bodies that arrive slowly, so they do not occupy a replica. A body that is
+        # larger than the buffer is forwarded as it arrives, and the replica enforces the time
         # limit.
         f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
@@ -232,8 +233,8 @@ def _rules(settings: ProxySettings) -> list[str]:
         f"return {_error_response(503)} if {_IS_SOCKET} {_FROM_RAY_PROXY} {_plain(500)}",
         # Ray rejects a WebSocket handshake like any other request: with 429 or, on a replica that
         # is shutting down, with a status that requests a retry. uvicorn converts both to a
-        # plain-text 500. kway never sends a plain-text 500: it rejects a token with JSON and an
-        # unknown path with 403, and reports all other errors after the handshake.
+        # plain-text 500. kway never sends a plain-text 500: it rejects an invalid token with JSON
+        # and an unknown path with 403, and reports all other errors after the handshake.
         f"return {_error_response(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
             f"return {_error_response(_STATUS_REPLACEMENTS.get(status, status))} if "
@@ -270,7 +271,7 @@ def _pattern(path: str) -> str:
 
 def _host_rules(settings: ProxySettings) -> list[str]:
     """Reject other host names to prevent DNS rebinding, in which a web page points its own domain
-    name to this server and queries it through the visitor's browser."""
+    name at this server and queries it through the visitor's browser."""
     if not settings.hosts:
         return []
     message = (
@@ -303,8 +304,8 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
 def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
     """Return a backend of replicas, without Ray's own proxy as a backup.
 
-    At shutdown that proxy returns NOT_FOUND in the trailers of a response, which HAProxy cannot
-    read or replace. Without that proxy, a call fails with UNAVAILABLE, which clients retry.
+    At shutdown, that proxy returns NOT_FOUND in the trailers of a response, and HAProxy cannot read
+    or replace trailers. Without that proxy, a call fails with UNAVAILABLE, and clients retry it.
     """
     return [
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
@@ -316,7 +317,7 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
 
 
 def _grpc_error_response(status: int) -> str:
-    """Return the HTTP response `status` with the corresponding gRPC status."""
+    """Return a response with the HTTP status `status` and the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
         f'hdr grpc-message "{_ERRORS[status][1]}"'
@@ -328,7 +329,7 @@ def _with_maxconn(line: str, settings: ProxySettings) -> str:
 
 
 def _drop_unless_name(header: str) -> str:
-    """Drop a header unless it occurs once and its value is a single plain word.
+    """Drop a header unless it occurs exactly once and its value is a single plain word.
 
     `req.hdr` would split the value at commas and accept it if one part matches, so the rule uses
     `req.fhdr`.
@@ -364,8 +365,8 @@ def main(settings_file: str, *arguments: str) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(rewrite(path.read_text(encoding="utf-8"), settings), encoding="utf-8")
     if settings.errors is not None:
-        # HAProxy drops log lines that do not fit into the FIFO. Open it for reading too, because
-        # opening a FIFO only for writing fails if it does not have a reader.
+        # HAProxy drops log lines that do not fit into the FIFO. Open it for reading as well,
+        # because a write-only open fails if the FIFO has no reader.
         os.dup2(os.open(settings.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
     os.execv(settings.haproxy, [settings.haproxy, *arguments])
 

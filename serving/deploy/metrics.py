@@ -53,7 +53,7 @@ class ReplicaMetrics:
 
     Ray's agent drops a gauge that has not been set recently, so a thread of the replica sets the
     gauges periodically. Ray's health checks could not do this: they stop while the head node of a
-    cluster is down, although the replicas still answer.
+    cluster is down, even though the replicas still answer requests.
     """
 
     def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
@@ -102,7 +102,7 @@ class WatchMetrics:
         )
         self._watches = Gauge(
             "kway_watches",
-            description="Number of watches in the local copy of a replica that receives frames.",
+            description="Number of watches in the local copy of a replica, if it receives frames.",
         )
 
     def count_frame(self, outcome: str) -> None:
@@ -136,8 +136,8 @@ class HttpErrorMetrics:
 
 
 def agent_pages() -> list[str]:
-    """Return the URLs of the metrics pages of Ray's agents, one per node. Call this function inside
-    Ray. It blocks."""
+    """Return the URLs of the metrics pages of Ray's agents, one per node. Blocks; call it only in a
+    process that is connected to Ray."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         for node in ray.nodes()

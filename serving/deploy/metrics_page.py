@@ -3,7 +3,7 @@
 Every replica returns the metrics of all replicas. They lag by Ray's report interval
 (`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over the
 replicas. The series of a lost replica keep their last values until Ray's agent drops them, even if
-a successor already has its own series.
+its replacement already has its own series.
 """
 
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ def render(families: dict[str, Metric]) -> bytes:
 
 
 class _One:
-    """A registry with one metric family, which implements the interface that generate_latest
+    """A registry that contains one metric family, with the interface that generate_latest
     expects."""
 
     def __init__(self, family: Metric) -> None:

@@ -1,7 +1,7 @@
 """A patch for gRPC's Python servers that makes Ray's servers listen only on loopback.
 
 Ray's C++ servers have bound to the node's address since ray-project/ray#59852. The Python servers
-of Ray Serve 2.60 bind to `[::]` and do not have an option for another address.
+of Ray Serve 2.60 bind to `[::]`, with no option for another address.
 """
 
 from functools import wraps
@@ -9,11 +9,13 @@ from typing import Any
 
 
 def bind_servers_to_loopback() -> None:
-    """Bind this process's asyncio gRPC servers to loopback if they would bind to all addresses.
+    """Bind this process's asyncio gRPC servers to loopback if they would otherwise bind to all
+    addresses.
 
-    One of Ray's servers accepts pickles. Call this before they start: when a worker starts, or in a
-    replica's constructor. Repeated calls have no effect. Raises RuntimeError if the installed gRPC
-    no longer has the method; `tests/serving/test_private_names.py` checks this.
+    This is a security measure: one of Ray's servers accepts pickles. Call this function before the
+    servers start: when a worker starts, or in a replica's constructor. Repeated calls have no
+    effect. Raises RuntimeError if the installed gRPC no longer has the method;
+    `tests/serving/test_private_names.py` checks this.
     """
     import grpc
     from grpc.aio import _server

@@ -1,7 +1,8 @@
-"""All private names of Ray that kway uses, with the reasons. `pyproject.toml` caps Ray's version.
+"""All of Ray's private names that kway uses, and why it uses them. `pyproject.toml` caps Ray's
+version.
 
-Ray 2.60 does not have a public option for any of these. Each function raises RuntimeError if the
-installed Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
+Ray 2.60 has no public option for any of these. Each function raises RuntimeError if the installed
+Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from typing import Any
 
 # Names a function that every worker process calls when it starts. The public form,
 # `ray.init(runtime_env={"worker_process_setup_hook": ...})`, sets this variable too, but then each
-# worker also waits for the creation of a runtime environment. The constant in Ray is not imported,
-# because Ray reads its environment variables on import.
+# worker also waits for the creation of a runtime environment. Ray's own constant for the name is
+# not imported, because Ray reads its environment variables on import.
 WORKER_SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 _BUFFERED_MESSAGES = 4
 
@@ -55,10 +56,10 @@ def check_replicas_use_uvicorn() -> None:
 def own_process_groups() -> Iterator[None]:
     """Start Ray's daemons outside our process group.
 
-    Terminals, `timeout` and other tools send signals to the entire group. The daemons would exit at
-    the same time as this process instead of in order, and Ray would then wait a minute for them.
-    Earlier versions of Ray started its daemons in their own sessions (ray-project/ray#6008); Ray
-    now only blocks SIGINT in the daemons.
+    Terminals, `timeout` and other tools send signals to the entire group. If the daemons were in
+    it, they would exit at the same time as this process instead of in order, and Ray would then
+    wait a minute for them. Earlier versions of Ray started the daemons in separate sessions
+    (ray-project/ray#6008); Ray now only blocks SIGINT in them.
     """
     services = importlib.import_module("ray._private.services")
     start = _required(services.__name__, "ConsolePopen")
@@ -74,7 +75,8 @@ def own_process_groups() -> Iterator[None]:
 def local_options(address: str, temp_folder: str) -> dict[str, Any]:
     """Return the arguments of `ray.init` whose names begin with an underscore.
 
-    They set the node's address, the folder for all its files, and the interval of metric reports.
+    They set the node's address, the folder for all of its files, and the interval between metric
+    reports.
     """
     return {
         "_node_ip_address": address,
@@ -84,7 +86,7 @@ def local_options(address: str, temp_folder: str) -> dict[str, Any]:
 
 
 class KeyValueStore(MutableMapping[str, bytes]):
-    """Ray's key-value store, in the memory of the head node, as a mapping.
+    """A mapping backed by Ray's key-value store, which is in the memory of the head node.
 
     The functions in `ray.experimental.internal_kv` all have private names.
     """

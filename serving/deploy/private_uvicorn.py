@@ -34,7 +34,7 @@ def set_server_options(max_message_bytes: int) -> None:
 
 
 def drop_trailers() -> None:
-    """Drop the trailers of a chunked body instead of adding them to the headers of its request.
+    """Drop the trailers of a chunked body instead of adding them to the request headers.
 
     HAProxy's rules are not applied to trailers, and HAProxy 2.8 cannot drop them. uvicorn, which
     does not support trailers (Kludex/uvicorn#1596), appends them to `scope["headers"]`, which Ray

@@ -23,7 +23,7 @@ _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
-# Time for requests in progress at shutdown.
+# How long requests in progress may take at shutdown.
 _GRACE_SECONDS = 10
 _STOP_SECONDS = 30
 
@@ -37,11 +37,11 @@ class Addresses(NamedTuple):
 
 @contextmanager
 def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
-    """Serve the bundle folder on `config.host`. Yields its addresses once the server is ready.
+    """Serve the bundle folder on `config.host`. Yields the server's addresses once it is ready.
 
-    A port of 0 selects any free port. Errors of the replicas are printed to standard error. On
-    exit, even if this process is killed, all started processes are stopped and the session folder
-    is removed. Raises ChildProcessError if the server does not start.
+    A port of 0 selects any free port. Errors from the replicas are printed to standard error. On
+    exit, or if this process is killed, all of the server's processes are stopped and the session
+    folder is removed. Raises ChildProcessError if the server does not start.
     """
     config = _with_ports(config)
     session = make_session()
@@ -98,7 +98,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
             reason = _last_line(_replica_messages() or str(error))
             if "Address already in use" in str(error):
                 reason = (
-                    f"another process has bound port {config.port} or another port of the server. "
+                    f"another process is using port {config.port} or another port of the server. "
                     "Start the server again"
                 )
             raise ChildProcessError(f"the server did not start: {reason}") from error
@@ -135,8 +135,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
     folder = session / "ray"
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        # Replicas import from the driver's working directory before all other folders. A folder
-        # data/ there would shadow kway's package of the same name.
+        # When a replica imports a module, it searches the driver's working directory first. A
+        # folder data/ there would shadow kway's package of the same name.
         with own_process_groups(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # do not join a cluster that is already running
@@ -158,8 +158,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
 
 
 def _replica_messages() -> str:
-    """Return Ray's messages about replicas that failed to start; empty if Ray did not deploy
-    any."""
+    """Return Ray's messages about replicas that failed to start, or an empty result if Ray did not
+    deploy any."""
     from ray import serve
 
     found = serve.status().applications.get(_APPLICATION)
@@ -186,7 +186,7 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _stop(before: set[psutil.Process]) -> None:
-    """Stop the processes that are not in `before`, after requests in progress have finished.
+    """Let requests in progress finish, then stop the processes that are not in `before`.
 
     Raises ServerLostError if Ray does not respond; the clean-up process then kills the
     remaining processes.
@@ -201,10 +201,11 @@ def _stop(before: set[psutil.Process]) -> None:
         if is_running and serve is not None:
             # Processes that fail to shut down cleanly are killed below.
             with suppress(ray.exceptions.RayError, RuntimeError, OSError):
-                # Do not call serve.shutdown: it kills the controller, which Ray prints as an error.
+                # Do not call serve.shutdown: it kills the controller, and Ray reports that as an
+                # error.
                 serve.delete(_APPLICATION)
-            # Each change of the replicas replaces the HAProxy process, so update the list of
-            # processes.
+            # A new HAProxy process starts whenever the set of replicas changes, so update the list
+            # of processes.
             started.update(set(psutil.Process().children(recursive=True)) - before)
         ray.shutdown()
 

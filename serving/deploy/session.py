@@ -2,10 +2,10 @@
 
 The folder contains Ray's files and sockets, logs and secrets.
 
-Run as a script, this module is the clean-up process of a server. It waits for the end of its
-standard input, whose other end the server holds open. It then kills every process that has a file
-in the session folder open for writing, as all of Ray's processes do, and removes the folder. This
-also works if the server is killed with SIGKILL.
+Run as a script, this module is the clean-up process of a server. Its standard input is a pipe that
+the server keeps open. When the pipe is closed, it kills every process that has a file in the
+session folder open for writing, as all of Ray's processes do, and removes the folder. This works
+even if the server is killed with SIGKILL.
 """
 
 import errno
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import psutil
 
-# Single ports are chosen from below the range of the blocks. Both ranges are below the system's
-# ephemeral ports, so that an outgoing connection cannot take a port before the server listens on
-# it, which may take half a minute.
+# Single ports are chosen below the range of the blocks. Both ranges are below the system's
+# ephemeral ports. Otherwise, an outgoing connection could take a port in the half minute before the
+# server listens on it.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _ATTEMPTS = 100
 # Ray writes its logs to the folder. If the disk is full, Ray restarts its processes forever.
@@ -34,7 +34,7 @@ _MIN_FREE_BYTES = 2**28
 # the largest process id.
 _MAX_SOCKET_PATH = 107
 _LONGEST_SUBPATH = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-# The clean-up ends after this many consecutive rounds in which it finds no process.
+# The clean-up ends after this many consecutive rounds without finding a process.
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
 _ROUND_SECONDS = 0.5
@@ -85,7 +85,7 @@ def free_block(num_ports: int) -> int:
                 free_port("127.0.0.1", port)
             return first
     raise OSError(
-        f"loopback does not have a free port block between {_FIRST_BLOCK} and {_LAST_BLOCK}. "
+        f"there is no free block of ports between {_FIRST_BLOCK} and {_LAST_BLOCK} on loopback. "
         "Stop processes that use ports in this range"
     )
 
@@ -139,7 +139,7 @@ def cleaned_up(session: Path) -> Iterator[None]:
 
 
 def clean(session: Path, owner: int) -> None:
-    """Kill the processes that write into `session`, except `owner`, and remove the folder."""
+    """Kill all processes that write to `session`, except `owner`, and remove the folder."""
     quiet_rounds = 0
     for _ in range(_MAX_ROUNDS):
         if quiet_rounds == _QUIET_ROUNDS or not session.exists():

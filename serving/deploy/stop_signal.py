@@ -13,14 +13,14 @@ import httpx
 import psutil
 
 _POLL_SECONDS = 1.0
-# Ray's daemons, which are child processes of this one. Ray does not restart them.
+# Ray's daemons. They are child processes of this process, and Ray does not restart them.
 _DAEMONS = ("gcs_server", "raylet")
 
 
 class HealthTimeouts(NamedTuple):
-    """Timeouts in seconds. `response` applies to a single response. If /health does not respond for
-    `slow` seconds, a warning is printed. If no server listens for `lost` seconds, the server is
-    considered lost."""
+    """Timeouts in seconds. `response` applies to a single response. If /health has not responded
+    for `slow` seconds, a warning is printed. If nothing has listened on the server's port for
+    `lost` seconds, the server is considered lost."""
 
     response: float = 5.0
     slow: float = 30.0
@@ -36,9 +36,9 @@ class StopSignal:
     SystemExit."""
 
     def __init__(self) -> None:
-        # A handler can interrupt any line, including a wait on this queue. `SimpleQueue.put` is
-        # reentrant and may interrupt `get`; `threading.Event.set` deadlocks if it interrupts
-        # `wait`.
+        # A signal handler can interrupt any line, including a wait on this queue. `SimpleQueue.put`
+        # is reentrant, so it is safe in a handler that interrupts `get`. `threading.Event.set`
+        # would deadlock if it interrupted `wait`.
         self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -54,14 +54,15 @@ class StopSignal:
 
     @property
     def was_received(self) -> bool:
-        """Whether a signal has arrived that `wait` has not yet consumed."""
+        """Whether a signal has arrived and `wait` has not consumed it yet."""
         return not self._received.empty()
 
     def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
-        """Wait for a signal. Raises ServerLostError if Ray exits or no server listens at `url`.
+        """Wait for a signal. Raises ServerLostError if Ray exits or nothing listens at `url`
+        anymore.
 
         A server that responds slowly is considered overloaded, not lost. A warning is printed to
-        standard error once per slow period, and the wait continues.
+        standard error once per slow period, and `wait` continues.
         """
         self._raises = False
         health = _Health(url, timeouts or HealthTimeouts())
@@ -86,9 +87,7 @@ class _Health:
     def check(self) -> None:
         """Check the server once. Raises ServerLostError."""
         if any(_has_exited(daemon) for daemon in self._daemons):
-            raise ServerLostError(
-                "Ray has exited, so the server has stopped. Start the server again"
-            )
+            raise ServerLostError("Ray has exited, so the server has stopped. Start it again")
         if _answers(self._url, self._timeouts.response):
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
@@ -100,8 +99,7 @@ class _Health:
         if now - self._listened > self._timeouts.lost:
             seconds = self._timeouts.lost
             raise ServerLostError(
-                f"the server has not listened at {self._url} for {seconds:g} s. Start the server "
-                "again"
+                f"nothing has listened at {self._url} for {seconds:g} s. Start the server again"
             )
         if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True

@@ -1,7 +1,7 @@
 """The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
 Watches survive a restart of the actor, because they are stored in Ray's key-value store. Listeners
-receive an error and must reconnect. Importing this module imports Ray.
+are not stored: they receive an error and must reconnect. Importing this module imports Ray.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class RayWatches:
             max_restarts=-1,
             max_concurrency=_MAX_CALLS,
         ).remote(config.model_dump(mode="json"))
-        self._actor.configure.remote(config)  # an actor that is already running has older limits
+        self._actor.configure.remote(config)  # an actor that is already running has its old limits
 
     async def create(self, client: str, terms: Terms) -> Watch:
         return await self._call("create", client, terms)
@@ -84,4 +84,4 @@ class RayWatches:
                 raise error.cause from None
             raise
         except (RayActorError, TimeoutError) as error:
-            raise WatchesDownError("the watch service does not respond. Try again") from error
+            raise WatchesDownError("the watch service is not responding. Try again") from error

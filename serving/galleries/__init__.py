@@ -1,2 +1,2 @@
-"""Galleries: precomputed features of a collection. Searching a gallery for a class is a
+"""Galleries: precomputed features of a collection. Searching a gallery for a class takes one
 matrix-vector product."""

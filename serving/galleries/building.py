@@ -1,8 +1,8 @@
 """Build a gallery: list the collection, compute the features of new items, and write and publish
 the gallery.
 
-If the process is killed, only a few seconds of work are lost, and the previous gallery is
-unchanged.
+If the process is killed, only a few seconds of work are lost, and the previous gallery remains
+intact.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class IndexOptions:
     - `batch_size`: number of texts or image crops per forward pass.
     - `threads`: number of threads that read and decode items.
     - `strict`: raise an error if an item cannot be read.
-    - `force`: update the gallery even if it was created from another source.
+    - `force`: update the gallery even if it was created from a different source.
     """
 
     batch_size: int = 32
@@ -74,8 +74,8 @@ class IndexOptions:
 class IndexResult:
     """The result of a run.
 
-    - `reused`: number of items that were computed by earlier runs.
-    - `dropped`: number of items of the previous gallery that were removed or changed.
+    - `reused`: number of items whose features were computed by earlier runs.
+    - `dropped`: number of items in the previous gallery that have been removed or changed.
     - `ignored`: number of files without an image extension.
     - `unreadable`: the first few unreadable items; `info` contains the total number.
     """
@@ -90,8 +90,8 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Numbers of items: those computed by earlier runs, the subset of these in the current gallery,
-    and those still to be computed."""
+    """Item counts: `reused` items were computed by earlier runs, and `in_gallery` of these are in
+    the current gallery. `missing` items are still to be computed."""
 
     reused: int
     in_gallery: int
@@ -165,7 +165,7 @@ def _open(opened: ExitStack, folder: Path, settings: GallerySettings) -> RowRead
 def _list(
     collection: Collection, work: WorkFolder, rows: Sequence[RowReader], unreadable: UnreadableFile
 ) -> _Listed:
-    """Write one listing of all items and one of the items that must be computed."""
+    """Write a listing of all items and a listing of the items that must be computed."""
     reused = in_gallery = missing = 0
 
     def items() -> Iterator[Item]:
@@ -192,7 +192,7 @@ def _prepared(
     items: Iterator[Item],
     options: IndexOptions,
 ) -> Generator[_PreparedItem | Unreadable, None, None]:
-    """Read and decode items in threads, in order, and slightly ahead of the model."""
+    """Yield prepared items in order. Threads read and decode them slightly ahead of the model."""
     pool = ThreadPoolExecutor(options.threads, "decode")
     try:
         yield from in_order(pool, prepare, items, ahead=2 * options.batch_size + options.threads)
@@ -284,7 +284,7 @@ def _is_current(
 
 
 def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Convert an image file to a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
+    """Convert an image file to a JPEG whose longer side is at most `THUMBNAIL_SIDE` pixels.
 
     `raw` must be a file that `decode` accepts. Raises ValueError if it cannot be decoded.
     """

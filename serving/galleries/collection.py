@@ -1,7 +1,7 @@
 """Collections that can be indexed: a folder of images or a file of texts.
 
 Items are listed in a fixed order without being decoded. Memory use is bounded by the number of
-names in the largest folder. `UnreadableFile` records the omitted items and the reasons.
+names in the largest folder. `UnreadableFile` records the items that were omitted, and why.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ _MAX_SHOWN_CHARS = 500
 
 
 class Collection(Protocol):
-    """A source of items. `ignored` is the number of files that `items` has skipped because of their
+    """A source of items. `ignored` counts the files that `items` has skipped because of their
     names."""
 
     reads: Reads
@@ -77,14 +77,14 @@ class Collection(Protocol):
         ...
 
     def displayed(self, item: Item, raw: bytes | str) -> Item:
-        """Return the item with the text that the gallery displays."""
+        """Return the item, with `text` set to what the gallery displays."""
         ...
 
 
 def open_collection(path: Path, reads: Reads) -> Collection:
     """Open the collection at `path` for a model that reads images or texts.
 
-    Raises FileNotFoundError if `path` is not a folder (images) or not a file (texts).
+    Raises FileNotFoundError if `path` is not a folder (for images) or a file (for texts).
     """
     if reads == "images":
         if not path.is_dir():
@@ -100,7 +100,8 @@ def open_collection(path: Path, reads: Reads) -> Collection:
 
 
 class ImageCollection:
-    """Files with an image extension in a folder and its subfolders, except hidden ones.
+    """All files with an image extension in a folder and its subfolders, excluding hidden files and
+    folders.
 
     Symbolic links to folders are not followed. Links to files outside the folder are reported as
     unreadable.
@@ -114,7 +115,7 @@ class ImageCollection:
 
     def items(self) -> Iterator[Item | Unreadable]:
         self.ignored = 0
-        # Use a stack instead of recursion, because folders may be nested arbitrarily deep.
+        # Use a stack instead of recursion, because folders may be nested arbitrarily deeply.
         stack = [self._names("")]
         while stack:
             for name in stack[-1]:
@@ -150,7 +151,7 @@ class ImageCollection:
             yield prefix + name
 
     def _inspect(self, name: str) -> Item | Unreadable | bool | None:
-        """Return the item or the reason why it cannot be read. Returns None for a folder and True
+        """Return the item, or an `Unreadable` with the reason. Returns None for a folder and True
         for an ignored file."""
         file = name.rpartition("/")[2]
         is_image = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")

@@ -76,8 +76,8 @@ def read_info(path: Path) -> GalleryInfo:
         raise ValueError(f"{file} is damaged ({error}): {DAMAGE_REMEDY}") from error
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ValueError(
-            f"{path} has gallery format {version}, but this version of kway reads at most "
-            f"{FORMAT_VERSION}: update kway"
+            f"{path} has gallery format {version}, but this version of kway only reads formats up "
+            f"to {FORMAT_VERSION}: update kway"
         )
     try:
         info = GalleryInfo.model_validate_json(text)
@@ -101,7 +101,7 @@ def _check_sizes(path: Path, info: GalleryInfo) -> None:
 
 
 def features_identity(bundle: Bundle) -> str:
-    """Return the SHA-256 of everything that determines the features that a bundle computes.
+    """Return the SHA-256 of every setting and file that affects the features of a bundle.
 
     Class weights, thresholds and names are excluded, so a gallery remains valid for other heads.
     """
@@ -126,14 +126,14 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
     """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
     if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
         raise ValueError(
-            f"{path} was created with another backbone or other preprocessing than "
-            f"{bundle.path}: create a gallery with kway index {bundle.path} {info.source} -o …"
+            f"{path} was created with a different backbone or preprocessing than {bundle.path}: "
+            f"create a new gallery with kway index {bundle.path} {info.source} -o …"
         )
 
 
 def _encoder(bundle: Bundle) -> dict[str, Any]:
-    """Return the architecture of the backbone: its configuration or, if it is imported, its options
-    and source."""
+    """Return the architecture of the backbone: its configuration or, for an imported backbone, its
+    options and source."""
     imported = bundle.spec.backbone
     if imported is not None:
         return imported.model_dump(mode="json")
@@ -145,7 +145,7 @@ def _encoder(bundle: Bundle) -> dict[str, Any]:
 class Item(NamedTuple):
     """An item of a collection.
 
-    - `name`: the path in the folder, with "/" as separator, or the line number.
+    - `name`: the path relative to the folder, separated by "/", or the line number.
     - `size`: the size in bytes.
     - `stamp`: the modification time in ns, or a hash of the text.
     - `start`: the offset of the line in a text file.

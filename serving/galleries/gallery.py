@@ -1,4 +1,4 @@
-"""Open galleries and search them for the items with the highest scores of a class.
+"""Open galleries and search them for the items with the highest scores for a class.
 
 Features are memory-mapped; items and thumbnails are read by index. The scores of recently searched
 classes are cached, so reading the next page does not require a matrix product.
@@ -67,7 +67,7 @@ class Gallery:
         return parse_item(self._read(ITEMS, self._lines, index, 0))
 
     def thumbnail(self, index: int) -> bytes:
-        """Return the item's thumbnail as a JPEG; empty if the gallery does not have thumbnails.
+        """Return the item's thumbnail as a JPEG, or empty bytes if the gallery has no thumbnails.
         Raises IndexError like `item`."""
         return self._read(THUMBNAILS, self._thumbnails, index, 1)
 
@@ -91,7 +91,7 @@ class Gallery:
 def class_scores(
     features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
 ) -> np.ndarray:
-    """Compute the scores float32 [N] of one class from features [N, dim], which may be
+    """Compute the scores of N items for one class, float32 [N]. The features [N, dim] may be
     memory-mapped and larger than memory."""
     values = torch.from_numpy(logits.of_one_class(features, row))
     return score(loss.score, values, eps=loss.eps).numpy()
@@ -117,8 +117,8 @@ class Ranking:
         end = min(offset + limit, len(self.scores))
         order = self._best  # another thread may replace it with a longer one
         if end > len(order):
-            # Sort twice as many items as needed, so that reading all pages sorts only O(log n)
-            # times.
+            # Sort twice as many items as needed, so that reading all pages takes only O(log n)
+            # sorts.
             self._best = order = best(self.scores, 2 * end)
         return order[offset:end].tolist()
 

@@ -1,8 +1,8 @@
 """Indexed items on disk, with one file each for lines, features, offsets and thumbnails.
 
-Finished galleries and parts of unfinished ones are read in the same way. The only difference is
-that the features and offsets of a gallery have headers: each is a safetensors file with a single
-matrix, which can be written as a stream.
+Finished galleries and parts of unfinished ones are read in the same way. They differ only in the
+features and offsets: in a gallery, these files have headers, which make each of them a safetensors
+file with a single matrix. Such a file can be written as a stream.
 """
 
 import hashlib
@@ -35,10 +35,10 @@ from serving.galleries.format import (
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
 _TENSOR = "matrix"
-# Upper bound on the header bytes that are read; real headers are far smaller.
+# Largest header that is read, in bytes; real headers are far smaller.
 _MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
-# Contains the number of durable items. A part without this file does not contain any.
+# Contains the number of durable items. A part without this file has none.
 COMMITTED = "committed"
 _PAIR = 16  # bytes per pair of offsets: into the lines and into the thumbnails
 

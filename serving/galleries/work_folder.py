@@ -28,7 +28,7 @@ _SETTINGS, _LOCK = "about.json", "lock"
 
 
 class GallerySettings(Spec):
-    """The settings that must match for a run to update a gallery or to resume another run."""
+    """Settings that must match before a run can update a gallery or resume an earlier run."""
 
     reads: Reads
     backbone: Sha256
@@ -111,7 +111,7 @@ def work_folder(
     gallery: Path, settings: GallerySettings, *, force: bool = False
 ) -> Iterator[WorkFolder]:
     """Create and lock the work folder of `gallery`. The body of the `with` statement must publish
-    the gallery unless it is up to date. On success, the work folder is removed.
+    the gallery unless the existing one is up to date. On success, the work folder is removed.
 
     If the body fails, its results are kept for the next run. Raises ValueError if another process
     is writing the gallery, or if existing results have different settings.
@@ -141,7 +141,7 @@ def _work_path(gallery: Path) -> Path:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    message = f"{path} is being written by another kway index: wait until it has finished"
+    message = f"{path} is being written by another kway index process: wait until it has finished"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed the file since it was opened here.
@@ -169,7 +169,7 @@ def _check_same(
         expected.dim,
     ):
         raise ValueError(
-            f"{path} was created with another backbone or other preprocessing: pass another path "
+            f"{path} was created with a different backbone or preprocessing: pass another path "
             f"with --out, or remove {path}"
         )
     if found.thumbnails != expected.thumbnails:

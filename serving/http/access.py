@@ -1,8 +1,8 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Paths that do not reveal anything about the model do not require a token; all other paths do.
-Browsers cannot set headers on a WebSocket, so its token may also be sent as a subprotocol:
-`["kway", "bearer." + token]`.
+Every path requires a token, except those that reveal nothing about the model. Browsers cannot set
+headers on a WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." +
+token]`.
 """
 
 from collections.abc import Collection

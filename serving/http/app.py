@@ -1,4 +1,4 @@
-"""The HTTP application of a replica, with every router of `serving/http/routes/`.
+"""The HTTP application of a replica, with all routers from `serving/http/routes/`.
 
 To add a route, add a function to a module in `serving/http/routes/`. For a new module, also add its
 router to `GROUPS`. Everything else is derived: the OpenAPI document, the paths that do not require

@@ -32,7 +32,7 @@ def known_charset(name: str) -> str:
 
 
 class _Parser(MultiPartParser):
-    """Rejects text that is invalid in its encoding (UTF-8 unless specified), and truncated forms.
+    """Rejects truncated forms, and text that is invalid in its encoding (UTF-8 by default).
     Starlette's own parser falls back to Latin-1 for invalid text and drops the last part of a
     truncated form."""
 
@@ -59,13 +59,14 @@ class _Parser(MultiPartParser):
 async def parse_form(
     request: Request, body: AsyncGenerator[bytes, None], charset: str, limits: ServingConfig
 ) -> FormData:
-    """Read the form into memory, including its files. Close it after use. Raises ApiError 400 and
+    """Read the form into memory, including its files. Close it after use. Raises ApiError 400 or
     415."""
     known_charset(charset)
     parser = _Parser(
         request.headers,
         body,
-        # High enough that the caller can reject a slight excess with a specific error.
+        # High enough that a form with slightly too many parts reaches the caller, which rejects it
+        # with a specific error.
         max_files=limits.max_inputs + 1000,
         max_fields=limits.max_classes + limits.max_inputs + 1000,
     )

@@ -2,8 +2,7 @@
 
 With the binary tensor extension, the header `Inference-Header-Content-Length` is the length of the
 JSON. The elements of each input with a `binary_data_size` follow the JSON in order
-(`serving/inference/tensors.py`). A response has this format if the request specifies binary
-outputs.
+(`serving/inference/tensors.py`). A response has this format if the request asks for binary outputs.
 """
 
 from collections.abc import Sequence
@@ -171,7 +170,7 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
     texts = [one for one in data if isinstance(one, str)]
     if len(texts) != len(data):
         raise invalid_inference(
-            f"{tensor.name} contains elements that are not strings. Send strings"
+            f"{tensor.name} contains elements that are not strings. Send only strings"
         )
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
@@ -179,8 +178,8 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """Return the names of the outputs to send as binary. The setting of an output overrides that of
-    the request."""
+    """Return the names of the outputs to send as binary. An output's own setting overrides the
+    request's."""
     default = {"binary_data": body.parameters.get("binary_data_output", False)}
     requested = {one.name: default | one.parameters for one in body.outputs}
     return {one.name for one in outputs if requested.get(one.name, default)["binary_data"] is True}

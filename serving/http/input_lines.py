@@ -29,13 +29,13 @@ class FrameIn(_FrameFields):
 
 
 def max_json_bytes(limits: ServingConfig) -> int:
-    """Return the maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
-    sequences (12 bytes for a surrogate pair), plus the other fields."""
+    """Return the maximum size of a frame's JSON in bytes: a base64-encoded image or a text of
+    nothing but escape sequences (12 bytes for a surrogate pair), plus the other fields."""
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
 
 
 def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """Convert a line of JSON, or None for a line that was too long, to a frame.
+    """Convert a line of JSON to a frame. `raw` is None if the line was too long.
 
     If the line is invalid, the content of the frame is the error.
     """
@@ -52,8 +52,8 @@ def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: Servin
 
 
 def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """Convert the bytes of an image to a frame. If the bytes are not accepted, the content of the
-    frame is the error."""
+    """Convert the bytes of an image to a frame. If they are not accepted, the content of the frame
+    is the error."""
     try:
         if reads == "texts":
             message = 'this model accepts texts. Send text messages with JSON, {"text": …}'
@@ -133,7 +133,7 @@ def _id_of(found: object) -> Id | None:
 
 
 def selected_verdicts(answer: Answer, *, matches_only: bool) -> list[Verdict]:
-    """Return the verdicts for an answer to a single input. If `matches_only`, return only the
+    """Return the verdicts in the answer to a single input. If `matches_only`, return only the
     matches."""
     (result,) = answer.results
     return [one for one in result.verdicts if one.match or not matches_only]

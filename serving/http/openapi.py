@@ -15,7 +15,8 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBod
 
 
 class NdjsonSchema(JSONResponse):
-    """Documents the lines of a response as JSON; FastAPI would document them as strings."""
+    """Documents the lines of a response as JSON; otherwise, FastAPI would document them as
+    strings."""
 
     media_type = NDJSON
 
@@ -39,7 +40,8 @@ def request_body(model: type[BaseModel], kind: str = "application/json") -> dict
 
 
 def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> None:
-    """Complete FastAPI's document of `api`: summaries, definitions and tokens.
+    """Complete FastAPI's OpenAPI document of `api`: set the summaries, move the definitions and add
+    the tokens.
 
     `open_paths` are the paths that do not require a token, or None if no path requires one.
     """

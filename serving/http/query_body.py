@@ -1,6 +1,6 @@
 """Parse a query from the body or URL of a request into a checked `QueryRequest`.
 
-Bodies are parsed here and not by the framework, so that invalid UTF-8, deeply nested JSON and
+Bodies are parsed here rather than by the framework, so that invalid UTF-8, deeply nested JSON and
 oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
@@ -27,8 +27,8 @@ from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
 RECALL_MEANING = (
-    "target recall that selects the threshold: that of the class or, if there were too few "
-    "validation samples of the class, the threshold pooled over all classes"
+    "target recall that selects the threshold: the class's own threshold or, if the class has too "
+    "few validation samples, the threshold pooled over all classes"
 )
 
 
@@ -109,9 +109,9 @@ async def read_query(
 ) -> QueryRequest:
     """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
 
-    `parameters` is the query in the URL, which is used if the body is a single input. Acquires the
-    slot of `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429)
-    with the reason.
+    `parameters` is the query in the URL; it is used if the body is a single input. Acquires a slot
+    for `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with
+    the reason.
     """
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
@@ -153,13 +153,13 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
 
 
 def max_values(limits: ServingConfig) -> int:
-    """Return the maximum number of values in the JSON of a body. It is high enough that a slight
-    excess of inputs or classes is rejected with a specific error."""
+    """Return the maximum number of values in the JSON of a body. It is high enough that a body with
+    slightly too many inputs or classes is rejected with a specific error."""
     return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
-    """Reject a kind of input that the model does not accept, before any input is decoded."""
+    """Before any input is decoded, reject a kind of input that the model does not accept."""
     if reads == "images" and texts:
         raise ApiError(422, "not_a_text_model", "this model accepts images. Send images, not texts")
     if reads == "texts" and images:
@@ -246,7 +246,7 @@ def one_input(
     """Return the image or text of a line of JSON, which must contain exactly one of them.
 
     Raises ApiError: with `code` if the line contains neither or both; with another code if the
-    model does not accept this kind of input, the base64 is invalid or the text is too long.
+    model does not accept this kind of input, if the base64 is invalid or if the text is too long.
     """
     if (image is None) == (text is None):
         raise ApiError(422, code, "the JSON must contain exactly one of `image` and `text`")

@@ -1,5 +1,5 @@
 """Read request bodies within limits: decompress the bytes, parse the JSON, and decode the images in
-the JSON, which are base64 or data URLs.
+it, which are base64 or data URLs.
 
 Other URLs are rejected and nothing is fetched, to prevent server-side request forgery: a server
 that fetched URLs for clients could be used to send requests to internal hosts.
@@ -23,7 +23,7 @@ from serving.service import InProgress, Service
 
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
-# Limit per body or line. The limit is raised if the limits on inputs or classes require it.
+# Limit per body or line. Callers add the limits on inputs and classes where these apply.
 MAX_VALUES = 10_000
 _MAX_KEYS = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -46,7 +46,7 @@ def _charset(header: str) -> str:
 
 
 async def read_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """Read the body of a request, then acquire a slot for `progress`. Raises the ApiErrors of
+    """Read the body of a request, then acquire a slot for `progress`. Raises the same ApiErrors as
     `bounded_parts`.
 
     Parse the body only after this, because slots limit the amount of concurrent parsing.
@@ -59,7 +59,7 @@ async def read_body(request: Request, limit: int, service: Service, progress: In
 async def bounded_parts(
     request: Request, limit: int, uploads: Uploads
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the decompressed parts of a body. The body counts as one of `uploads` until its end.
+    """Yield the decompressed parts of a body. The body counts as one of `uploads` until it ends.
 
     Raises ApiError: 413 if the Content-Length or the decompressed size exceeds `limit`; 400 and 415
     as in `decompressed_parts`; 408 and 429 as in `Uploads.parts`. Close the generator if you do not
@@ -112,8 +112,8 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
                 piece = unpacking.decompress(part, _PIECE)
             except zlib.error as error:
                 raise _invalid_compression(encoding, "is corrupted") from error
-            # After a full piece, zlib may have more output even if the part has been consumed
-            # completely.
+            # After a full piece, zlib may still have output, even if it has consumed the entire
+            # part.
             part, is_full = unpacking.unconsumed_tail, len(piece) == _PIECE
             if piece:
                 yield piece
@@ -131,10 +131,10 @@ def _invalid_compression(encoding: str, what: str) -> ApiError:
 def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
     """Parse UTF-8 JSON. It may contain at most about `most` values.
 
-    Raises ApiError 400 `invalid_json` for too many values, before any value is created; for invalid
-    UTF-8 or JSON and for JSON that is nested too deeply; and for duplicate keys, objects with too
-    many keys, numbers with thousands of digits and lone surrogates. Call this function in a thread,
-    because parsing megabytes takes a long time.
+    Raises ApiError 400 `invalid_json` for invalid UTF-8 or JSON, JSON that is nested too deeply,
+    duplicate keys, objects with too many keys, numbers with thousands of digits and lone
+    surrogates. JSON with too many values is rejected before any value is created. Call this
+    function in a thread, because parsing megabytes takes a long time.
     """
     _check_count(raw, most)
     try:
@@ -156,7 +156,7 @@ def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
 
 def _check_count(raw: bytes, most: int) -> None:
     """Check the number of values without parsing. Each value, or key-value pair, follows a `,`, `[`
-    or `{` outside of a string.
+    or `{` outside a string.
 
     The first pass also counts these characters inside strings. If that count exceeds the limit, a
     second pass removes the strings first. Both passes run in C and allocate little more than the

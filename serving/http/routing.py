@@ -30,10 +30,10 @@ Route = APIRoute | APIWebSocketRoute
 class RouteFacts:
     """Properties of a route that affect access, retries and buffering.
 
-    - `needs_token`: False only for a route that does not reveal anything about the model and whose
-      path does not have parameters.
-    - `streams`: the client decides how long the body or the response takes. HAProxy then does not
-      apply a time or size limit, so the route must apply its own limits.
+    - `needs_token`: False only for a route that reveals nothing about the model and has no path
+      parameters.
+    - `streams`: the client decides how long the body or the response takes. HAProxy does not apply
+      a time or size limit to such a route, so the route must apply its own.
     - `is_idempotent`: repeating the request does not change the result. If a replica fails before
       it responds, HAProxy sends the request to another replica. GET and HEAD requests are always
       idempotent.

@@ -1,9 +1,9 @@
 """Full-duplex responses, which are written while the request arrives: NDJSON over HTTP, and
 WebSockets.
 
-Starlette's StreamingResponse is not used: it reads the request to detect a disconnect and would
-consume a body that is still arriving. A WebSocket that fails is closed with code 4000 plus the HTTP
-status of the error, such as 4404.
+Starlette's StreamingResponse is not used: it reads from the request to detect a disconnect, which
+would consume a body that is still arriving. A WebSocket that fails is closed with code 4000 plus
+the HTTP status of the error, such as 4404.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ def check_is_ndjson(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) 
 
 
 async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:
-    """Yield the lines of `parts` without line ends, and None for a line of more than `limit` bytes.
+    """Yield the lines of `parts` without newlines, and None for a line of more than `limit` bytes.
 
-    Consecutive blank lines are yielded as one item with the line ends between them. Otherwise a
+    Consecutive blank lines are yielded as one item, with the newlines between them. Otherwise, a
     body of blank lines would produce millions of items and block other requests. The contents of a
-    line that is too long are discarded. The last line does not require a line end; it is omitted if
-    it is empty.
+    line that is too long are discarded. The last line does not need to end with a newline; it is
+    omitted if it is empty.
     """
     buffer = bytearray()
     is_too_long = False
@@ -97,7 +97,7 @@ class LinesOut:
         await self._pass({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def line(self, line: str) -> None:
-        """Send a line. `line` does not include the line end."""
+        """Send a line. `line` does not include the newline."""
         body = line.encode() + b"\n"
         await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -219,8 +219,8 @@ def check_origin(socket: WebSocket, config: ServingConfig) -> None:
         raise ApiError(
             403,
             "other_origin",
-            f"pages from {origin[:200]!r} must not connect to {host!r}. Open the page from this "
-            "server, or start the server with --token-file",
+            f"pages from {origin[:200]!r} are not allowed to connect to {host!r}. Open the page "
+            "from this server, or start the server with --token-file",
         )
 
 

@@ -1,8 +1,8 @@
-"""The protocol's gRPC methods. Each accepts the bytes of a message and returns a message or sets a
+"""The protocol's gRPC methods. Each takes the bytes of a request and returns a response or sets a
 status.
 
-Requests arrive as bytes, so that they are parsed only after the token has been checked. Methods
-that are not registered here, including streaming ones, are UNIMPLEMENTED.
+Requests are passed as bytes so that they are parsed only after the token has been checked. Methods
+that are not registered here, including streaming methods, return UNIMPLEMENTED.
 """
 
 import logging
@@ -25,13 +25,13 @@ from serving.inference.tensors import (
 )
 from serving.tokens import Clients, bearer_token
 
-# Ray's gRPC proxy imports this module and does not need torch.
+# Ray's gRPC proxy imports this module, so avoid importing torch here.
 if TYPE_CHECKING:
     from serving.service import Service
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
-# Methods that do not reveal anything about the model and do not require a token.
+# Methods that reveal nothing about the model, so they do not require a token.
 _OPEN = ("ServerLive", "ServerReady")
 _STATUS = grpc.StatusCode
 _CODES = {
@@ -43,13 +43,13 @@ _CODES = {
     429: _STATUS.RESOURCE_EXHAUSTED,
     503: _STATUS.UNAVAILABLE,
 }
-# Details are sent as a header, in which a character can occupy nine bytes. All headers together are
-# limited to 8 KiB.
+# The details of an error are sent as a header, in which a character can take up nine bytes. All
+# headers together are limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
 
 
 class Context(Protocol):
-    """The context of one call. Both Ray's and grpc's own classes satisfy it."""
+    """The context of one call. The context classes of both Ray and grpc implement this protocol."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]: ...
     def set_code(self, code: grpc.StatusCode) -> None: ...
@@ -65,8 +65,8 @@ class InferenceMethods:
         self._model = InferenceModel(service)
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
-        """Return the response to `raw`, a request of `method`, or an empty message and a status in
-        `context`.
+        """Return the response to `raw`, which is a request to `method`. If it fails, set a status
+        in `context` and return an empty message.
 
         Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """
@@ -122,8 +122,8 @@ class InferenceMethods:
         return response_of(request, outputs, parameters_of(answer))
 
     def _max_values(self) -> int:
-        """Return the maximum number of values in a message. A packed number occupies up to ten
-        bytes, and `check_count` counts each of its bytes as a value."""
+        """Return the maximum number of values in a message. A packed number takes up to ten bytes,
+        and `check_count` counts each byte as a value."""
         limits = self._service.config
         return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 

@@ -1,11 +1,10 @@
 """Converts the protocol's gRPC messages to and from tensors. `tensors.py` validates the contents.
 
 The values in a message are counted before it is parsed. The parser blocks all threads and creates
-an object for each field, although a field may occupy only two bytes.
+an object for each field, even if the field takes up only two bytes.
 
-Elements are sent in one of two forms, and all tensors of a message use the same form: typed, in the
-`contents` of each tensor, or raw, as one byte string per tensor. A response uses the form of its
-request.
+Elements are sent either typed, in the `contents` of each tensor, or raw, as one byte string per
+tensor. All tensors in a message use the same form, and a response uses the form of its request.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ _ONE_VALUE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
-    """Raise ApiError for a message of more than `most` values (413) or a malformed message (400).
+    """Raise ApiError for a message with more than `most` values (413) or a malformed message (400).
 
     Counts fields, including those of nested messages, and the bytes of packed numbers. `kind` must
     not be a recursive message type.
@@ -79,7 +78,7 @@ def _malformed(kind: Descriptor) -> ApiError:
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
-# Limit per message. The limit is raised if the limits on inputs or classes require it.
+# Limit per message. Callers add the limits on inputs and classes where these apply.
 MAX_VALUES = 10_000
 
 
@@ -127,7 +126,7 @@ def response_of(
     outputs: Sequence[Tensor],
     parameters: dict[str, bool | str],
 ) -> pb.ModelInferResponse:
-    """Return the response to a request, with tensors in the same form."""
+    """Return the response to a request, with tensors in the form that the request uses."""
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, value in parameters.items():
         field = "bool_param" if isinstance(value, bool) else "string_param"
@@ -155,7 +154,8 @@ def _shape(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape):
         raise invalid_inference(
-            f"the shape of {tensor.name[:80]} has a negative size. Send sizes of at least 0"
+            f"the shape of {tensor.name[:80]} has a negative dimension. Send only dimensions of 0 "
+            "or more"
         )
     return shape
 
@@ -182,5 +182,5 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
-        raise invalid_inference(f"parameter {name[:80]} is empty. Set or remove the parameter")
+        raise invalid_inference(f"parameter {name[:80]} is empty. Set it to a value or remove it")
     return getattr(value, choice)

@@ -114,8 +114,8 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
             raise ApiError(
                 422,
                 "no_threshold",
-                "a class does not have a threshold, because there were no validation samples of "
-                "it. Send a threshold instead of a recall",
+                "a class has no threshold, because it has no validation samples. Send a threshold "
+                "instead of a recall",
             )
         tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], thresholds)
         matches = [bool(v.match) for row in rows for v in row]
@@ -145,7 +145,7 @@ def _check_shape(tensor: Tensor) -> None:
     # The product of many dimensions could have millions of digits.
     if len(tensor.shape) > _MAX_DIMENSIONS:
         raise invalid_inference(
-            f"{tensor.name} has {len(tensor.shape)} dimensions. Send one dimension"
+            f"{tensor.name} has {len(tensor.shape)} dimensions. Send a one-dimensional tensor"
         )
     if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
         raise invalid_inference(
@@ -153,7 +153,9 @@ def _check_shape(tensor: Tensor) -> None:
             f"{len(tensor.data)} elements"
         )
     if max(tensor.shape) != len(tensor.data):
-        raise invalid_inference(f"{tensor.name} has shape {list(tensor.shape)}. Send one dimension")
+        raise invalid_inference(
+            f"{tensor.name} has shape {list(tensor.shape)}. Send a one-dimensional tensor"
+        )
 
 
 def _check_datatype(tensor: Tensor, datatype: str) -> None:
@@ -232,8 +234,8 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Return the elements of an output, converted to its datatype. A threshold from the request
-    that FP32 cannot represent becomes infinite."""
+    """Return the elements of an output, converted to its datatype. A threshold in the request that
+    is out of range for FP32 becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
 
@@ -299,7 +301,7 @@ class InferenceModel:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The inputs of a request, without data; a dimension of -1 is variable."""
+        """The inputs of a request, without their data. A dimension of -1 is variable."""
         read = self._service.model.reads
         return [Tensor(read, "BYTES", (-1,), ()), Tensor("class_ids", "INT64", (-1,), ())]
 
@@ -308,7 +310,7 @@ class InferenceModel:
         return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
 
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
-        """Return the requested outputs and the answer that they were created from. Call this inside
+        """Return the requested outputs and the answer that they contain. Call this inside
         `Service.admitted`."""
         service = self._service
         reads = service.model.reads

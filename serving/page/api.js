@@ -1,5 +1,5 @@
 // HTTP requests to the server that serves this page. Requests carry the token and are retried while
-// the server is busy. Errors of the server are thrown.
+// the server is busy. Errors from the server are thrown as exceptions.
 import { byId } from "./elements.js";
 
 const MAX_DELAY_SECONDS = 60;
@@ -7,7 +7,7 @@ const MAX_ATTEMPTS = 4;
 // The code of a 429 that retrying does not resolve: this client has too many watches.
 const FINAL_429_CODE = "too_many_watches";
 
-// A request that the server rejected: `code` is machine-readable, the message is for people.
+// A request that the server rejected. `code` is machine-readable; the message is meant for people.
 export class RejectedError extends Error {
   constructor(status, code, message) {
     super(message);
@@ -92,7 +92,8 @@ function sleep(seconds, signal) {
   });
 }
 
-// Whether the request may or may not have taken effect: no response, or an error of a proxy.
+// Whether the outcome of the request is unknown: there was no response, or a proxy returned an
+// error.
 export const isOutcomeUnknown = (response) =>
   !response?.status || [502, 503, 504].includes(response.status);
 

@@ -7,13 +7,14 @@ export class Cards {
   #cards = new Map();
   #actions;
 
-  // `actions`: handlers for removing and retrying an input: `remove` and `retry`.
+  // `actions`: the handlers `remove` and `retry`, which receive the input.
   constructor(list, actions) {
     this.#list = list;
     this.#actions = actions;
   }
 
-  // `verdictsOf(input)`: a list, or null while unknown. Redraws only what has changed.
+  // `verdictsOf(input)`: a list, or null while the verdicts are unknown. Redraws only what has
+  // changed.
   show(inputs, { verdictsOf, decides, isLoading }) {
     for (const [input, card] of this.#cards) if (!inputs.includes(input)) this.#drop(input, card);
     for (const input of inputs) {
@@ -26,7 +27,8 @@ export class Cards {
       const kind = overall(input, verdicts);
       card.element.className = `card ${kind}`;
       card.element.setAttribute("aria-busy", String(kind === "pending" && isLoading));
-      // Keep showing the old verdicts, dimmed, until new ones arrive: the layout then does not jump.
+      // Keep showing the old verdicts, dimmed, until new ones arrive, so that the layout does not
+      // jump.
       if (kind === "pending" && isLoading && card.body.querySelector(".verdict")) continue;
       card.body.replaceChildren(this.#content(input, verdicts, { decides, isLoading }));
     }

@@ -1,4 +1,4 @@
-// The choice of the threshold: from a measured recall, a custom score, or none.
+// Threshold selection: from a measured recall, a custom score, or none.
 import { byId, element } from "./elements.js";
 import { percent } from "./numbers.js";
 
@@ -25,7 +25,8 @@ export class Decision extends EventTarget {
       fieldset.append(element("span", { class: "choice" }, element("label", {}, radio, label), number));
     }
     fieldset.elements[0].checked = true;
-    // Also fires for the number field: leaving the field for a button applies the number at once.
+    // Also fires for the number field, so clicking a button after typing a number applies the
+    // number first.
     fieldset.addEventListener("change", () => this.#changed());
     this.#number.addEventListener("input", () => {
       fieldset.querySelector('[value="threshold"]').checked = true;
@@ -64,8 +65,8 @@ export class Decision extends EventTarget {
     const score = this.#isLogit ? "score (logit)" : "score (computed from the logit by the model’s loss)";
     let meaning = `Shows the ${score} of each class, without a verdict.`;
     if (recall !== undefined) {
-      // Fits on one line in a wide window: wrapping text would move the tabs while they are
-      // clicked.
+      // Short enough for one line in a wide window: if the text wrapped, the tabs would move just
+      // as a user clicks them.
       meaning = `Yes at or above the ${percent(recall)} recall threshold, which is pooled over all classes if a class has few validation samples.`;
     } else if (threshold !== undefined) {
       meaning = threshold === null ? "Enter the minimum score for a yes." : `Yes if the ${score} is at least ${threshold}.`;

@@ -25,12 +25,12 @@ export class Feed {
     return this.#queue.length + this.#inFlight.size;
   }
 
-  // Whether a hit belongs to a frame that this page sent. The feed has then already reported it.
+  // Whether a hit belongs to a frame that this page sent. If so, the feed has already reported it.
   isOwn({ frame }) {
     return String(frame).startsWith(this.#runId);
   }
 
-  // `content`: a File, a Blob or a text.
+  // `content`: a File, a Blob or a string.
   send({ name, content, inputError }) {
     const frame = { id: `${this.#runId} ${(this.#numFrames += 1)}`, name, content, time: Date.now() / 1000 };
     if (inputError || content.size > this.#maxBytes) {

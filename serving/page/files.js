@@ -1,7 +1,7 @@
 // Files and texts that are dropped or pasted anywhere on the page. The open tab receives them.
 import { element } from "./elements.js";
 
-// `onFiles` receives [{ name, content, inputError }], `onText` a dropped or pasted text.
+// `onFiles` receives [{ name, content, inputError }]. `onText` receives dropped or pasted text.
 export function onDropped(onFiles, onText) {
   let depth = 0; // drag events also fire for each child element, so count them
   const mark = (change) => {

@@ -1,5 +1,5 @@
 // The inputs and their verdicts. Requests missing verdicts, several inputs per request, and caches
-// them, so that selecting a class again sends no request.
+// them, so selecting a class again sends no request.
 import { bytes } from "./numbers.js";
 
 // Fewer than the server accepts, so that the first verdicts arrive early.
@@ -26,7 +26,8 @@ export class VerdictLoader extends EventTarget {
     this.#limits = limits;
   }
 
-  // Set the classes of the query. `fields` are those of the decision, or null if it is incomplete.
+  // Set the classes of the query. `fields` contains the fields of the decision, or is null if the
+  // decision is incomplete.
   setQuery(classes, fields) {
     this.#classes = classes;
     this.#fields = fields;
@@ -37,7 +38,7 @@ export class VerdictLoader extends EventTarget {
     this.#sendMissing();
   }
 
-  // `content` is a File or a text. `inputError`: why it cannot be sent, or null.
+  // `content` is a File or a string. `inputError`: why it cannot be sent, or null.
   add(inputs) {
     for (const { name, content, inputError } of inputs) {
       const input = { name, content, inputError: inputError ?? this.#check(content), requestError: null };
@@ -61,13 +62,13 @@ export class VerdictLoader extends EventTarget {
     this.#sendMissing();
   }
 
-  // The verdicts in the order of the classes; null while any of them is unknown.
+  // The verdicts in the order of the classes, or null while any of them is unknown.
   verdictsOf(input) {
     const verdicts = this.#classes.map(({ id }) => input.verdicts.get(this.#key(id)));
     return verdicts.length && this.#fields && verdicts.every(Boolean) ? verdicts : null;
   }
 
-  // The error of the content that can be detected without the server, or null.
+  // An error in the content that can be detected without the server, or null.
   #check(content) {
     if (typeof content === "string") {
       const [length, limit] = [[...content].length, this.#limits.max_text_chars];
@@ -173,7 +174,7 @@ function bodyOf(inputs, classes, fields) {
   return form;
 }
 
-// The unique name, or the id if a form would change the line breaks of the name.
+// The unique name, or the id if a form would change line breaks in the name.
 const formValue = (id, name) => (/[\r\n]/.test(name) ? `#${id}` : name);
 
 async function isReadable(content) {

@@ -1,5 +1,5 @@
-// Class selection: search while typing, choose with the keyboard or a pointer. Selected classes are
-// shown as chips. The combobox follows the ARIA pattern "list autocomplete".
+// Class selection: the user searches by typing and chooses with the keyboard or a pointer. Selected
+// classes are shown as chips. The combobox follows the ARIA pattern "list autocomplete".
 import { byId, element, nameOf } from "./elements.js";
 import { count } from "./numbers.js";
 

@@ -108,7 +108,8 @@ export class QueryPanel {
     byId("legend").replaceChildren(dot, " score", ...threshold, ` · axis from ${low} to ${high}`);
   }
 
-  // One line per class: the validation samples that set its threshold, and how many of them reach it.
+  // One line per class: how many validation samples its threshold was set on, and how many of them
+  // reach it.
   #explainThresholds(verdicts) {
     const lines = verdicts.map(({ class: name, decided }) => {
       const text = decided ? validationText(decided) : "";

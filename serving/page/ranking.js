@@ -20,7 +20,8 @@ export class Ranking {
   #grid;
   #more = element("button", { type: "button", class: "button", onclick: () => this.#load() });
 
-  // Loads the first page immediately. `signal` aborts all requests. `fields` are those of the decision.
+  // Loads the first page immediately. `signal` aborts all requests. `fields` contains the fields of
+  // the decision.
   constructor(api, gallery, targetClass, fields, signal) {
     Object.assign(this, { title: targetClass.name });
     [this.#api, this.#gallery, this.#targetClass] = [api, gallery, targetClass];
@@ -44,8 +45,8 @@ export class Ranking {
     this.#more.disabled = true;
     try {
       const isPastMatches = this.#isPastMatches;
-      // Items below the threshold are requested without a threshold. The order is the same, so they
-      // continue at the offset where the matches end.
+      // Request items below the threshold without a threshold. The order is the same, so they start
+      // at the offset where the matches end.
       const page = await this.#page(isPastMatches ? {} : this.#fields);
       if (!isPastMatches) this.#matches = page.matches;
       if (!isPastMatches) this.#decided = page;
@@ -98,7 +99,7 @@ export class Ranking {
     return frame;
   }
 
-  // Use a request of its own, because an <img> cannot send the token.
+  // Fetch the thumbnail with a separate request, because an <img> cannot send the token.
   async #loadThumbnail(frame, hit) {
     const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/items/${hit.item}/thumbnail`;
     try {

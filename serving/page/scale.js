@@ -1,9 +1,9 @@
-// The scale of the score lines. Lines that are shown together share one scale: its ends are set on
-// their container and the values on each line; the style sheet computes the positions.
+// The scale of the score lines. Lines that are shown together share one scale. Its ends are set on
+// their container, and the values are set on each line. The style sheet computes the positions.
 
 const MARGIN = 0.06;
 
-// Set and return the ends, so that all scores and thresholds of `verdicts` fit.
+// Set the ends so that all scores and thresholds in `verdicts` fit, and return them.
 export function setScale(container, verdicts) {
   let [low, high] = [Infinity, -Infinity];
   for (const { score, threshold } of verdicts) {

@@ -11,7 +11,7 @@ export class Tokens {
     return sessionStorage.getItem(KEY);
   }
 
-  // Resolves to a new token after the server rejected one. Concurrent callers share one dialog.
+  // Resolves to a new token after the server has rejected one. Concurrent callers share one dialog.
   replace(rejected) {
     if (this.current !== rejected) return Promise.resolve(this.current);
     this.#prompt ??= this.#openDialog(rejected !== null).finally(() => (this.#prompt = null));

@@ -43,8 +43,8 @@ export function thresholdText({ threshold, threshold_source: from }, score) {
   return `threshold ${formatPair(score, threshold)[1]}, ${origins[from]}`;
 }
 
-// How many validation samples set the threshold for a recall and how many reached it. Empty for a
-// custom threshold.
+// How many validation samples the threshold for a recall was set on, and how many reached it. Empty
+// for a custom threshold.
 export function validationText(decided) {
   const { threshold, threshold_source: from, class_samples: samples, class_reached: reached } = decided;
   if (threshold === null || from === "request") return "";

@@ -30,7 +30,7 @@ export class WatchPanel {
   #video = element("video", { muted: true, playsinline: true, hidden: true, "aria-label": "Camera preview" });
   #cameraButton = element("button", { type: "button", class: "button", onclick: () => this.#toggleCamera() }, "Use the camera");
 
-  // Null if the server has no watches.
+  // Null if the server does not offer watches.
   static async open(api, model) {
     try {
       const { watches } = await api.requestJson("GET", "v1/watches");
@@ -115,8 +115,8 @@ export class WatchPanel {
     });
   }
 
-  // Add the watches that are not in the list yet. Without a response, the watch may still have been
-  // created.
+  // Add the watches that are not in the list yet. If there was no response, the watch may still
+  // have been created.
   async #reload() {
     const { watches } = await this.#api.requestJson("GET", "v1/watches");
     for (const one of watches) if (!this.#list.querySelector(`[data-watch="${CSS.escape(one.id)}"]`)) this.#add(one);
@@ -197,7 +197,7 @@ export class WatchPanel {
   #send(input) {
     const name = this.#feedName.value.trim();
     if (!FEED_NAME.test(name)) {
-      this.#feedStatus.textContent = "A feed name has at most 64 letters, digits, dots, hyphens and underscores, and begins with a letter or digit.";
+      this.#feedStatus.textContent = "A feed name consists of at most 64 letters, digits, dots, hyphens and underscores. It must begin with a letter or digit.";
       this.#feedName.focus();
       return;
     }

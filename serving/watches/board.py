@@ -71,7 +71,7 @@ class Registry:
         return sorted(mine, key=lambda watch: watch.created_at)
 
     def get(self, client: str, watch_id: str) -> Watch:
-        """Return a watch. Raises UnknownWatchError, also for a watch of another client."""
+        """Return a watch. Raises UnknownWatchError, even if the watch belongs to another client."""
         watch = self._watches.get(watch_id)
         if watch is None or watch.client != client or watch.expires_at <= self._clock():
             raise UnknownWatchError(
@@ -89,7 +89,7 @@ class Registry:
         return watch
 
     def remove(self, client: str, watch_id: str) -> None:
-        """Delete a watch. Raises UnknownWatchError, also for a watch of another client."""
+        """Delete a watch. Raises UnknownWatchError, even if the watch belongs to another client."""
         self._drop(self.get(client, watch_id).id)
 
     def sweep(self) -> list[str]:
@@ -123,12 +123,12 @@ class Registry:
         limit = self.config.max_watches_per_client
         if len(self.owned(client)) >= limit:
             raise WatchLimitError(
-                f"your limit of {limit} watches is reached. Delete another watch first"
+                f"you have reached your limit of {limit} watches. Delete another watch first"
             )
         limit = self.config.max_watches
         if len(self._watches) >= limit:
             raise WatchLimitError(
-                f"the server's limit of {limit} watches is reached. Try again later"
+                f"the server has reached its limit of {limit} watches. Try again later"
             )
 
     def _put(self, watch: Watch) -> None:

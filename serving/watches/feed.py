@@ -1,7 +1,7 @@
 """Evaluate the frames of a feed in a replica.
 
 Each frame requires one forward pass, regardless of the number of watches. If no watch selects the
-feed, frames are not processed by the model.
+feed, the model does not process its frames.
 """
 
 import asyncio
@@ -103,8 +103,8 @@ class Feed:
         self._planning = asyncio.Lock()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
-        """Process the frames and finally write the counts. If `latest`, skip frames when newer ones
-        are available."""
+        """Process the frames, then write the counts. If `latest`, skip frames when newer ones are
+        available."""
         if latest:
             await pump_latest(frames, self._process, self._write, on_dropped=self._drop)
         else:

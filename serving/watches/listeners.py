@@ -18,7 +18,7 @@ _LEASE_SECONDS = 60.0
 
 
 class Listener:
-    """A listener. `ready` is set while hits, drops or the end of the watch remain to be taken."""
+    """A listener. `ready` is set while there are hits, drops or the end of the watch to take."""
 
     def __init__(self, client: str, watch_id: str, max_hits: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now
@@ -63,13 +63,14 @@ class Listeners:
         the client has too many listeners."""
         if len(self._by_watch.get(watch_id, ())) >= max_per_watch:
             message = (
-                f"this watch's limit of {max_per_watch} listeners is reached. Close "
-                "another listener first"
+                f"this watch has reached its limit of {max_per_watch} listeners. Close another "
+                "listener first"
             )
             raise ListenerLimitError(message)
         if sum(one.client == client for one in self._listeners.values()) >= max_per_client:
             message = (
-                f"your limit of {max_per_client} listeners is reached. Close another listener first"
+                f"you have reached your limit of {max_per_client} listeners. Close another "
+                "listener first"
             )
             raise ListenerLimitError(message)
         listener = secrets.token_hex(8)

@@ -33,8 +33,8 @@ class LiveWatches:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Keep the copy up to date inside the context. On entry, the copy contains all watches
-        created so far.
+        """Keep the copy up to date inside the context. On entry, the copy contains all existing
+        watches.
 
         Raises WatchesDownError if the first update fails.
         """
@@ -51,8 +51,8 @@ class LiveWatches:
                 self._task = None
 
     def of(self, feed: str, client: str) -> list[WatchState]:
-        """Return the watches that select a feed and whose hits have a recipient: those of `client`,
-        which sends the frames, and those with listeners."""
+        """Return the watches that select a feed and have a recipient for their hits: the watches of
+        `client`, which sends the frames, and watches with listeners."""
         return [
             one
             for one in self._states.values()
@@ -60,7 +60,7 @@ class LiveWatches:
         ]
 
     def now(self) -> float:
-        """Return the time of the clock that determines when watches expire. It is independent of
+        """Return the time of the clock that determines when watches expire. It does not depend on
         this machine's clock."""
         return time.monotonic() + self._clock_offset
 

@@ -40,8 +40,9 @@ class Criteria:
         self._cache: dict[str, tuple[Terms, list[Criterion]]] = {}
 
     def of(self, watches: Iterable[WatchState]) -> list[tuple[WatchState, Criterion]]:
-        """Return a pair for each class of each watch. Classes that do not have a threshold in this
-        model are logged and omitted, because the watch was created for another model."""
+        """Return each watch once for each of its classes, paired with the criterion. Classes
+        without a threshold in this model, which occur if the watch was created for another model,
+        are logged and omitted."""
         previous, self._cache = self._cache, {}
         pairs = []
         for state in watches:
@@ -64,9 +65,7 @@ class Criteria:
                 _log.warning("watch %s ignores class %r: %s", watch_id, name, error)
                 continue
             if threshold is None:
-                _log.warning(
-                    "watch %s ignores class %r, which does not have a threshold", watch_id, name
-                )
+                _log.warning("watch %s ignores class %r, which has no threshold", watch_id, name)
                 continue
             criteria.append(Criterion(class_id, threshold))
         return criteria
@@ -95,8 +94,8 @@ class MatchPlan:
         )
 
     def matches(self, features: Tensor, now: float) -> list[Match]:
-        """Return the matches of the watches that have not expired at `now`. `features` [1, dim] are
-        those of one frame."""
+        """Return the matches of the watches that have not expired at `now`. `features`, [1, dim],
+        are the features of one frame."""
         scores = self._bundle.scores(features, self.class_ids)[0].double()[self._columns]
         matched = (scores >= self._thresholds).nonzero()[:, 0].tolist()
         pairs, values = [self._pairs[index] for index in matched], scores[matched].tolist()

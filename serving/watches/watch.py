@@ -77,7 +77,7 @@ class HitBatch:
     ended: str | None
 
 
-# Each error has a single string argument, so that it can be pickled between processes.
+# Each error has a single string argument, so that it can be pickled and sent between processes.
 class WatchError(Exception):
     """An operation on watches failed."""
 
@@ -114,7 +114,7 @@ class Watches(Protocol):
         ...
 
     async def get(self, client: str, watch_id: str) -> Watch:
-        """Return a watch. Raises UnknownWatchError, also for a watch of another client."""
+        """Return a watch. Raises UnknownWatchError, even if the watch belongs to another client."""
         ...
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
@@ -131,8 +131,8 @@ class Watches(Protocol):
         ...
 
     async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        """Deliver hits (watch id, line of JSON) to listeners. `lost` is the number of lost hits per
-        watch."""
+        """Deliver hits, as pairs (watch id, line of JSON), to listeners. `lost` is the number of
+        lost hits per watch."""
         ...
 
     async def listen(self, client: str, watch_id: str) -> str:

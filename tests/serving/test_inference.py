@@ -116,7 +116,7 @@ def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
         ([IMAGES, tensor("class_ids", "INT64", [True])], {}, 400, "not INT64"),
         ([IMAGES, tensor("class_ids", "INT64", [99])], {}, 404, "99"),
         ([IMAGES, tensor("class_ids", "INT64", [1, 2], [3])], {}, 400, "does not match"),
-        ([IMAGES, tensor("class_ids", "INT64", [1, 2, 3, 4], [2, 2])], {}, 400, "one dimension"),
+        ([IMAGES, tensor("class_ids", "INT64", [1, 2, 3, 4], [2, 2])], {}, 400, "one-dimensional"),
         ([IMAGES, tensor("class_ids", "INT64", [0] * 6)], {}, 413, "the limit is 5"),
         ([tensor("images", "BYTES", ENCODED[:1] * 5), CLASS_IDS], {}, 413, "the limit is 4"),
         ([tensor("images", "BYTES", ["?"]), CLASS_IDS], {}, 400, "not valid base64"),

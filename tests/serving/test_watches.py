@@ -353,7 +353,7 @@ def test_the_limits_of_watches_and_feeds_are_enforced(kway: Kway, alice: httpx.C
     with kway.client(BOB) as bob:
         made = [client.post("/v1/watches", json=body) for client in [alice] * 5 + [bob] * 3]
     assert [one.status_code for one in made] == [201] * 4 + [429] + [201] * 2 + [429]
-    assert made[4].json()["error"]["message"].startswith("your limit of 4 watches")
+    assert made[4].json()["error"]["message"].startswith("you have reached your limit of 4 watches")
     with ExitStack() as sockets:
         for feed in "abc":
             sockets.enter_context(kway.socket(f"/v1/feeds/{feed}/frames"))

@@ -57,19 +57,19 @@ def close_reason(socket: ClientConnection) -> tuple[int, str, str]:
     with pytest.raises(ConnectionClosed) as caught:
         socket.recv(timeout=20)
     assert caught.value.rcvd is not None
-    return caught.value.rcvd.code, error["code"], error["message"].partition(" is reached")[0]
+    return caught.value.rcvd.code, error["code"], error["message"].partition(". ")[0]
 
 
 def error_of(response: httpx.Response) -> tuple[int, str, str]:
     error = response.json()["error"]
-    return response.status_code, error["code"], error["message"].partition(" is reached")[0]
+    return response.status_code, error["code"], error["message"].partition(". ")[0]
 
 
 # -- limits per client and per replica ---------------------------------------------------------
 
 
 def test_feeds_are_limited_per_client_and_per_server(kway: Kway, alice: httpx.Client) -> None:
-    own = (4429, "too_many_feeds", "your limit of 3 feeds")
+    own = (4429, "too_many_feeds", "you have reached your limit of 3 feeds")
     with ExitStack() as opened:
         for feed in "abc":
             opened.enter_context(kway.socket(f"/v1/feeds/{feed}/frames"))
@@ -82,7 +82,7 @@ def test_feeds_are_limited_per_client_and_per_server(kway: Kway, alice: httpx.Cl
         with kway.socket("/v1/feeds/d/frames", BOB) as bobs:
             eventually(lambda: kway.feeds.live._followers == 4)
             with kway.socket("/v1/feeds/d/frames", BOB) as fifth:
-                total = "the server's limit of 4 feeds"
+                total = "the server has reached its limit of 4 feeds"
                 assert close_reason(fifth) == (4429, "too_many_feeds", total)
             bobs.close()
     eventually(lambda: kway.feeds.live._followers == 0)
@@ -97,7 +97,7 @@ def test_listeners_are_limited_per_client_and_per_server(kway: Kway, alice: http
         for watch_id in (first, first, second):
             socket = opened.enter_context(kway.socket(f"/v1/watches/{watch_id}/live"))
             assert json.loads(socket.recv()) == {"listening": watch_id}
-        own = "your limit of 3 listeners"
+        own = "you have reached your limit of 3 listeners"
         response = alice.get(f"/v1/watches/{second}/hits")
         assert error_of(response) == (429, "too_many_listeners", own)
         with kway.socket(f"/v1/watches/{second}/live") as fourth:
@@ -105,7 +105,7 @@ def test_listeners_are_limited_per_client_and_per_server(kway: Kway, alice: http
         socket = opened.enter_context(kway.socket(f"/v1/watches/{bobs}/live", BOB))
         assert json.loads(socket.recv()) == {"listening": bobs}
         with kway.socket(f"/v1/watches/{bobs}/live", BOB) as fifth:
-            total = "the server's limit of 4 listeners"
+            total = "the server has reached its limit of 4 listeners"
             assert close_reason(fifth) == (4429, "too_many_listeners", total)
         response = alice.get(f"/v1/watches/{second}/hits")
         assert error_of(response) == (429, "too_many_listeners", total)

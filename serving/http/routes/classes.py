@@ -24,8 +24,8 @@ class ClassFound(BaseModel):
 
 
 class ClassPage(BaseModel):
-    """One page of the classes that match a search. `total` is the number of all matching
-    classes."""
+    """One page of the classes that match a search. `total` is the number of matching classes on all
+    pages."""
 
     total: int
     classes: list[ClassFound]
@@ -47,7 +47,7 @@ router = APIRouter()
 
 
 class _Searches:
-    """Runs one search at a time in its own thread, so that searches do not delay queries."""
+    """Runs one search at a time in a separate thread, so that searches do not delay queries."""
 
     def __init__(self, resources: Resources) -> None:
         self.thread = ThreadPoolExecutor(1, "search")
@@ -75,8 +75,8 @@ async def classes(
 
 
 def _page(service: Service, parameters: ClassSearch) -> bytes:
-    """Return the JSON of the response. It is also created in the thread, because serializing a
-    thousand classes takes a long time."""
+    """Return a page of results as JSON. Call this in the search thread as well, because serializing
+    a thousand classes takes a long time."""
     found, total = service.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )

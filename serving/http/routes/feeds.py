@@ -39,7 +39,7 @@ class FeedParameters(BaseModel):
 
     latest: bool = Field(
         False,
-        description="skip frames when a newer one has arrived, and report how many were dropped",
+        description="skip a frame if a newer one has arrived, and report how many were dropped",
     )
     acknowledge: bool = Field(False, description="send a line for every frame, after its hits")
 
@@ -82,8 +82,8 @@ async def send(
 ) -> Response:
     """Send frames as lines and receive the hits of your watches.
 
-    Hits are returned while more frames are sent. Read the response while you send, because the
-    server stops reading from a client that does not read.
+    Hits are returned while you are still sending frames. Read the response as you send: if you do
+    not, the server stops reading your frames.
     """
     check_is_ndjson(request)
     feeds = resources.feeds
@@ -166,14 +166,14 @@ async def _within_idle_timeout(awaitable: Awaitable[T], seconds: float) -> T:
         async with asyncio.timeout(seconds):
             return await awaitable
     except TimeoutError as error:
-        message = f"no frame arrived for {seconds:g} s. Send an empty line from time to time"
+        message = f"no frame arrived for {seconds:g} s. Send empty lines to keep the feed open"
         raise ApiError(408, "idle", message) from error
 
 
 @asynccontextmanager
 async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncIterator[None]:
-    """Acquire one of the client's feed slots and keep the copy of the watches current. Raises
-    ApiError if no slot is free or the watches are unavailable."""
+    """Acquire one of the client's feed slots and keep the local copy of the watches up to date.
+    Raises ApiError if no slot is free or the watches are unavailable."""
     with limit.slot(client):
         try:
             async with feeds.live.followed():

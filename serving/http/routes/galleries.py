@@ -16,7 +16,7 @@ from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
 
 _MAX_LIMIT = 1000
-# Limit on the total number of hits in one response, which is about 2 MB.
+# Limit on the total number of hits in one response. A response with this many hits is about 2 MB.
 _MAX_HITS = 10_000
 
 
@@ -44,7 +44,7 @@ router = APIRouter()
 
 @router.get("/v1/galleries")
 async def listed(resources: ResourcesDep) -> GalleryList:
-    """List the galleries of this server."""
+    """List the galleries on this server."""
     galleries = resources.galleries
     return GalleryList(galleries=[_describe(name, galleries[name]) for name in galleries.names()])
 
@@ -110,7 +110,7 @@ def _named(galleries: Galleries, name: str) -> Gallery:
         raise ApiError(
             404,
             "unknown_gallery",
-            f"unknown gallery {name[:80]!r}. Galleries of this server: {known}",
+            f"unknown gallery {name[:80]!r}. Galleries on this server: {known}",
         ) from error
 
 

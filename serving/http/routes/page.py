@@ -1,9 +1,9 @@
 """The page at `/` and the documentation at `/docs`: static files, read once at start-up.
 
 `/` is a page for interactive queries; `/docs` is Swagger UI for `/openapi.json`. Both load files
-only from this server: those in `serving/page/` and, for Swagger UI, those in the package
-fastapi-offline. The files do not reveal anything about the model and do not require a token, but
-the requests that their scripts send do.
+only from this server, which takes them from `serving/page/` and, for Swagger UI, from the package
+fastapi-offline. The files reveal nothing about the model, so they do not require a token, but the
+requests that their scripts send do.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,8 @@ _MEDIA_TYPES = {
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
-# Forbids content from other origins, inline code and framing. A dropped image is a blob: URL.
+# Forbids content from other origins, inline code and framing. Images that a user drops on the page
+# have blob: URLs.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -40,8 +41,8 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    # Files are revalidated on each load, with status 304 if unchanged, so that files of two
-    # versions are never mixed.
+    # The browser revalidates each file on each load (status 304 if unchanged), so that files from
+    # two versions are never mixed.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -53,7 +54,7 @@ _HEADERS = {
 
 
 def _paths() -> Iterator[tuple[str, Traversable]]:
-    """Yield the URL path of each file, and the file."""
+    """Yield each file with its URL path."""
     for file in files("serving").joinpath("page").iterdir():
         if _media_type(file):
             yield _PAGES.get(file.name, f"/page/{file.name}"), file

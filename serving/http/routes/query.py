@@ -2,8 +2,8 @@
 
 A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
 body is still arriving. Several lines are processed concurrently to form batches. Once
-`max_lines_in_flight` is reached, reading pauses, so TCP backpressure slows down clients that send
-faster. Answers are in the order of the lines.
+`max_lines_in_flight` is reached, reading pauses, so TCP backpressure slows down a client that sends
+faster than the lines are answered. Answers are in the order of the lines.
 """
 
 import asyncio
@@ -121,8 +121,8 @@ async def stream(
 ) -> Response:
     """Does the image or text in each line belong to these classes?
 
-    Lines are answered while more are sent. Read the response while you send, because the server
-    stops reading from a client that does not read.
+    Lines are answered while you are still sending more. Read the response as you send: if you do
+    not, the server stops reading your lines.
     """
     check_is_ndjson(request, kinds=(*NDJSON_KINDS, ""))
 
@@ -148,7 +148,7 @@ def _as_json(line: Hit | LineError | Done) -> str:
 
 
 class _Stream:
-    """One stream, with its lines in progress and the counts of its answers.
+    """One stream, with its lines in progress and the counts for its last line.
 
     The total size of the lines in progress is at most the size limit of one request body.
     """
@@ -177,8 +177,8 @@ class _Stream:
         await out.line(_as_json(Done(done=self._counts)))
 
     async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
-        """Yield the lines with their positions. A line that is too long is None. Raises ApiError if
-        no line arrives for too long."""
+        """Yield each line with its position, or None in place of a line that is too long. Raises
+        ApiError if no line arrives for too long."""
         lines, position = split_lines(body, self._limits.max_body_bytes), 0
         seconds = self._limits.stream_idle_seconds
         while True:
@@ -188,7 +188,9 @@ class _Stream:
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                message = f"no line arrived for {seconds:g} s. Send an empty line from time to time"
+                message = (
+                    f"no line arrived for {seconds:g} s. Send empty lines to keep the stream open"
+                )
                 raise ApiError(408, "idle", message) from error
             if raw is None or raw.strip():
                 await self._wait_for_bytes(raw)
