@@ -34,7 +34,10 @@ def kway(*arguments: object) -> None:
 
 
 def draw_images(folder: Path, per_class: int = 40) -> None:
-    """Draw images. A class is a color, a shape and a line width, at a random position in noise."""
+    """Draw images of one shape each, at a random position on a noise background.
+
+    A class is a combination of color, shape and line width.
+    """
     rng = np.random.default_rng(0)
     for color, shape, width in product(("red", "green"), ("ellipse", "rectangle"), (1, 2, 4)):
         target = folder / f"{color} {shape} {width}"
