@@ -46,10 +46,10 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "kill": Kind(
         30,
-        "the launcher or one of three ranks is killed with SIGKILL at a random time, which can be "
-        "during startup. No process is left after 1 s. The last trial completes the run and "
-        "compares it with an undisturbed run: the losses are the same, the weights are "
-        "bit-identical, and every sample is used once per epoch",
+        "the launcher or one of three ranks is killed with SIGKILL at a random time, possibly "
+        "during startup. After 1 s, no killed or orphaned process is left. The last trial "
+        "completes the run and compares it with an undisturbed run: the losses are the same, the "
+        "weights are bit-identical, and every sample is used once per epoch",
         lambda *arguments: _disturbed(signal.SIGKILL, 3, *arguments),
     ),
     "stop": Kind(
@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
     "hosts": Kind(
         6,
         "one of two hosts is disconnected for 3 s, or its launcher is killed and started again. "
-        "The run then completes",
+        "In both cases, the run completes and records each step once",
         host_runs,
     ),
     "damage": Kind(
@@ -76,18 +76,19 @@ KINDS: dict[str, Kind] = {
     ),
     "killed-saves": Kind(
         20,
-        "saves on 1 and on 2 ranks are killed at random times. After each kill, the newest "
-        "committed checkpoint is complete",
+        "runs on 1 rank and on 2 ranks are killed at random times while they save checkpoints. "
+        "After each kill, the newest committed checkpoint is complete",
         killed,
     ),
     "strategies": Kind(
         42,
-        "the losses, weights and moments with every strategy are equal to those of a single "
-        "process",
+        "every strategy produces the same losses, weights and moments as a single process",
         same_results,
     ),
     "between": Kind(
-        14, "a checkpoint of each strategy resumes with every strategy and number of ranks", between
+        14,
+        "a checkpoint saved with one strategy resumes with every strategy, on 1 to 4 ranks",
+        between,
     ),
 }
 
