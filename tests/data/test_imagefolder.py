@@ -125,7 +125,7 @@ def test_a_label_file_defines_the_classes(tmp_path: Path) -> None:
         ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),
     ],
 )
-def test_an_invalid_label_file_raises_an_error_with_the_line(
+def test_an_invalid_label_file_raises_an_error_that_names_the_line(
     tmp_path: Path, lines: str, message: str
 ) -> None:
     for i in range(2):
@@ -321,14 +321,14 @@ def test_nested_folders_become_classes_with_their_parent_folders_as_path(tmp_pat
 
 @pytest.fixture
 def omniglot(tmp_path: Path) -> Path:
-    """Write Omniglot's layout: two folders of alphabets, whose characters have the same names."""
+    """Write Omniglot's layout: two folders of alphabets whose characters share names."""
     for folder in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
         for character in ("character01", "character02"):
             write_image(tmp_path / "in" / folder / character / "0.png", len(folder))
     return tmp_path / "in"
 
 
-def test_ambiguous_levels_raise_an_error_with_levels_and_counts(omniglot: Path) -> None:
+def test_ambiguous_levels_raise_an_error_that_lists_levels_and_counts(omniglot: Path) -> None:
     with pytest.raises(ValueError, match="has images in several levels of folders") as error:
         ImageFolder(omniglot).classes()
     assert (
