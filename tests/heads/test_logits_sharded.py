@@ -1,6 +1,6 @@
 """Logit maps, losses and class weights match their float64 definitions on one to four ranks.
 
-A group of four processes computes all cases; smaller meshes use the first of these processes. The
+A group of four processes computes all cases. Smaller meshes use only the first processes. The
 default suite runs a covering subset: every loss with every map on four ranks, and every map with
 every weighting on every other mesh. With nine classes on four ranks, one rank of a dense head has
 no classes.
