@@ -236,7 +236,7 @@ def named(mistake: tuple[Any, ...]) -> str:
 
 @needs_kustomize
 @pytest.mark.parametrize("mistake", SCHEMA_MISTAKES, ids=named)
-def test_a_schema_finds_the_mistake(mistake):
+def test_a_schema_detects_the_mistake(mistake):
     folder, kind, path, value, message = mistake
     lines = list(schema_errors(first(planted(folder, kind, path, value), kind)))
     assert any(message in line for line in lines), lines
@@ -266,14 +266,14 @@ def test_cel_rules_are_evaluated_after_the_defaults():
 
 @needs_kustomize
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=named)
-def test_a_rule_finds_the_mistake(mistake):
+def test_a_rule_detects_the_mistake(mistake):
     folder, kind, path, value, message = mistake
     lines = problems(planted(folder, kind, path, value))
     assert any(message in line for line in lines), lines
 
 
 @needs_kustomize
-def test_every_rule_finds_a_mistake():
+def test_every_rule_detects_a_mistake():
     rules = {rule.__name__: 0 for rule in (*POD_RULES, *JOB_RULES, *RULES)}
     for mistake in RULE_MISTAKES:
         manifests = planted(*mistake[:4])
