@@ -1,4 +1,4 @@
-"""Measures a real training step on this rank: its collectives, persistent memory and peak."""
+"""Measures a real training step on this rank: its collectives, persistent and peak memory."""
 
 from collections import defaultdict
 from typing import Any
@@ -144,7 +144,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def _peak(profiler: Any) -> int:
-    """Return the peak of allocated bytes, relative to the start of the step."""
+    """Return the peak number of allocated bytes, relative to the start of the step."""
     now = peak = 0
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):

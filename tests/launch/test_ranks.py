@@ -1,4 +1,4 @@
-"""Placement of ranks, exit codes of a run, and timeouts of the launcher."""
+"""Placement of ranks, exit codes of a run, and launcher timeouts."""
 
 import os
 import re

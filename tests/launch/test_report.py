@@ -1,4 +1,4 @@
-"""`kway report`: the page for complete, running, damaged, empty and malicious runs."""
+"""`kway report`: its page for complete, running, damaged, empty and malicious runs."""
 
 import fcntl
 import json
@@ -113,7 +113,7 @@ class ParsedPage(HTMLParser):
 # ------------------------------------------------------------------ valid runs
 
 
-def test_the_page_shows_a_run_of_the_trainer(glyphs, tmp_path):
+def test_the_page_shows_a_run_written_by_the_trainer(glyphs, tmp_path):
     recipe = glyph_recipe(glyphs, tmp_path / "tiny", evaluation__every={"steps": 2})
     train(recipe, rank_world())
     page = page_of(tmp_path / "tiny")
@@ -353,7 +353,7 @@ def test_ticks_are_plain_numbers_or_percentages():
     assert [in_percent(ratio) for ratio in (0, 0.025, 1)] == ["0%", "2.5%", "100%"]
 
 
-def test_measures_have_names_and_units():
+def test_metrics_are_shown_with_names_and_units():
     names = ("top5", "marginal_top1", "sa", "auprc", "precision_at_recall_0.9", "loss")
     assert [measure_label(name) for name in names] == [
         "top-5 accuracy",
