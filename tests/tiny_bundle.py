@@ -1,4 +1,4 @@
-"""Test bundles with a tiny random network for gray 16 x 16 images or for texts."""
+"""Bundles for tests, with a tiny random network for gray 16 x 16 images or for texts."""
 
 import json
 from dataclasses import replace

@@ -34,7 +34,7 @@ class Instruction:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The `KEY=VALUE` pairs of an ENV or ARG, without keys that have no value."""
+        """The `KEY=VALUE` pairs of an ENV or ARG. Keys without a value are omitted."""
         return dict(cast("tuple[str, str]", w.split("=", 1)) for w in self.words if "=" in w)
 
 

@@ -88,7 +88,7 @@ def _run_step(image: Image, work: Path, root: Path, name: str) -> str:
 
 
 def _serve(server: Image, work: Path) -> None:
-    """Test the image's own command: its health check fails, then succeeds; SIGTERM stops it."""
+    """Test the image's own command: the health check fails until it is up; SIGTERM stops it."""
     mounts = (
         Mount(work / "bundles/glyphs", "/work/bundle"),
         Mount(work / "tokens/tokens", "/run/secrets/tokens"),

@@ -347,7 +347,7 @@ def test_a_class_file_maps_both_numbers_and_names_to_classes(tmp_path: Path) -> 
         (("txt", b"a caption"), "no .cls or .json, only .png, .txt"),
     ],
 )
-def test_an_invalid_label_is_reported_with_its_key(
+def test_the_error_for_an_invalid_label_names_its_key(
     tmp_path: Path, label: tuple[str, bytes], message: str
 ) -> None:
     (tmp_path / "names").write_text("zebra\ncat\ndog\n")

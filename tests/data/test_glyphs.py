@@ -119,7 +119,7 @@ def test_test_images_are_undistorted_and_training_images_vary(all_glyphs: Glyphs
     assert source.render(plain).data == Glyphs(seed=1).render(plain).data
 
 
-def test_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
+def test_classes_with_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
     vectors = all_glyphs.label_vectors()
     label = by_character(all_glyphs)
     assert vectors.dtype == np.float32

@@ -283,7 +283,7 @@ def test_a_folder_without_classes_raises(tmp_path: Path) -> None:
         ImageFolder(tmp_path).classes()
 
 
-def test_keys_are_unique_short_and_without_dots(tmp_path: Path) -> None:
+def test_keys_are_unique_and_short_and_contain_no_dots(tmp_path: Path) -> None:
     long = "x" * 120
     for name in ("p.png", "p.jpg", "p.q.png", "p_q.png", f"{long}.png", "üñí.png"):
         write_image(tmp_path / "a" / name, 0)
@@ -370,7 +370,7 @@ def test_class_folders_with_the_same_name_are_named_by_their_paths(tmp_path: Pat
     }
 
 
-def test_nested_is_rejected_with_labels_and_with_a_taxonomy(tmp_path: Path) -> None:
+def test_the_nested_option_cannot_be_combined_with_labels_or_a_taxonomy(tmp_path: Path) -> None:
     for nested in (True, False):
         with pytest.raises(ValueError, match="omit --nested and --topmost"):
             ImageFolder(tmp_path, nested=nested, labels=tmp_path / "l.csv")

@@ -1,4 +1,4 @@
-"""Image decoding with limits, and crops."""
+"""Image decoding within limits, and image crops."""
 
 import io
 import struct

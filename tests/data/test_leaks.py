@@ -137,7 +137,7 @@ def test_class_names_with_markup_are_printed_unchanged(tmp_path: Path) -> None:
     assert "[bold]joy" in done.stdout
 
 
-def test_images_and_too_few_texts_raise(shards: Path, tmp_path: Path) -> None:
+def test_checking_images_or_too_few_texts_raises(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="contains images: the leak check requires texts"):
         check_leaks(shards)
     few = write_texts(tmp_path / "in", "x", num=20)

@@ -1,4 +1,4 @@
-"""Errors for a damaged folder of shards."""
+"""Errors raised for a damaged folder of shards."""
 
 import gc
 import hashlib

@@ -1,4 +1,4 @@
-"""Shards at a URL, read through a bounded cache: the same samples as locally, or a clear error."""
+"""Shards at a URL, read through a bounded cache, give the same samples as locally or an error."""
 
 import logging
 import multiprocessing
@@ -85,7 +85,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # -------------------------------------------------------------------- URLs
 
 
-def test_every_url_scheme_gives_the_samples_of_the_local_folder(
+def test_every_url_scheme_gives_the_same_samples_as_the_local_folder(
     shards: Path, server: FileServer, cache: CacheConfig
 ) -> None:
     memory = fsspec.filesystem("memory")
@@ -128,7 +128,7 @@ def test_only_plain_urls_of_known_schemes_are_accepted(url: str, reason: str | N
             read()
 
 
-def test_a_password_in_a_url_raises_and_is_not_in_the_message() -> None:
+def test_a_password_in_a_url_raises_and_does_not_appear_in_the_message() -> None:
     with pytest.raises(ValueError, match="contains a user name") as caught:
         open_split("https://me:secret@host/set", "train")
     assert "secret" not in str(caught.value)

@@ -110,7 +110,7 @@ def test_progress_lines_start_once_a_rate_is_known(
     assert capsys.readouterr().err.startswith("writing 200 of 1,000 samples, ")
 
 
-def test_verify_of_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_path: Path) -> None:
+def test_verifying_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_path: Path) -> None:
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tar = tmp_path / "train-000000.tar"

@@ -132,7 +132,7 @@ def test_pixels_and_labels_of_a_pass_do_not_depend_on_workers_or_buffer(
     assert numbers(again) == numbers(one)
 
 
-def test_a_resume_begins_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:
+def test_resuming_starts_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:
     shards = f"{eight}/t{{0..7}}.tar"
     loader = stream_loader(classes, shards)
     first = take(loader, 3)

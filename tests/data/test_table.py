@@ -207,7 +207,7 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_of_another_kind_of_table_raise(
+def test_options_for_another_kind_of_table_raise(
     tmp_path: Path, options: tuple[object, ...], message: str
 ) -> None:
     (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")

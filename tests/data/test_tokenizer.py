@@ -35,7 +35,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 480 names of 40 emoji in 12 languages for training and 80 in two others for testing."""
+    """Write 480 training names of 40 emoji in 12 languages, and 80 test names in two others."""
     folder = tmp_path_factory.mktemp("names") / "texts"
     write_shards(EmojiNames(40), folder, workers=0)
     return folder
@@ -228,7 +228,7 @@ def test_a_hub_name_is_opened_by_transformers_and_errors_are_one_line(
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, "\xff"])
-def test_a_damaged_file_raises_a_one_line_error_with_its_name(
+def test_a_damaged_file_raises_a_one_line_error_that_names_it(
     copy: Path, file: str, content: str
 ) -> None:
     (copy / file).write_bytes(content.encode("latin-1"))
@@ -308,7 +308,7 @@ def test_lowercase_changes_case_but_not_accents_and_marks(names: Path, tmp_path:
 
 
 def test_words_too_long_for_encoding_are_not_used_for_training() -> None:
-    """The trainer of the library takes minutes for a word of one megabyte."""
+    """The library's trainer takes minutes to process a word of one megabyte."""
     words, long = "up up down down", "z" * 10_000
     texts = [words, f"{long} {words}", f"q{long},z {words}", f"{'猫' * 400} y{'z' * 299}"]
     backend = train_wordpiece(lambda: texts, vocab_size=60, threads=1)

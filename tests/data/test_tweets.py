@@ -336,7 +336,7 @@ def tweeteval(tmp_path: Path) -> Path:
     return folder
 
 
-def test_remains_of_emoji_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_path: Path) -> None:
+def test_emoji_remnants_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_path: Path) -> None:
     done = kway("tweets", tweeteval, "-o", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert {(split, text, one) for split, _, text, one in read(tmp_path / "out")} == {

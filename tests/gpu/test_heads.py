@@ -79,7 +79,7 @@ def test_sampled_steps_draw_the_same_classes_as_on_the_cpu(device, kind, weighti
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_head_moved_to_the_device_equals_one_created_there(device, kind):
+def test_a_head_moved_to_the_device_matches_a_head_created_there(device, kind):
     options = {"class_weights": torch.arange(1, 14.0), "gradient_damping": 0.5}
     tree = label_tree("vtree", 13)
     made = ClassHead(5, tree, make_loss(kind, 13), device=device, **options)

@@ -328,7 +328,8 @@ def test_a_cycle_raises_an_error_on_every_rank(world_size):
 
 
 def steps_with_empty_ranks(world_size: int):
-    """Two classes and two rows: the last two ranks have no classes, the first three no rows."""
+    """Train on two classes and two rows. With four ranks, the last two have no classes, and the
+    first three have no rows."""
     found = {}
     for kind in LOSS_KINDS:
         loss = make_loss(kind, 2)

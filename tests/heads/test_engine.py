@@ -89,12 +89,12 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         (3, 1, 1),
     ],
 )
-def test_sharded_equals_the_definition(world_size, num_classes, data_axis):
+def test_a_sharded_head_equals_the_definition(world_size, num_classes, data_axis):
     ranks = run_on_ranks(world_size, all_sharded_cases, num_classes, data_axis, False)
     check_against_definition(ranks, num_classes)
 
 
-def test_sharded_in_many_blocks_equals_the_definition():
+def test_a_sharded_head_with_many_blocks_equals_the_definition():
     check_against_definition(run_on_ranks(2, all_sharded_cases, 150, 1, True), 150)
 
 

@@ -433,7 +433,7 @@ def steps_of(head: FactoredHead, rows: int, mine: slice):
 
 
 @pytest.mark.parametrize(("world_size", "num_classes", "data_axis", "rows"), SHARDED)
-def test_sharded_equals_unsharded(world_size, num_classes, data_axis, rows):
+def test_a_sharded_factored_head_equals_an_unsharded_one(world_size, num_classes, data_axis, rows):
     ranks = run_on_ranks(world_size, sharded_run, num_classes, data_axis, rows)
     edges = [rows * rank // world_size for rank in range(world_size + 1)]
     for kind in SHARDED_KINDS:

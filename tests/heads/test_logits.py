@@ -1,6 +1,6 @@
 """Every combination of logit map, loss and class weights matches its float64 definition.
 
-test_logits_sharded.py tests the same on several ranks.
+test_logits_sharded.py tests the same combinations on several ranks.
 """
 
 import math
@@ -265,7 +265,7 @@ def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
     )
 
 
-def test_a_prior_needs_counts_of_every_class_and_does_not_support_appending():
+def test_a_prior_requires_counts_of_every_class_and_does_not_support_appending():
     with pytest.raises(ValueError, match="pass class_counts"):
         ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0))
     with pytest.raises(ValueError, match=r"class_counts have shape \[12\]"):

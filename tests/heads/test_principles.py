@@ -226,7 +226,7 @@ def test_a_loss_of_ratios_of_scores_reaches_its_infimum_with_unseparated_scores(
 
 
 def smoothed_entropy(smoothing: float) -> float:
-    """The entropy of the target, the infimum of cross-entropy with label smoothing."""
+    """The entropy of the target, which is the infimum of cross-entropy with label smoothing."""
     target = torch.full((NUM_CLASSES,), smoothing / NUM_CLASSES, dtype=torch.float64)
     target[0] += 1 - smoothing
     return float(-torch.xlogy(target, target).sum())

@@ -52,7 +52,7 @@ def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("values", [3, 20, None], ids=["many ties", "some ties", "no ties"])
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 22])
-def test_measures_equal_scikit_learn(dtype, values, chunk, monkeypatch):
+def test_measures_match_scikit_learn(dtype, values, chunk, monkeypatch):
     monkeypatch.setattr(heads.slc, "_CHUNK", chunk)
     generator = torch.Generator().manual_seed(11)
     labels = torch.randint(0, 9, (300,), generator=generator)

@@ -237,7 +237,7 @@ def test_a_nan_logit_gives_a_nan_loss():
             assert loss_and_gradient(SmoothTopK(3), logits, labels, blocks)[0].isnan()
 
 
-def test_the_statistics_of_no_classes_are_neutral_in_a_merge():
+def test_merging_the_statistics_of_no_classes_changes_nothing():
     loss = SmoothTopK(4, 0.5)
     logits = torch.randn(3, 9, generator=generator(), dtype=torch.float64)
     labels = torch.tensor([0, 1, 8])

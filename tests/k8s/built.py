@@ -51,7 +51,7 @@ def _built(folder: str) -> list[dict[str, Any]]:
 
 
 def built(folder: str) -> list[dict[str, Any]]:
-    """Return a copy of the manifests of a folder of k8s/, which a test may change."""
+    """Return the manifests of a folder in k8s/, as a copy that the test may change."""
     return copy.deepcopy(_built(folder))
 
 
@@ -87,7 +87,7 @@ def _kubernetes_errors(manifest: dict[str, Any]) -> Iterator[str]:
 
 @cache
 def _validator(kind: str, api_version: str, version: str) -> Draft202012Validator:
-    """Return the validator of a kind, cached.
+    """Return the cached validator of a kind.
 
     `kubernetes_validate` would read and index megabytes of definitions for each manifest.
     """

@@ -210,7 +210,7 @@ class Pod:
         """Kill the pod immediately, with all of its processes."""
         if self.exit_code is not None or self._process is None:
             return
-        # PID 1 of the pod: unshare then waits until the kernel has killed all others.
+        # Kill the pod's PID 1. unshare then waits until the kernel has killed all the others.
         for pid in children(self._process.pid) or [self._process.pid]:
             send(pid, signal.SIGKILL)
         self._ended(self._process.wait(_SECONDS))
@@ -224,7 +224,7 @@ class Pod:
         return f"pod {self.name} ({self.host.address}) {state}"
 
     def execute(self, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command in the container, like `kubectl exec` and probes. `given` is its standard
+        """Run a command in the container, as `kubectl exec` and probes do. `given` is its standard
         input."""
         names = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         enter = ["nsenter", "--target", str(self.first_process()), *names]

@@ -171,7 +171,7 @@ def forwarded(service: RayService, *words: str, folder: Path) -> str:
 
 
 def check_the_model(service: RayService, folder: Path) -> None:
-    """Check the curl command of docs/kubernetes.md, and that the API requires a token."""
+    """Check the curl command in docs/kubernetes.md, and that the API requires a token."""
     (line,) = re.findall(r"^ +\$ (curl .*)$", (ROOT / "docs/kubernetes.md").read_text(), re.M)
     command = f"{line} --silent --fail-with-body"
     model = json.loads(forwarded(service, "sh", "-c", command, folder=folder))

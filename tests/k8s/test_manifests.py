@@ -136,7 +136,7 @@ def test_shards_training_and_export_use_the_same_folders(folder):
 
 
 def served() -> str:
-    """Return the bundle's folder in the service."""
+    """Return the folder from which the service loads the bundle."""
     service = one(built("overlays/serving"), "RayService")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     return str(application["args"]["bundle"])
@@ -232,7 +232,7 @@ def test_a_queued_run_is_suspended():
     assert job["spec"]["suspend"] is True
 
 
-def test_secrets_are_files_and_not_in_the_repository():
+def test_secrets_are_mounted_as_files_and_are_not_in_the_repository():
     for folder in FOLDERS:
         manifests = built(folder)
         assert "Secret" not in {manifest["kind"] for manifest in manifests}

@@ -293,7 +293,7 @@ def test_a_problem_names_its_object():
     assert one(manifests, "Job")["metadata"]["name"] == "kway"
 
 
-def test_quantities_are_parsed_like_kubernetes():
+def test_quantities_are_parsed_as_in_kubernetes():
     read = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "3k": 3000, "1Ei": 2**60, "100M": 10**8}
     assert {text: float(quantity(text)) for text in read} == read
     assert [multiply(text, 8) for text in ("500m", "2", "1.5Gi")] == ["4000m", "16", "12.0Gi"]

@@ -123,7 +123,7 @@ def test_an_alert_has_severity_summary_description_and_runbook() -> None:
         assert alert["annotations"]["runbook_url"].endswith(f"docs/runbooks.md{anchor}")
 
 
-def test_every_alert_has_one_runbook() -> None:
+def test_every_alert_has_exactly_one_runbook() -> None:
     titles = re.findall(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
     assert len(titles) == len(set(titles))
     assert {title for title in titles if title.startswith("Kway")} == WANTED

@@ -1,4 +1,4 @@
-"""The dashboards and alerts, with a Prometheus that scrapes a real run and a real server."""
+"""The dashboards and alerts, checked with a Prometheus that scrapes a real run and server."""
 
 import itertools
 import re
@@ -70,7 +70,7 @@ def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
 
 
 def scrapes(training_port: int, agent: str, rules: Path) -> str:
-    """Return a Prometheus config with the settings of the PodMonitors for local hosts and ports."""
+    """Return a Prometheus config that applies the PodMonitors' settings to local addresses."""
     ranks = [f"127.0.0.1:{training_port + rank}" for rank in (0, 1)]
     (spec,) = (
         each["spec"] for each in of_kind("PodMonitor") if each["metadata"]["name"] == "kway-serving"

@@ -293,7 +293,7 @@ DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"
 
 @pytest.mark.parametrize("policy", ["Failed", "TerminatingOrFailed"])
 def test_an_evicted_pod_gets_its_grace_period_and_does_not_count_as_a_failure(policy, tmp_path):
-    """The pod ignores the signal and is killed. With policy Failed, the replacement waits for it."""
+    """The pod ignores the signal and is killed. With policy Failed, a replacement waits for it."""
     script = """
         [ -e shared/again ] && exit
         trap 'touch shared/signaled' TERM; touch shared/again; while :; do sleep 0.1; done

@@ -46,7 +46,7 @@ def curl(service: RayService, url: str, *options: str) -> str:
 
 
 def metrics(service: RayService) -> dict[str, float]:
-    """Return the sums of the series of the worker's agent, by name and status."""
+    """Return the sum of the worker agent's series for each name and status."""
     found: dict[str, float] = {}
     for name, labels, value in re.findall(
         r"^ray_(\w+)\{(.*)\} (\S+)$", curl(service, "http://localhost:8080/metrics"), re.MULTILINE

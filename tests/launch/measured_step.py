@@ -61,7 +61,7 @@ def _is_group(value: torch.ScriptObject) -> bool:
 
 
 def measure_steps(work: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Call `measure_step` with each item, so that the ranks start only once."""
+    """Call `measure_step` for every item in one process, so that each rank starts only once."""
     return [measure_step(*each) for each in work]
 
 

@@ -145,7 +145,7 @@ def damaged_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
 
 
 def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
-    """Copy the shards of a run to a folder where they can be damaged, and update its recipe."""
+    """Copy a run's shards to a folder where they can be damaged, and update the run's recipe."""
     copy = shutil.copytree(glyphs, tmp_path / "copy")
     recipe = run / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace(str(glyphs), str(copy)))

@@ -374,7 +374,7 @@ def test_an_impossible_plan_prints_a_one_line_error(tmp_path, kway, capsys, opti
     assert error.count("\n") == 1
 
 
-def test_sizes_and_durations_have_three_digits():
+def test_sizes_and_durations_are_printed_with_three_digits():
     assert [size(n) for n in (0, 999, 1000, 12_345_678, 3 << 40)] == [
         "-",
         "999 B",

@@ -44,7 +44,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     }
 
 
-# ---------------------------------------------------------------- the head comments
+# ---------------------------------------------------------------- the header comments
 
 
 @pytest.mark.parametrize("path", SHIPPED, **NAMES)

@@ -407,7 +407,9 @@ def test_the_command_writes_the_page_and_lists_problems(kway, make_run, tmp_path
     assert out.read_text().rstrip().endswith("</html>")
 
 
-def test_the_command_rejects_a_non_run_and_keeps_the_old_page(kway, tmp_path, capsys):
+def test_the_command_rejects_a_folder_that_is_not_a_run_and_keeps_the_old_page(
+    kway, tmp_path, capsys
+):
     out = tmp_path / "page.html"
     out.write_text("an older page")
     assert kway("report", tmp_path, "-o", out) == 2
