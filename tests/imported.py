@@ -1,7 +1,7 @@
 # ruff: noqa: F401
-"""Preloaded modules of the fork server from which `tests/ranks.py` forks ranks.
+"""Modules that the fork server preloads before `tests/ranks.py` forks ranks from it.
 
-Without it, each rank would spend seconds on these imports.
+Otherwise, each rank would spend seconds on these imports.
 """
 
 import gc
@@ -18,13 +18,14 @@ import tests.shards
 import trainer.bundle.export
 import trainer.train
 
-# DeepSpeed detects its accelerator on import, and an initialized CUDA does not survive a fork.
+# DeepSpeed detects its accelerator on import, and an initialized CUDA context does not survive a
+# fork.
 if torch.cuda.device_count() == 0:
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed.module_inject.auto_ep_layer
     import deepspeed.runtime.zero.muon.muon_optimizer
 
-# Exclude these half a million objects from garbage collection in the ranks. Otherwise a collection
-# would visit them and copy the memory pages that the ranks share with the server.
+# Exclude the half million objects created so far from garbage collection in the ranks. Otherwise, a
+# collection would visit them and copy the memory pages that the ranks share with the server.
 gc.collect()
 gc.freeze()

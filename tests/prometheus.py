@@ -20,7 +20,7 @@ needs_prometheus = pytest.mark.skipif(
 
 @contextmanager
 def prometheus(folder: Path, config: str) -> Iterator[httpx.Client]:
-    """Run Prometheus with this configuration (YAML) and data in `folder`; yields an API client."""
+    """Run Prometheus with this YAML configuration and its data in `folder`; yield an API client."""
     (folder / "prometheus.yml").write_text(config)
     port = free_port("127.0.0.1", 0)
     arguments = [

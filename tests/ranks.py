@@ -29,8 +29,8 @@ def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> l
     """Run `function(*args)` in a process group of `world_size` ranks; returns the results in order.
 
     `function` must be importable by name. Results are numpy arrays or plain values, not tensors.
-    Raises RankError with the traceback of the first failed rank. All processes are killed at the
-    end.
+    Raises RankError with the traceback of the first rank that failed. All processes are killed at
+    the end.
     """
     with TemporaryDirectory() as folder:
         ranks = [
@@ -94,13 +94,15 @@ def _rank_main(
     except Exception:
         pipe.send((True, traceback.format_exc()))
     pipe.close()
-    # Wait to be killed by the parent: gloo's teardown races (SIGABRT) once a peer has exited.
+    # Wait for the parent to kill this process: gloo's teardown can abort after a peer has exited.
     threading.Event().wait()
 
 
 def rank_world(class_ranks: int | None = None) -> Any:
-    """Return the World of a function that runs in `run_on_ranks`, or of this single process. The
-    classes are sharded across each group of `class_ranks` consecutive ranks (None: all ranks)."""
+    """Return the World of a function that runs in `run_on_ranks`, or of this single process.
+
+    The classes are sharded across each group of `class_ranks` consecutive ranks (None: all ranks).
+    """
     import torch
     import torch.distributed as dist
 
@@ -118,7 +120,7 @@ def rank_mesh(data_axis: int = 1) -> Any:
     """Return the mesh `data` x `class` over all ranks with this size of the `data` axis
     (collective).
 
-    Created once per rank: connecting the process groups of a mesh takes longer than a step.
+    Created once per rank, because connecting the process groups of a mesh takes longer than a step.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

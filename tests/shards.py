@@ -32,7 +32,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def write_images(folder: Path, *, per_class: int = 8, num_classes: int = 5) -> None:
-    """Write class folders of small noise images with a bar whose position depends on the class."""
+    """Write class folders of small noise images, each with a bar whose position shows its class."""
     rng = np.random.default_rng(0)
     for label in range(num_classes):
         class_folder = folder / f"class {label}"
@@ -44,7 +44,7 @@ def write_images(folder: Path, *, per_class: int = 8, num_classes: int = 5) -> N
 
 
 def image_shards(folder: Path) -> Path:
-    """Write shards of `write_images` with a test split to `folder/shards`."""
+    """Write the images of `write_images` to shards, with a test split, in `folder/shards`."""
     write_images(folder / "images")
     source = ImageFolder(folder / "images", original=True, test_fraction=0.25)
     write_shards(source, folder / "shards", workers=0)
@@ -60,7 +60,7 @@ def glyph_shards(folder: Path) -> Path:
 def text_shards(folder: Path) -> Path:
     """Write `shards` of 90 texts, and a `tokenizer` for them, to `folder`.
 
-    A text has 1 to 40 words, of which about a third are the class name.
+    A text has 1 to 40 words. About a third of them are the class name.
     """
     words = "the quick brown fox jumps over a lazy dog, while été naïve 東京 Москва sleep".split()  # noqa: SIM905
     rng = np.random.default_rng(0)

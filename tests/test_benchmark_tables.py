@@ -1,4 +1,4 @@
-"""Tables of the benchmarks that are written to a file have one line per row."""
+"""Benchmark tables that are written to a file have one line per row."""
 
 import os
 import subprocess

@@ -25,7 +25,7 @@ def examples(text: str) -> list[str]:
 
 
 def example(words: str) -> str:
-    """The only example of docs/heads.md that contains these words."""
+    """The only example in docs/heads.md that contains these words."""
     (code,) = [code for code in examples(PAGE) if words in code]
     return code
 
@@ -64,7 +64,7 @@ def test_every_figure_is_shown_on_the_page_with_a_caption():
     assert PAGE.count("](heads-") == len(drawn)
 
 
-def test_an_unknown_figure_is_a_one_line_error(tmp_path, monkeypatch, capsys):
+def test_an_unknown_figure_raises_a_one_line_error(tmp_path, monkeypatch, capsys):
     from docs.figures.__main__ import main  # imported here, because ranks import this module
 
     monkeypatch.setattr(sys, "argv", ["figures", "enigne", "--out", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""The documentation site: its pages, and broken links that fail its build."""
+"""The documentation site has an entry for every public name, and broken links fail its build."""
 
 import ast
 import re
@@ -32,7 +32,7 @@ PAGE = """
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A small repository with the site's hook for files outside docs/."""
+    """A small repository that uses the site's hook for files outside docs/."""
     for path, text in {
         "mkdocs.yml": CONFIG,
         "README.md": "# Front\n\n[page](docs/page.md#part)\n",

@@ -1,4 +1,4 @@
-"""docs/tutorial.py with a few images and a few steps."""
+"""Runs docs/tutorial.py with a few images and a few steps."""
 
 import subprocess
 import sys

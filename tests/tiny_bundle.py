@@ -1,4 +1,4 @@
-"""Test bundles with a tiny random network for gray 16 x 16 images or for texts."""
+"""Bundles for tests, with a tiny random network for gray 16 x 16 images or for texts."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
 NAMES = ("husky", "malamute", "samoyed", "tabby cat", "siamese cat", "#3", "7")
-# Unambiguous names for queries: "#3" could also be the number of another class.
+# Unambiguous names for queries. "#3" could also be the number of another class.
 WAYS_TO_ASK = tuple("#5" if name == "#3" else name for name in NAMES)
 DIM = 16
 MAX_LENGTH = 12
@@ -78,9 +78,11 @@ def classes() -> list[ClassEntry]:
 
 
 def thresholds() -> ClassThresholds:
-    """Return a threshold of j for class j at every recall. Its 5 samples reach it, and so do 3
-    samples of other classes. The last class has no positives, and 4 samples of other classes reach
-    the pooled threshold."""
+    """Return thresholds: j for class j at every recall.
+
+    All 5 samples of a class and 3 samples of other classes reach its threshold. The last class has
+    no positives, and 4 samples of other classes reach the pooled threshold.
+    """
     of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
     positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
     reached = np.array([[[5, 8]] * 2] * (len(NAMES) - 1) + [[[0, 4]] * 2], np.int32)
@@ -88,7 +90,7 @@ def thresholds() -> ClassThresholds:
 
 
 def write_of_format_2(path: Path) -> Path:
-    """Write the same bundle in format 2, which has no validation counts of thresholds."""
+    """Write the same bundle in format 2, which has no counts of samples that reach a threshold."""
     recalls = [
         recall.model_copy(update={"pooled_samples": None, "pooled_precision": None})
         for recall in spec().recalls

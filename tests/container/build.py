@@ -19,14 +19,14 @@ deb {mirror} {suite} main
 deb {mirror} {suite}-updates main
 deb {mirror}-security {suite}-security main
 """
-# Unlike debootstrap's root, Debian's slim image has no documentation and no apt caches.
+# Debian's slim image omits the documentation and apt caches that debootstrap installs.
 _EXCLUDED = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
 _CLEAN = 'APT::Keep-Downloaded-Packages "false";\nDir::Cache::pkgcache "";\n'
 
 
 @dataclass(frozen=True)
 class BuildEnvironment:
-    """Variables and mounts of RUN that are not part of the image, such as certificates."""
+    """Variables and mounts that RUN uses but the image does not keep, such as certificates."""
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...]
@@ -40,7 +40,7 @@ class Builder:
     work: Path
 
     def build(self, target: str) -> Image:
-        """Build a stage and the stages it depends on. Images are stored in `work` by name."""
+        """Build a stage and the stages it depends on. Each image is stored by name in `work`."""
         for name in self.dockerfile.stages_for(target):
             if not self._image_file(name).exists():
                 print(f"\n== {name}", flush=True)
@@ -101,7 +101,7 @@ class Builder:
 
     def _with_run(self, step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
         environment = {**variables, **self.build_environment.environment}
-        # Like an engine, mount the current file over the copy that debootstrap left in the root.
+        # As a container engine does, mount the host's current file over debootstrap's copy.
         resolver = Mount(Path("/etc/resolv.conf"), "/etc/resolv.conf")
         mounts = (resolver, *self.build_environment.mounts)
         started = replace(image, environment=environment)

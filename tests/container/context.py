@@ -1,4 +1,4 @@
-"""The build context: the files that COPY can use according to .dockerignore."""
+"""The build context: the files that .dockerignore makes available to COPY."""
 
 import os
 import re
@@ -25,7 +25,7 @@ class Context:
     rules: tuple[Rule, ...]
 
     def has(self, path: str) -> bool:
-        """Return whether the context contains a relative path. The last matching rule applies."""
+        """Return whether the context contains a relative path. The last matching rule wins."""
         matching = [rule.includes for rule in self.rules if rule.matches(path)]
         return not matching or matching[-1]
 
@@ -48,7 +48,7 @@ class Context:
             yield from (relative / name for name in names)
 
     def _may_contain(self, folder: str) -> bool:
-        """Return whether the context may contain files of a folder. Others are skipped."""
+        """Return whether the context may contain files in a folder. If not, skip it."""
         included = [rule.text for rule in self.rules if rule.includes]
         return self.has(folder) or any(text.startswith((folder + "/", "*")) for text in included)
 
@@ -65,7 +65,7 @@ def _rule(line: str) -> Rule:
 
 
 def _expression(pattern: str) -> str:
-    """Convert a pattern of Go's filepath.Match, with ** for any number of folders, to a regex."""
+    """Convert a Go filepath.Match pattern, in which ** is any number of folders, to a regex."""
     meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     return "".join(meanings.get(part, re.escape(part)) for part in parts)

@@ -1,4 +1,4 @@
-"""Parses a Dockerfile. Instructions that this project's Dockerfile does not use are errors."""
+"""Parses a Dockerfile. Rejects instructions that this project's Dockerfile does not use."""
 
 import json
 import re
@@ -27,14 +27,14 @@ class Instruction:
 
     @property
     def command(self) -> list[str]:
-        """The command to run: the words of the JSON form, or a shell with the text."""
+        """The command to run: the words of the JSON form, or a shell that runs the text."""
         if self.text.startswith("["):
             return cast("list[str]", json.loads(self.text))
         return ["/bin/sh", "-c", self.text]
 
     @property
     def settings(self) -> dict[str, str]:
-        """The `KEY=VALUE` pairs of an ENV or ARG, without keys that have no value."""
+        """The `KEY=VALUE` pairs of an ENV or ARG. Keys without a value are omitted."""
         return dict(cast("tuple[str, str]", w.split("=", 1)) for w in self.words if "=" in w)
 
 
@@ -76,8 +76,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 def read_dockerfile(text: str, build_arguments: Mapping[str, str]) -> Dockerfile:
     """Parse a Dockerfile with these build arguments.
 
-    Raises ValueError for an unsupported instruction, and for an argument that the file does not
-    declare.
+    Raises ValueError for an unsupported instruction or an undeclared build argument.
     """
     steps = [_instruction(number, line) for number, line in _joined(text)]
     declared = {step.words[0].split("=")[0] for step in steps if step.name == "ARG"}

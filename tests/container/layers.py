@@ -1,6 +1,6 @@
-"""Runs commands in a root file system made of layers, like a container engine. Requires root.
+"""Like a container engine, runs commands in a root file system made of layers. Requires root.
 
-A root is an overlay of folders, mounted in a separate mount namespace, so that nothing remains
+The root file system is an overlay of folders in a separate mount namespace, so nothing remains
 mounted when the command ends.
 """
 
@@ -16,7 +16,7 @@ _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Image:
-    """Layers, lowest first, and the configuration of their containers."""
+    """Layers, lowest first, and the configuration of the containers that use them."""
 
     layers: tuple[Path, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": _SEARCH_PATH})
@@ -38,8 +38,8 @@ class Mount:
 class Sandbox:
     """A root in which commands run. They write to `upper`, which is created if it is missing.
 
-    sealed: restrict commands like a container: a read-only root, separate /tmp and shared memory,
-    no capabilities, and only a loopback network.
+    sealed: isolate commands as in a container, with a read-only root, a separate /tmp and shared
+    memory, no capabilities, and only a loopback network.
     """
 
     layers: tuple[Path, ...]

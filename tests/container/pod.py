@@ -14,7 +14,7 @@ import yaml
 
 from tests.container.layers import Image, Mount, Sandbox
 
-# Volumes that a sealed sandbox provides anyway, and an optional one.
+# The sandbox already provides the first two of these volumes, and the third is optional.
 _PROVIDED = {"scratch", "shared-memory", "credentials"}
 _UID = 1000
 
@@ -46,9 +46,9 @@ class Container:
 def of_manifest(
     image: Image, path: Path, name: str, folders: Path, settings: Mapping[str, str], *more: str
 ) -> Container:
-    """Return container `name` of a manifest, with its claims as folders in `folders`.
+    """Return container `name` of a manifest, with folders in `folders` mounted as its volumes.
 
-    settings: values that replace variables of its `env`. more: additional arguments.
+    settings: values that override variables in its `env`. more: additional arguments.
     """
     spec = _find(yaml.safe_load(path.read_text(encoding="utf-8")), name)
     variables = {
@@ -75,7 +75,7 @@ def probe_of_manifest(path: Path, name: str, kind: str) -> list[str]:
 
 
 def _find(tree: Any, name: str) -> dict[str, Any]:
-    """Return the container of this name, anywhere in a manifest."""
+    """Return the container with this name, found anywhere in a manifest."""
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     if isinstance(tree, dict) and tree.get("name") == name and "volumeMounts" in tree:
         return tree

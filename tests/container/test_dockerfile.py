@@ -20,7 +20,7 @@ def read(variant: str = "cpu", text: str = TEXT) -> Dockerfile:
 
 
 def steps(dockerfile: Dockerfile, target: str, name: str) -> list[Instruction]:
-    """Return the instructions of this name that build the target, in order."""
+    """Return, in order, the instructions with this name in the stages that build the target."""
     return [
         step
         for stage in dockerfile.stages_for(target)
@@ -30,7 +30,7 @@ def steps(dockerfile: Dockerfile, target: str, name: str) -> list[Instruction]:
 
 
 def pods(tree: object) -> list[dict]:
-    """Return the pod specifications anywhere in a manifest that use the image."""
+    """Return all pod specifications in a manifest that use the image."""
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     found = [pod for branch in branches for pod in pods(branch)]
     if isinstance(tree, dict) and any(image.startswith("kway:") for image in images(tree)):
@@ -85,12 +85,12 @@ def test_the_base_image_has_a_fixed_tag(variant):
     assert outside == {"debian:bookworm-slim"}
 
 
-def test_the_base_image_has_the_python_version_of_the_constraints():
+def test_the_base_image_and_the_constraints_agree_on_the_python_version():
     assert "on Python 3.11" in (ROOT / "constraints.txt").read_text().splitlines()[0]
     assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, where python3 is 3.11
 
 
-def test_every_package_is_installed_with_the_constraints():
+def test_every_package_is_installed_under_the_constraints():
     runs = [step.text for step in steps(read(), "kway", "RUN")]
     installs = [part for text in runs for part in re.findall(r"pip --python .*", text)]
     assert len(installs) == 3

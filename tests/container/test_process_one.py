@@ -1,4 +1,4 @@
-"""kway as PID 1 of a container, to which the kernel delivers only signals with a handler."""
+"""kway as PID 1 of a container. The kernel ignores signals for which PID 1 has no handler."""
 
 import os
 import signal

@@ -21,7 +21,7 @@ _CLAIMS = ("shards", "runs", "bundles", "tokens", "recipe")
 
 
 def check(image: Image, server: Image, work: Path, root: Path) -> None:
-    """Run all checks in new folders in `work`. root: folder of the checkout."""
+    """Run all checks in new folders below `work`. root: the folder of the checkout."""
     _create_folders(work, root)
     print("\n== tests as user 1000, read-only root, no capabilities, no network", flush=True)
     _report("versions", _versions(image, work, root))
@@ -88,7 +88,7 @@ def _run_step(image: Image, work: Path, root: Path, name: str) -> str:
 
 
 def _serve(server: Image, work: Path) -> None:
-    """Test the image's own command: its health check fails, then succeeds; SIGTERM stops it."""
+    """Test the image's own command: the health check fails until it is up; SIGTERM stops it."""
     mounts = (
         Mount(work / "bundles/glyphs", "/work/bundle"),
         Mount(work / "tokens/tokens", "/run/secrets/tokens"),
@@ -109,7 +109,7 @@ def _serve(server: Image, work: Path) -> None:
         sys.exit("error: the health check succeeded before the server can have started")
 
 
-# Draws its own input, because the container image contains no image files.
+# The command draws its own input, because the container contains no image files.
 _QUERY = """
 python -I -c "from PIL import Image; Image.new('L', (32, 32)).save('/tmp/one.png')"
 kway query http://127.0.0.1:8000 --token-file /run/secrets/tokens \
@@ -118,7 +118,7 @@ kway query http://127.0.0.1:8000 --token-file /run/secrets/tokens \
 
 
 def _ray_head(image: Image, work: Path, root: Path) -> None:
-    """Test the head of the RayService with the command of KubeRay and its startup probe."""
+    """Start the head of the RayService with KubeRay's command and test its startup probe."""
     manifest = root / "k8s/overlays/serving/rayservice.yaml"
     spec = of_manifest(image, manifest, "ray-head", work, {})
     start = "ulimit -n 65536; ray start --head --block --dashboard-host=0.0.0.0 --num-cpus=0 \

@@ -1,4 +1,4 @@
-"""Small real images, and shards of them."""
+"""Small real images, and shards made from them."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 42 images to shards of 10 images. At least 3 shards are for training."""
+    """Write 42 images to shards of up to 10 each. At least 3 shards are in the training split."""
     folder = tmp_path_factory.mktemp("shards") / "out"
     source = ImageFolder(images, test_fraction=0.2)
     write_shards(source, folder, samples_per_shard=10, workers=1)
@@ -38,5 +38,5 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def all_glyphs() -> Glyphs:
-    """Return a shared source, because comparing the drawings of all characters takes seconds."""
+    """Return a source that tests share, because comparing all drawings takes seconds."""
     return Glyphs(samples=1)

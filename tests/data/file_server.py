@@ -15,12 +15,12 @@ from tests.quiet_server import QuietServer
 
 @dataclass
 class FileServer:
-    """The behavior of the server for the next requests, and the number of requests per file."""
+    """How the server answers the next requests, and the number of requests for each file so far."""
 
     folder: Path
     url: str = ""
     requests: Counter[str] = field(default_factory=Counter)
-    # Per file: the failures of the next requests, in order: each is a status, "cut" or "hang up".
+    # How the next requests for each file fail, in order: a status, "cut" or "hang up".
     failures: dict[str, list[int | str]] = field(default_factory=dict)
     redirect: str | None = None
     ranges: bool = False  # whether range requests are supported

@@ -1,4 +1,4 @@
-"""Webdataset tars that kway did not write, and shards that were written with bad samples."""
+"""Webdataset tars that kway did not write, and shards that contain bad samples."""
 
 import io
 import struct
@@ -53,7 +53,7 @@ def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
 
 
 class Planted:
-    """A source of given training samples, (data, extension, label) each."""
+    """A source of the given training samples, each a tuple (data, extension, label)."""
 
     modality = "image"
 

@@ -45,7 +45,7 @@ def image(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 30)
 
 
 def training() -> dict[str, dict[str, bytes]]:
-    """Return synset -> file name -> bytes, with the number of images in the devkit."""
+    """Return synset -> file name -> bytes, with as many images per synset as the devkit states."""
     return {
         wnid: {f"{wnid}_{i}.JPEG": image(100 * number + i) for i in range(count)}
         for number, (wnid, _, _, _, count) in enumerate(SYNSETS)
@@ -72,7 +72,7 @@ def training_tar(classes: Mapping[str, Files]) -> bytes:
 
 
 def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELDS) -> bytes:
-    """Return a struct array [N, 1] of cells as MATLAB writes it. Leaves have empty children."""
+    """Return a struct array [N, 1] of cells, as MATLAB writes it. `children` of leaves is empty."""
     rows = list(synsets)
     table = np.empty((len(rows), 1), dtype=[(name, object) for name in fields])
     for i, (wnid, words, gloss, children, images) in enumerate(rows):
@@ -118,7 +118,7 @@ def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
 
 
 def write_folders(folder: Path, *, flat: bool = True) -> Path:
-    """Write train/ and val/. val/ contains images if it is `flat`; otherwise, it contains class
+    """Write train/ and val/. If `flat`, val/ contains images. Otherwise, it contains class
     folders."""
     for wnid, files in training().items():
         write_files(folder / "train" / wnid, files)

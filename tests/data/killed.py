@@ -19,10 +19,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def check_killed_and_resumed(
     source: Source, folder: Path, *, samples_per_shard: int, workers: int
 ) -> None:
-    """Check that a writer that is killed in its second shard and resumed writes the same bytes as
-    an uninterrupted writer.
+    """Kill a writer in its second shard, resume it, and check that it writes the same bytes as an
+    uninterrupted writer.
 
-    The first shard is not written again, and no worker outlives its killed parent.
+    Also check that the first shard is not written again, and that no worker outlives its killed
+    parent.
     """
     whole, out = folder / "whole", folder / "out"
     write_shards(source, whole, samples_per_shard=samples_per_shard, workers=1)

@@ -143,7 +143,7 @@ def test_erasing_covers_one_box_with_the_mean() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 128), (67, 33), (100, 100), (9, 200)])
-def test_resized_crops_are_close_to_those_of_pillow(height: int, width: int, channels: int) -> None:
+def test_resized_crops_are_close_to_crops_by_pillow(height: int, width: int, channels: int) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (8, 8, channels), dtype=np.uint8)
     given = cv2.resize(noise, (width, height)).reshape(height, width, channels)
     found = resized(given, 32)
@@ -198,7 +198,9 @@ def test_rand_augment_draws_operations_and_signs_uniformly(
         ({"mix": {"cutmix_alpha": 1, "probability": 2}}, "less than or equal to 1"),
     ],
 )
-def test_an_out_of_range_setting_raises_an_error_with_the_range(wrong: dict, remedy: str) -> None:
+def test_an_out_of_range_setting_raises_an_error_that_states_the_range(
+    wrong: dict, remedy: str
+) -> None:
     with pytest.raises(ValueError, match=f"(?s){remedy}"):
         AugmentConfig.model_validate(wrong)
 
@@ -238,7 +240,7 @@ class Returning(CustomAugmentation):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_custom_augmentations_are_last_and_do_not_change_other_draws(channels: int) -> None:
+def test_custom_augmentations_run_last_and_do_not_change_other_draws(channels: int) -> None:
     own = EVERYTHING.model_copy(update={"custom": (Returning(kind="a:B"),)})
     for plain, turned in zip(samples(channels, EVERYTHING), samples(channels, own), strict=True):
         assert np.array_equal(plain[:, ::-1], turned)

@@ -28,7 +28,7 @@ def test_both_images_of_a_pair_share_a_draw_and_pairs_differ() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("weight", [0.0, 0.1, 1 / 3, 0.5, 0.77, 1.0])
-def test_mixup_is_the_weighted_mean_rounded(weight: float, channels: int) -> None:
+def test_mixup_rounds_the_weighted_mean(weight: float, channels: int) -> None:
     first, second = pair(channels)
     exact = weight * first + (1 - weight) * second
     found = MixDraw("mixup", weight)(first, second)
@@ -39,7 +39,7 @@ def test_mixup_is_the_weighted_mean_rounded(weight: float, channels: int) -> Non
     assert np.abs(found + other - (first.astype(int) + second)).max() <= 1
 
 
-def test_the_cutmix_weight_is_the_fraction_of_own_pixels() -> None:
+def test_the_cutmix_weight_is_the_fraction_of_pixels_kept() -> None:
     own, other = np.zeros((3, 24, 24), np.uint8), np.ones((3, 24, 24), np.uint8)
     weights = []
     for mix in draws(cutmix_alpha=1):
@@ -72,7 +72,7 @@ def test_mixup_draws_its_weight_from_beta(alpha: float) -> None:
     assert abs(weights.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
 
 
-def test_mix_kinds_are_as_frequent_as_configured() -> None:
+def test_mixup_cutmix_and_unmixed_pairs_are_drawn_at_the_configured_rates() -> None:
     drawn = draws(mixup_alpha=0.2, cutmix_alpha=1, cutmix_share=0.25, probability=0.8)
     kinds = [mix.kind for mix in drawn]
     assert abs(kinds.count("none") / len(kinds) - 0.2) < 0.03

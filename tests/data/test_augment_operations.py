@@ -1,4 +1,4 @@
-"""Each pixel operation gives the same levels as in Pillow."""
+"""Each pixel operation gives the same pixel values as in Pillow."""
 
 import colorsys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 
 def image(mode: str, height: int = 61, width: int = 80) -> Image.Image:
-    """Return smooth colors from black to white and a bright edge, with a few noisy rows."""
+    """Return an image of smooth colors with a bright rectangle and a few rows of noise."""
     rng = np.random.default_rng(3)
     small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     pixels = np.array(small.resize((width, height), BILINEAR))
@@ -36,7 +36,7 @@ def differences(ours: np.ndarray, pillow: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
 @pytest.mark.parametrize("name", ["brightness", "contrast", "sharpness", "saturation"])
-def test_factors_have_the_same_effect_as_in_pillow(name: str, factor: float, mode: str) -> None:
+def test_operations_with_a_factor_match_pillow(name: str, factor: float, mode: str) -> None:
     if (name, mode) == ("saturation", "L"):
         return
     given = image(mode)
@@ -63,7 +63,7 @@ def test_hue_rotates_the_color_circle(turn: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_levels_are_mapped_exactly_as_in_pillow(mode: str) -> None:
+def test_level_mappings_match_pillow_exactly(mode: str) -> None:
     given = image(mode)
     faint = given.point(lambda level: level // 3 + 40)
     tiny = Image.fromarray(np.asarray(given)[10:13, 10:19])
@@ -140,7 +140,7 @@ def test_affine_maps_match_pillow(name: str, amount: float, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("strength", [-1.0, -0.9, -0.3, 0.0, 0.5, 1.0])
-def test_rand_augment_operations_have_the_range_of_the_papers(strength: float, mode: str) -> None:
+def test_rand_augment_operations_use_the_ranges_of_the_papers(strength: float, mode: str) -> None:
     given, size = image(mode), abs(strength)
     moves = {"rotate": 0.5, "shear-x": 0.3, "shear-y": 0.3}  # rotation: fraction of 60 degrees
     moves |= {"translate-x": 150 / 331, "translate-y": 150 / 331}

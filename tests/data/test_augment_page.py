@@ -1,4 +1,4 @@
-"""docs/data.md: its recipes load, and its figures are drawn by code and shown with a caption."""
+"""docs/data.md: its recipes load, its figures are drawn by code, and each has a caption."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_every_figure_is_drawn_by_code_and_shown_with_a_caption() -> None:
     assert sorted(shown) == drawn
 
 
-def test_every_figure_has_the_size_of_its_file() -> None:
+def test_every_figure_is_drawn_at_the_size_of_its_file() -> None:
     from docs.figures.look import look
 
     for name, draw in drawings().items():
@@ -53,7 +53,7 @@ def test_the_recipes_on_the_page_load() -> None:
 def test_the_recipe_on_the_page_enables_every_augmentation() -> None:
     (settings,) = (each for each in data_of_recipes() if "augment" in each)
     assert ImageConfig.model_validate(settings["image"]).crops == 10
-    # An image is cropped or shifted (pad); docs/extending.md has an example of `custom`.
+    # `crop_area` and `pad` exclude each other; docs/extending.md has an example of `custom`.
     expected = AugmentConfig.model_fields.keys() - {"crop_ratio", "pad", "custom"}
     assert settings["augment"].keys() == expected
     augment = AugmentConfig.model_validate(settings["augment"])

@@ -1,6 +1,6 @@
-"""Training pixels are bit-identical in every version of this code.
+"""Training pixels are bit-identical in every version of kway.
 
-A run that resumes with a newer version trains on the same pixels as with the older one.
+A run that is resumed with a newer version therefore trains on the same pixels as before.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def digest(settings: dict, channels: int) -> str:
     return found.hexdigest()[:16]
 
 
-@pytest.mark.skipif(cv2.__version__ != OPENCV, reason=f"digests are those of OpenCV {OPENCV}")
+@pytest.mark.skipif(cv2.__version__ != OPENCV, reason=f"the digests apply only to OpenCV {OPENCV}")
 @pytest.mark.parametrize(
     ("settings", "grey", "colour"),
     [
@@ -69,5 +69,5 @@ def digest(settings: dict, channels: int) -> str:
         ),
     ],
 )
-def test_pixels_equal_those_of_the_first_release(settings: dict, grey: str, colour: str) -> None:
+def test_pixels_match_the_first_release(settings: dict, grey: str, colour: str) -> None:
     assert (digest(settings, 1), digest(settings, 3)) == (grey, colour)

@@ -34,7 +34,7 @@ def labels(split: str) -> list[int]:
 
 
 def records(split: str, coarse: bool) -> list[bytes]:
-    """Return records of label bytes followed by all red, green and blue levels."""
+    """Return records: the label bytes, then all red, all green and all blue values."""
     return [
         bytes([ABOVE[label], label] if coarse else [label]) + image.transpose(2, 0, 1).tobytes()
         for image, label in zip(pixels(split), labels(split), strict=True)
@@ -125,12 +125,12 @@ def test_the_description_depends_on_the_pixels(cifar100: Path, tmp_path: Path) -
     assert Cifar100(other).describe() != Cifar100(cifar100).describe()
 
 
-def test_a_number_of_images_that_differs_from_the_published_one_is_noted(cifar10: Path) -> None:
+def test_an_unexpected_number_of_images_is_noted(cifar10: Path) -> None:
     (note,) = Cifar10(cifar10).notes()
     assert note == "found 27 images, but cifar10 was published with 60,000"
 
 
-def test_killed_and_resumed_gives_the_same_bytes(cifar100: Path, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_writer_writes_the_same_bytes(cifar100: Path, tmp_path: Path) -> None:
     check_killed_and_resumed(Cifar100(cifar100), tmp_path, samples_per_shard=5, workers=1)
 
 
@@ -145,7 +145,9 @@ def error_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-def test_a_truncated_archive_raises_an_error_with_its_path(cifar100: Path, keep: float) -> None:
+def test_a_truncated_archive_raises_an_error_that_names_its_path(
+    cifar100: Path, keep: float
+) -> None:
     content = cifar100.read_bytes()
     cifar100.write_bytes(content[: int(keep * len(content))])
     assert "is damaged" in error_of(cifar100)
@@ -174,7 +176,7 @@ def test_a_file_that_is_not_an_archive_raises_a_one_line_error(cifar100: Path) -
         ("fine_label_names.txt", lambda data: b"ray\nray\nshark", "is not a list of class names"),
     ],
 )
-def test_damaged_content_raises_an_error_with_the_file(
+def test_damaged_content_raises_an_error_that_names_the_file(
     cifar100: Path, name: str, change, message: str
 ) -> None:
     files = hundred()
@@ -191,7 +193,7 @@ def test_the_error_for_the_python_version_names_the_binary_version(tmp_path: Pat
     assert message in error_of(path)
 
 
-def test_a_missing_archive_raises_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_archive_raises_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"download cifar-10-binary\.tar\.gz"):
         Cifar10(tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""A file of class names, which three commands read."""
+"""The file of class names that three commands read."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_names_keep_their_order_and_are_stripped(tmp_path: Path) -> None:
         (b"caf\xe9\n", "names is not UTF-8 text: save it as UTF-8"),
     ],
 )
-def test_an_invalid_file_raises_an_error_with_the_line(
+def test_an_invalid_file_raises_an_error_that_names_the_line(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "names").write_bytes(content)
@@ -30,6 +30,6 @@ def test_an_invalid_file_raises_an_error_with_the_line(
         read_class_names(tmp_path / "names")
 
 
-def test_a_missing_file_raises_an_error_with_its_path(tmp_path: Path) -> None:
+def test_a_missing_file_raises_an_error_that_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone does not exist"):
         read_class_names(tmp_path / "gone")

@@ -1,4 +1,4 @@
-"""Duplicate samples are counted from the indices, and dropped from training on request."""
+"""Duplicate samples are counted from the indices and, on request, dropped from training."""
 
 import zlib
 from collections.abc import Sequence
@@ -163,7 +163,7 @@ def test_shards_with_and_without_duplicates_are_not_mixed(tmp_path: Path) -> Non
         write(tmp_path, drop_duplicates=True)
 
 
-def test_a_damaged_duplicate_raises_an_error_with_its_shard(tmp_path: Path) -> None:
+def test_a_damaged_duplicate_raises_an_error_that_names_its_shard(tmp_path: Path) -> None:
     write(tmp_path, Words(TRAIN, TEST), samples_per_shard=100)
     tar = tmp_path / "test-000000.tar"
     content = tar.read_bytes()

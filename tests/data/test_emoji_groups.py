@@ -1,4 +1,4 @@
-"""The table of Unicode's emoji groups: complete, and generated from emoji-test.txt."""
+"""The table of Unicode's emoji groups is complete and generated from emoji-test.txt."""
 
 import emoji
 import pytest

@@ -1,4 +1,4 @@
-"""Names of emoji in many languages, some of which are only in the test split."""
+"""Names of emoji in many languages. Some languages are only in the test split."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_the_source_has_thousands_of_classes_in_every_language(names: EmojiNames
     assert len(splits["train"]) > 20 * len(infos)
 
 
-def test_a_text_is_a_name_labeled_by_the_emoji_without_tone(names: EmojiNames) -> None:
+def test_each_text_is_a_name_labeled_with_its_emoji_without_skin_tone(names: EmojiNames) -> None:
     infos = names.classes()
     toned = [task for task in names.splits()["train"] if task.emoji == "👍🏽"]
     assert len(toned) == 12

@@ -12,7 +12,7 @@ from data.text.cleaning import Cleaning, is_retweet, leftovers, remove_emoji
 from data.text.emoji_table import PARTS, english_name, find_emoji, fold, fully_qualified
 
 ZWJ = "\u200d"
-# Combining marks, joiners of letters, right-to-left scripts, text without spaces, decomposed forms.
+# Combining marks, letter joiners, right-to-left scripts, text without spaces, decomposed forms.
 LANGUAGES = (
     "Olódùmarè fúnmi láyọ̀ lọ́jọ́ òní. Ọlọ́run Ọba gbémi lékè",
     "cafe\u0301 naïve Ståle ĞİIı ß ŉ",

@@ -111,7 +111,7 @@ def wiped_header(tmp_path: Path, wipe: bytes) -> Path:
 
 
 @pytest.mark.parametrize("wipe", [b"\xff" * 512, bytes(512)])
-def test_a_bad_header_loses_one_sample_but_webdataset_loses_the_rest(
+def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wipe: bytes
 ) -> None:
     tar = wiped_header(tmp_path, wipe)
@@ -128,8 +128,8 @@ def test_a_bad_header_loses_one_sample_but_webdataset_loses_the_rest(
 
 
 def cut(tar: Path, member: str, *, closed: bool = False) -> None:
-    """Truncate `tar` before the header of a member. With `closed`, append the zero blocks that end
-    a tar."""
+    """Truncate `tar` before the header of a member. If `closed`, append the zero blocks that end a
+    tar."""
     with tarfile.open(tar) as opened:
         offset = opened.getmember(member).offset
     tar.write_bytes(tar.read_bytes()[:offset] + bytes(1024 * closed))
@@ -347,7 +347,7 @@ def test_a_class_file_maps_both_numbers_and_names_to_classes(tmp_path: Path) -> 
         (("txt", b"a caption"), "no .cls or .json, only .png, .txt"),
     ],
 )
-def test_an_invalid_label_is_reported_with_its_key(
+def test_the_error_for_an_invalid_label_names_its_key(
     tmp_path: Path, label: tuple[str, bytes], message: str
 ) -> None:
     (tmp_path / "names").write_text("zebra\ncat\ndog\n")
@@ -371,7 +371,7 @@ def test_verify_finds_a_changed_label_in_an_indexed_tar(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "in line 1")]
 )
-def test_an_invalid_class_file_raises_an_error_with_the_line(
+def test_an_invalid_class_file_raises_an_error_that_names_the_line(
     tmp_path: Path, lines: str, message: str
 ) -> None:
     write_tar(tmp_path / "part.tar", images(0, 3))
@@ -406,7 +406,7 @@ def test_the_sample_can_be_selected_among_several_members(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["part.tar.gz", "part.tgz", "part.tar"])
-def test_a_compressed_tar_raises_an_error_with_the_fix(tmp_path: Path, name: str) -> None:
+def test_a_compressed_tar_raises_an_error_that_states_the_fix(tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / "plain", images(0, 3))
     (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
     with pytest.raises(ValueError, match=rf"{name} is compressed.*\(gunzip\)"):
@@ -418,7 +418,7 @@ def by_split(indexed: Indexed) -> dict[str, list[str]]:
     return {name: [s.file for s in manifest.of_split(name)] for name in manifest.splits}
 
 
-def test_the_names_of_tars_determine_the_split(tmp_path: Path) -> None:
+def test_tar_names_determine_the_split(tmp_path: Path) -> None:
     for number, name in enumerate(("set-val-0.tar", "set_train_0.tar", "set_train_1.tar")):
         write_tar(tmp_path / name, images(3 * number, 3))
     indexed = index_shards(tmp_path)
@@ -525,7 +525,7 @@ def test_the_output_does_not_depend_on_the_number_of_processes(tmp_path: Path) -
     assert written[0] == written[1]
 
 
-def test_other_files_are_counted_and_repeated_members_reported(tmp_path: Path) -> None:
+def test_other_files_are_counted_and_repeated_members_are_reported(tmp_path: Path) -> None:
     members = [("README", b"x"), ("__meta__", b"x"), *images(0, 2), ("00001.cls", b"7")]
     write_tar(tmp_path / "0.tar", members)
     done = kway_shard("index", tmp_path, "--skip-bad")

@@ -67,7 +67,7 @@ def test_tex_faces_have_only_characters_with_matching_glyph_names() -> None:
     faces = face_characters()
     assert not {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"} & faces.keys()
     assert ord("A") in faces["cmr10"]
-    # In cmr10, the code of the backslash draws an opening quote, and the code of ¡ a Gamma.
+    # In cmr10, the code of the backslash draws an opening quote, and the code of ¡ draws a Gamma.
     assert not {ord("\\"), ord("<"), ord("¡")} & faces["cmr10"]
     assert ord("\\") in faces["cmtt10"]
 
@@ -82,7 +82,7 @@ def test_train_and_test_styles_are_disjoint_and_cover_all_classes(all_glyphs: Gl
 
 
 def test_most_test_images_do_not_occur_in_training(all_glyphs: Glyphs) -> None:
-    """A class whose faces all share one drawing (Braille, boxes) keeps one such image."""
+    """If all faces of a class share one drawing (Braille, boxes), it keeps one test image."""
     images = all_glyphs._drawings
     splits = all_glyphs.splits()
     trained = {(t.label, images[t.code][t.face]) for t in splits["train"]}
@@ -119,7 +119,7 @@ def test_test_images_are_undistorted_and_training_images_vary(all_glyphs: Glyphs
     assert source.render(plain).data == Glyphs(seed=1).render(plain).data
 
 
-def test_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
+def test_classes_with_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
     vectors = all_glyphs.label_vectors()
     label = by_character(all_glyphs)
     assert vectors.dtype == np.float32
@@ -135,9 +135,7 @@ def test_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
         assert similarity(a, near) > similarity(a, far) + 0.2
 
 
-def test_the_first_classes_have_the_most_faces_then_the_lowest_code(
-    all_glyphs: Glyphs, tmp_path: Path
-) -> None:
+def test_a_class_limit_keeps_the_first_classes(all_glyphs: Glyphs, tmp_path: Path) -> None:
     few = Glyphs(30, samples=1, size=20)
     few.__dict__["_drawings"] = all_glyphs._drawings
     assert few.classes() == all_glyphs.classes()[:30]

@@ -61,7 +61,7 @@ def test_invalid_names_in_a_path_raise(names: tuple[str, ...], message: str) -> 
         ("", "a name is empty"),
     ],
 )
-def test_an_invalid_path_in_a_manifest_raises_an_error_with_the_class(
+def test_an_invalid_path_in_a_manifest_raises_an_error_that_names_the_class(
     path: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"path of class 'c1': .*{message}") as error:
@@ -70,7 +70,7 @@ def test_an_invalid_path_in_a_manifest_raises_an_error_with_the_class(
     assert len(str(error.value)) < 300
 
 
-def test_the_size_counts_nodes_by_name_and_ancestors() -> None:
+def test_nodes_with_the_same_name_but_different_ancestors_are_counted_separately() -> None:
     size = hierarchy_size(FOLDER, manifest("bird > crane", "machine > crane", "machine", None))
     assert size == HierarchySize(classes=3, nodes=4, depth=2)
     assert str(size) == "3 classes under 4 nodes, depth 2"

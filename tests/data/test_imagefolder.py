@@ -125,7 +125,7 @@ def test_a_label_file_defines_the_classes(tmp_path: Path) -> None:
         ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),
     ],
 )
-def test_an_invalid_label_file_raises_an_error_with_the_line(
+def test_an_invalid_label_file_raises_an_error_that_names_the_line(
     tmp_path: Path, lines: str, message: str
 ) -> None:
     for i in range(2):
@@ -283,7 +283,7 @@ def test_a_folder_without_classes_raises(tmp_path: Path) -> None:
         ImageFolder(tmp_path).classes()
 
 
-def test_keys_are_unique_short_and_without_dots(tmp_path: Path) -> None:
+def test_keys_are_unique_and_short_and_contain_no_dots(tmp_path: Path) -> None:
     long = "x" * 120
     for name in ("p.png", "p.jpg", "p.q.png", "p_q.png", f"{long}.png", "üñí.png"):
         write_image(tmp_path / "a" / name, 0)
@@ -321,14 +321,14 @@ def test_nested_folders_become_classes_with_their_parent_folders_as_path(tmp_pat
 
 @pytest.fixture
 def omniglot(tmp_path: Path) -> Path:
-    """Write Omniglot's layout: two folders of alphabets, whose characters have the same names."""
+    """Write Omniglot's layout: two folders of alphabets whose characters share names."""
     for folder in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
         for character in ("character01", "character02"):
             write_image(tmp_path / "in" / folder / character / "0.png", len(folder))
     return tmp_path / "in"
 
 
-def test_ambiguous_levels_raise_an_error_with_levels_and_counts(omniglot: Path) -> None:
+def test_ambiguous_levels_raise_an_error_that_lists_levels_and_counts(omniglot: Path) -> None:
     with pytest.raises(ValueError, match="has images at several folder levels") as error:
         ImageFolder(omniglot).classes()
     assert (
@@ -370,7 +370,7 @@ def test_class_folders_with_the_same_name_are_named_by_their_paths(tmp_path: Pat
     }
 
 
-def test_nested_is_rejected_with_labels_and_with_a_taxonomy(tmp_path: Path) -> None:
+def test_the_nested_option_cannot_be_combined_with_labels_or_a_taxonomy(tmp_path: Path) -> None:
     for nested in (True, False):
         with pytest.raises(ValueError, match="omit --nested and --topmost"):
             ImageFolder(tmp_path, nested=nested, labels=tmp_path / "l.csv")

@@ -132,7 +132,7 @@ def test_classes_are_the_sorted_folders_without_a_devkit(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layout", ["tar", "flat"])
-def test_a_flat_validation_folder_without_devkit_raises_an_error_that_names_the_devkit(
+def test_a_flat_validation_folder_without_a_devkit_raises_an_error_that_names_the_devkit(
     tmp_path: Path, layout: str
 ) -> None:
     if layout == "tar":
@@ -145,7 +145,7 @@ def test_a_flat_validation_folder_without_devkit_raises_an_error_that_names_the_
 
 
 def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
-    """ImageNet contains about twenty CMYK JPEGs, and one PNG whose name ends in .JPEG."""
+    """ImageNet contains about twenty CMYK JPEGs and one PNG whose name ends in .JPEG."""
     colors = np.zeros((40, 60, 3), np.uint8)
     colors[:, :30], colors[:, 30:] = (200, 30, 40), (20, 160, 220)
     odd = {}
@@ -167,7 +167,7 @@ def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
             assert np.abs(pixels[:, side // 2 + 4 :] - [20, 160, 220]).max() < 12
 
 
-def test_killed_and_resumed_gives_the_same_bytes(tars: Path, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_writer_writes_the_same_bytes(tars: Path, tmp_path: Path) -> None:
     source = ImageNet(tars, short_side=16)
     check_killed_and_resumed(source, tmp_path, samples_per_shard=4, workers=2)
 
@@ -183,7 +183,7 @@ def test_the_listing_reports_its_progress(tars: Path, tmp_path: Path) -> None:
 
 
 def error_of(folder: Path, devkit: Path | None = None) -> str:
-    """Return the one-line error of writing shards of `folder`. Nothing must have been written."""
+    """Return the one-line error from writing shards of `folder`. Check that nothing was written."""
     out = folder.parent / "out"
     with pytest.raises((ValueError, FileNotFoundError)) as error:
         write_shards(ImageNet(folder, devkit), out, workers=0)
@@ -198,7 +198,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_a_truncated_tar_raises_an_error_with_the_tar_and_member(tars: Path) -> None:
+def test_a_truncated_tar_raises_an_error_that_names_the_tar_and_the_member(tars: Path) -> None:
     path = tars / TRAIN_TAR
     content = path.read_bytes()
     middle = content.index(b"n02100735.tar") + 3000
@@ -208,15 +208,15 @@ def test_a_truncated_tar_raises_an_error_with_the_tar_and_member(tars: Path) -> 
     assert message.endswith("download the tar again")
 
 
-def test_a_tar_truncated_between_members_is_not_a_smaller_tar(tars: Path) -> None:
-    """Python's tarfile would read it to its end without an error."""
+def test_a_tar_truncated_between_members_raises(tars: Path) -> None:
+    """Python's tarfile would read it to the end without an error."""
     path = tars / VAL_TAR
     content = path.read_bytes()
     path.write_bytes(content[: content.index(b"ILSVRC2012_val_00000004")])
     assert f"{path}: it is truncated at byte" in error_of(tars)
 
 
-def test_a_damaged_header_in_an_inner_tar_raises_an_error_with_both_tars(tars: Path) -> None:
+def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(tars: Path) -> None:
     path = tars / TRAIN_TAR
     content = path.read_bytes()
     offset = content.index(b"n02119789_1.JPEG")
@@ -248,7 +248,9 @@ def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_pax_headers_may_contain_times_but_not_names(tars: Path, long: bool) -> None:
+def test_pax_headers_with_times_are_accepted_but_names_in_them_raise(
+    tars: Path, long: bool
+) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in ilsvrc.validation().items():
@@ -314,7 +316,7 @@ def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
         ),
     ],
 )
-def test_a_damaged_devkit_raises_an_error_with_its_path(
+def test_a_damaged_devkit_raises_an_error_that_names_its_path(
     tars: Path, content: bytes, message: str
 ) -> None:
     (tars / DEVKIT).write_bytes(content)
@@ -333,7 +335,7 @@ def test_a_synset_that_is_its_own_ancestor_raises(tars: Path) -> None:
     assert "n02084071, an ancestor of class n02100735, is its own ancestor" in error_of(tars)
 
 
-def test_a_validation_image_without_label_in_the_devkit_raises(tars: Path) -> None:
+def test_a_validation_image_without_a_label_in_the_devkit_raises(tars: Path) -> None:
     (tars / DEVKIT).write_bytes(ilsvrc.devkit(truth=ilsvrc.TRUTH[:4]))
     message = error_of(tars)
     assert "but not for ILSVRC2012_val_00000005.JPEG" in message
@@ -354,7 +356,9 @@ def test_a_class_that_is_not_a_synset_of_the_devkit_raises(
     assert message in error_of(tars)
 
 
-def test_a_folder_without_imagenet_raises_an_error_with_the_expected_files(tmp_path: Path) -> None:
+def test_a_folder_without_imagenet_raises_an_error_that_lists_the_expected_files(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "in").mkdir()
     assert f"has neither {TRAIN_TAR} nor train/" in error_of(tmp_path / "in")
 

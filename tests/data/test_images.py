@@ -1,4 +1,4 @@
-"""Image decoding with limits, and crops."""
+"""Image decoding within limits, and image crops."""
 
 import io
 import struct
@@ -153,7 +153,7 @@ def test_evaluation_crops_the_center_to_the_configured_size(
     assert np.array_equal(result.transpose(1, 2, 0), big[top : top + 24, left : left + 24])
 
 
-def test_training_crops_stay_inside_and_reach_the_edges() -> None:
+def test_training_crops_stay_inside_the_image_and_reach_its_edges() -> None:
     config = AugmentConfig(crop_area=(0.08, 1.0))
     rng = SampleGenerator().at(0, 0, 0)
     boxes = np.array([config.box(30, 50, rng) for _ in range(2000)])

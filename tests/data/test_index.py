@@ -1,4 +1,4 @@
-"""The offset index of a shard: its contents, and the part of it that is loaded into memory."""
+"""The offset index of a shard: its contents, and how much of it is loaded into memory."""
 
 import json
 import mmap
@@ -19,7 +19,7 @@ N = 40_000
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Write only the index of a shard of 40,000 samples."""
+    """Write the index, but not the tar, of a shard with 40,000 samples."""
     builder = IndexBuilder()
     members = {"jpg": b"xyz", "cls": b"1"}
     for i in range(N):
@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def resident(path: Path) -> int:
-    """Return the bytes of a mapped file that are in the memory of this process."""
+    """Return how many bytes of a mapped file are resident in memory."""
     total, counts = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
@@ -81,7 +81,9 @@ def test_training_reads_17_contiguous_bytes_per_sample_of_an_index(large: Path) 
         index.labels[0] = 1
 
 
-def test_a_split_maps_its_indices_without_open_files(shards: Path, tmp_path: Path) -> None:
+def test_a_split_maps_its_indices_without_keeping_their_files_open(
+    shards: Path, tmp_path: Path
+) -> None:
     copy = shutil.copytree(shards, tmp_path / "copy")
 
     def maps() -> int:
@@ -96,7 +98,9 @@ def test_a_split_maps_its_indices_without_open_files(shards: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("duplicates", [-1, 1.0, float("inf"), "2", True, None, [[]]])
-def test_an_invalid_number_of_duplicates_is_damage(large: Path, duplicates: object) -> None:
+def test_an_index_with_an_invalid_number_of_duplicates_is_reported_as_damaged(
+    large: Path, duplicates: object
+) -> None:
     path = index_path(large)
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["kway"])
@@ -107,7 +111,7 @@ def test_an_invalid_number_of_duplicates_is_damage(large: Path, duplicates: obje
 
 
 @pytest.mark.parametrize("deep", [b'{"a":' * 100_000, b'{"__metadata__": {"kway": "%s"}}'])
-def test_deeply_nested_json_is_damage(large: Path, deep: bytes) -> None:
+def test_an_index_with_deeply_nested_json_is_reported_as_damaged(large: Path, deep: bytes) -> None:
     header = deep.replace(b"%s", b"[" * 100_000)
     index_path(large).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The size of a JPEG, parsed without Pillow: the same as with Pillow, or None."""
+"""Parsing a JPEG's size without Pillow gives the same result as Pillow, or None."""
 
 import io
 import struct
@@ -19,8 +19,7 @@ def jpeg(mode: str = "RGB", **options: object) -> bytes:
 
 
 def exif() -> Image.Exif:
-    """Return EXIF data with a rotation by 90 degrees and a description that contains other
-    markers."""
+    """Return EXIF data with a 90-degree rotation and a description that contains JPEG markers."""
     tags = Image.Exif()
     tags[0x0112] = 6
     tags[0x010E] = "\xff\xc0" * 200
@@ -44,7 +43,7 @@ def test_the_size_ignores_the_exif_rotation(mode: str, options: dict) -> None:
     assert decode(data, 3).shape == ((60, 40, 3) if "exif" in options else (40, 60, 3))
 
 
-def test_a_header_that_is_not_plain_has_no_size() -> None:
+def test_an_unusual_header_returns_no_size() -> None:
     data = jpeg()
     filled = data[:2] + b"\xff" + data[2:]  # a fill byte, which libjpeg accepts
     assert decode(filled, 3).shape == (40, 60, 3)
@@ -65,7 +64,7 @@ def test_tables_before_the_frame_are_skipped() -> None:
 
 
 def test_a_forged_frame_after_fill_bytes_is_ignored() -> None:
-    """A fill byte is not a marker. A parser that treats it as one continues inside a comment."""
+    """A fill byte is not a marker. A parser that took it for one would go on to read a comment."""
     data = jpeg()
     comments = b"\xff\xff\xfe\x00\x10" + bytes(14) + b"\xff\xfe\xff\xf0" + bytes(0xFFEE)
     forged = bytearray(data[:2] + comments + data[2:])

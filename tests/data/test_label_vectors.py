@@ -1,4 +1,4 @@
-"""Label vectors from a file, matched to the classes of any source by name and attributes."""
+"""Label vectors from a file, matched by name and attributes to the classes of any source."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_unreadable_vectors_raise_and_no_shards_are_written(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_class_folders_are_matched_by_name_and_other_vectors_are_another_source(
+def test_class_folders_are_matched_by_name_and_changed_vectors_need_another_folder(
     tmp_path: Path,
 ) -> None:
     for i, name in enumerate(("red_fox", "okapi")):

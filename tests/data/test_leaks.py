@@ -27,7 +27,7 @@ def write_texts(
     elsewhere: float = 0,
     names: tuple[str, ...] = NAMES,
 ) -> Path:
-    """Write texts of random words in four classes, with `mark` in many texts of the first class."""
+    """Write texts of random words in four classes. Many texts of the first class contain `mark`."""
     rng = np.random.default_rng(0)
     lines = ["text\tlabel"]
     for _ in range(num):
@@ -96,7 +96,7 @@ def test_the_information_of_a_character_is_mutual_information(leaking: Path) -> 
 
 
 @pytest.mark.parametrize("mark", ["\U0001f1eb", "\u20e3", "\u200d", "†"])
-def test_a_rare_character_is_suspicious_even_if_accuracy_hardly_drops(
+def test_a_rare_character_is_suspicious_even_if_removing_it_hardly_lowers_the_accuracy(
     tmp_path: Path, mark: str
 ) -> None:
     shards = write_texts(tmp_path / "in", mark, rate=0.2, num=2000)
@@ -137,7 +137,7 @@ def test_class_names_with_markup_are_printed_unchanged(tmp_path: Path) -> None:
     assert "[bold]joy" in done.stdout
 
 
-def test_images_and_too_few_texts_raise(shards: Path, tmp_path: Path) -> None:
+def test_checking_images_or_too_few_texts_raises(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="contains images: pass a folder of text shards"):
         check_leaks(shards)
     few = write_texts(tmp_path / "in", "x", num=20)

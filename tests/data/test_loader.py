@@ -1,4 +1,4 @@
-"""Global batches are the same for every world size and number of workers, and after a resume."""
+"""Global batches do not depend on the world size, the number of workers or a resume."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def config(shards: Path, workers: int = 0, augment: AugmentConfig = AUGMENT) -> 
 def global_batches(
     shards: Path, *, world_size: int, workers: int, steps: int, cursor: Cursor
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return global batches, joined from the shares of all ranks.
+    """Return global batches, each concatenated from the shares of all ranks.
 
     Each batch consists of pixels, labels, sample indices, second labels and weights.
     """
@@ -113,7 +113,7 @@ def test_ranks_without_a_sample_get_empty_batches(shards: Path) -> None:
     assert len(batch.labels) == len(batch.indices) == 0
 
 
-def test_a_mid_epoch_resume_on_other_ranks_continues_exactly(shards: Path) -> None:
+def test_a_run_resumed_mid_epoch_on_another_world_size_continues_exactly(shards: Path) -> None:
     with open_split(shards, "train") as split:
         n = len(split)
     whole = global_batches(shards, world_size=1, workers=0, steps=10, cursor=Cursor(9))
@@ -133,7 +133,7 @@ def test_a_mid_epoch_resume_on_other_ranks_continues_exactly(shards: Path) -> No
     batch=st.integers(1, 11),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_a_run_resumed_on_other_ranks_reads_each_remaining_sample_once(
+def test_a_run_resumed_on_another_world_size_reads_each_remaining_sample_once(
     shards: Path, before: int, after: int, stopped: int, batch: int, seed: int
 ) -> None:
     with open_split(shards, "train") as split:
@@ -226,7 +226,7 @@ def test_loading_does_not_change_the_global_random_state(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (5, 0), (50, 0), (1, 2), (2, 1)]
 )
-def test_evaluation_reads_every_sample_once_in_equally_many_batches_per_rank(
+def test_evaluation_reads_every_sample_once_and_gives_each_rank_equally_many_batches(
     shards: Path, world_size: int, workers: int
 ) -> None:
     indices, lengths = [], set()
@@ -257,7 +257,7 @@ def test_evaluation_and_serving_compute_the_same_pixels(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_flipped_byte_raises_an_error_with_shard_and_key(
+def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(
     shards: Path, tmp_path: Path, workers: int
 ) -> None:
     copy = copy_of(shards, tmp_path)
@@ -326,6 +326,6 @@ def test_iterating_after_an_error_retries_the_failed_batch(shards: Path, tmp_pat
 
 
 def test_batches_do_not_change_while_loader_processes_continue(shards: Path) -> None:
-    """A loader process reuses its memory, which must not change batches already yielded."""
+    """A loader process reuses its memory, but must not change batches that it already yielded."""
     kept = global_batches(shards, world_size=1, workers=2, steps=25, cursor=Cursor(3))
     assert_same(kept, global_batches(shards, world_size=1, workers=0, steps=25, cursor=Cursor(3)))

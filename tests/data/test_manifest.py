@@ -1,4 +1,4 @@
-"""Errors for a damaged folder of shards."""
+"""Errors raised for a damaged folder of shards."""
 
 import gc
 import hashlib
@@ -34,7 +34,7 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def replace(folder: Path, **changes: object) -> None:
-    """Change the manifest like `edit`, but with a valid checksum."""
+    """Change the manifest as `edit` does, but keep its checksum valid."""
     manifest = Manifest.read(folder)
     changed = Manifest.model_validate(manifest.model_dump() | changes)
     (folder / "manifest.json").write_bytes(changed.to_bytes())
@@ -66,7 +66,7 @@ def test_a_damaged_manifest_raises(copy: Path) -> None:
     assert "is damaged" in message(copy)
 
 
-def test_a_manifest_of_a_newer_format_raises(copy: Path) -> None:
+def test_a_manifest_in_a_newer_format_raises(copy: Path) -> None:
     edit(copy, format_version=2, news="unknown to us")
     assert "has format version 2, but this version of kway reads versions up to 1" in message(copy)
 
@@ -120,7 +120,7 @@ def test_an_out_of_range_index_entry_with_a_valid_checksum_raises(
 
 
 @pytest.mark.parametrize("other", [FORMAT + 1, None])
-def test_an_index_of_another_format_raises(copy: Path, other: int | None) -> None:
+def test_an_index_in_another_format_raises(copy: Path, other: int | None) -> None:
     path = index_path(copy / "train-000000.tar")
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["kway"])
@@ -163,7 +163,7 @@ def test_the_index_of_another_shard_raises(copy: Path) -> None:
     assert "does not match the manifest" in message(copy)
 
 
-def test_an_unknown_split_raises_an_error_with_the_existing_splits(shards: Path) -> None:
+def test_an_unknown_split_raises_an_error_that_lists_the_existing_splits(shards: Path) -> None:
     with pytest.raises(ValueError, match="no split 'val': choose from train, test"):
         open_split(shards, "val")
 
@@ -193,7 +193,7 @@ def test_label_vectors_without_their_digest_raise(copy: Path) -> None:
     assert "must be set together" in message(copy)
 
 
-def test_damaged_label_vectors_raise_and_are_found_and_written_again(tmp_path: Path) -> None:
+def test_damaged_label_vectors_raise_and_the_writer_replaces_them(tmp_path: Path) -> None:
     source = EmojiNames(languages=("en",), test_languages=())
     manifest = write_shards(source, tmp_path, workers=0).manifest
     path = tmp_path / "label_vectors.safetensors"

@@ -102,7 +102,7 @@ def test_class_names_can_be_read_from_a_file(mnist: Path, tmp_path: Path) -> Non
         Mnist(mnist, names).classes()
 
 
-def test_killed_and_resumed_gives_the_same_bytes(mnist: Path, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_writer_writes_the_same_bytes(mnist: Path, tmp_path: Path) -> None:
     check_killed_and_resumed(Mnist(mnist), tmp_path, samples_per_shard=5, workers=1)
 
 
@@ -136,7 +136,7 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
         (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 images, but train-labels has 19"),
     ],
 )
-def test_a_damaged_file_raises_an_error_with_its_name(
+def test_a_damaged_file_raises_an_error_that_names_it(
     mnist: Path, name: str, change, message: str
 ) -> None:
     (mnist / f"{name}.gz").write_bytes(gzip.compress(change(files()[name])))
@@ -147,13 +147,13 @@ def test_a_damaged_file_raises_an_error_with_its_name(
 
 
 @pytest.mark.parametrize("keep", [5, 200, -6])
-def test_a_truncated_gz_raises_an_error_with_its_path(mnist: Path, keep: int) -> None:
+def test_a_truncated_gz_raises_an_error_that_names_its_path(mnist: Path, keep: int) -> None:
     path = mnist / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:keep])
     assert error_of(mnist).startswith(f"{path} is damaged (")
 
 
-def test_a_missing_idx_file_raises_an_error_with_its_name(mnist: Path) -> None:
+def test_a_missing_idx_file_raises_an_error_that_names_it(mnist: Path) -> None:
     (mnist / "t10k-labels-idx1-ubyte.gz").unlink()
     assert "has no t10k-labels-idx1-ubyte, with or without .gz: download it" in error_of(mnist)
 

@@ -61,7 +61,9 @@ def test_a_position_outside_an_epoch_raises() -> None:
 
 
 @given(count=st.integers(0, 1000), world_size=st.integers(1, 50))
-def test_shares_cover_a_batch_once_and_differ_by_at_most_one(count: int, world_size: int) -> None:
+def test_shares_cover_a_batch_once_and_their_sizes_differ_by_at_most_one(
+    count: int, world_size: int
+) -> None:
     shares = [share(count, rank, world_size) for rank in range(world_size)]
     assert [i for part in shares for i in part] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -115,7 +117,7 @@ def test_every_epoch_of_an_order_contains_each_sample_once(
 
 @settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
-def test_a_group_is_a_range_of_at_most_shuffle_shards_shards(
+def test_a_group_contains_at_most_shuffle_shards_shards(
     sizes: list[int], shuffle: int, seed: int
 ) -> None:
     order, n = Order(seed, sizes, shuffle), sum(sizes)
@@ -131,7 +133,7 @@ def test_a_group_is_a_range_of_at_most_shuffle_shards_shards(
 
 @settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
-def test_a_window_of_at_most_a_group_touches_at_most_two_groups(
+def test_a_window_no_longer_than_a_group_touches_at_most_two_groups(
     sizes: list[int], shuffle: int, seed: int
 ) -> None:
     order, n = Order(seed, sizes, shuffle), sum(sizes)
@@ -148,7 +150,7 @@ def test_a_window_of_at_most_a_group_touches_at_most_two_groups(
     seed=SEEDS,
     positions=st.lists(st.integers(0, 400), min_size=1, max_size=60),
 )
-def test_a_position_gives_the_same_sample_alone_and_in_a_batch(
+def test_a_position_maps_to_the_same_sample_alone_and_in_a_batch(
     sizes: list[int], shuffle: int | None, seed: int, positions: list[int]
 ) -> None:
     together = np.stack(Order(seed, sizes, shuffle).locate(np.array(positions)))
@@ -206,7 +208,7 @@ def test_in_order_returns_the_shard_of_a_position() -> None:
     assert order.shards(3) == []
 
 
-def test_large_and_small_seeds_have_different_orders() -> None:
+def test_large_and_small_seeds_give_different_orders() -> None:
     positions = np.arange(50)
     orders = {
         tuple(permuted_index(seed, epoch, positions, 50).tolist())

@@ -1,4 +1,4 @@
-"""The header of a PNG, parsed without Pillow: the same as with Pillow, or None."""
+"""Parsing a PNG header without Pillow gives the same result as Pillow, or None."""
 
 import io
 import struct
@@ -34,7 +34,7 @@ def with_chunk(data: bytes, name: bytes, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("mode", _MODES)
-def test_size_and_alpha_are_those_of_the_image(mode: str) -> None:
+def test_size_and_alpha_match_the_image(mode: str) -> None:
     assert png_header(png(mode)) == (40, 60, _MODES[mode])
 
 
@@ -44,7 +44,7 @@ def test_ancillary_chunks_are_skipped() -> None:
 
 
 def described() -> PngImagePlugin.PngInfo:
-    """Return a text chunk, which only Pillow parses."""
+    """Return a text chunk. Only Pillow parses a PNG that contains one."""
     texts = PngImagePlugin.PngInfo()
     texts.add_text("Title", "noise", zip=True)
     return texts
@@ -64,14 +64,14 @@ def described() -> PngImagePlugin.PngInfo:
     ],
     ids=["bits", "tRNS", "text", "EXIF", "large", "cut", "empty", "checksum"],
 )
-def test_a_header_that_is_not_plain_returns_none(data: bytes) -> None:
+def test_an_unusual_header_returns_none(data: bytes) -> None:
     assert png_header(data) is None
 
 
 @pytest.mark.parametrize("mode", [*_MODES, "1"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pixels_do_not_depend_on_which_parser_reads_the_header(mode: str, channels: int) -> None:
-    """Compare with the same image with a text chunk, whose header Pillow parses."""
+    """Compare with a copy that has a text chunk, which makes Pillow parse the header."""
     plain, by_pillow = png(mode), png(mode, pnginfo=described())
     assert np.array_equal(decode(plain, channels), decode(by_pillow, channels))
 
@@ -79,7 +79,7 @@ def test_pixels_do_not_depend_on_which_parser_reads_the_header(mode: str, channe
 @pytest.mark.parametrize(
     ("width", "height", "message"), [(9000, 9000, "limit"), (1, 500, "shorter")]
 )
-def test_the_limits_apply_to_plain_headers(width: int, height: int, message: str) -> None:
+def test_the_limits_apply_without_pillow(width: int, height: int, message: str) -> None:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     with pytest.raises(ValueError, match=message):
         decode(png()[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", b""), 3)

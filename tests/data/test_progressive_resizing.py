@@ -1,4 +1,4 @@
-"""Training images whose size changes during a run: the same pixels on every topology."""
+"""Training images whose size changes during a run have the same pixels on every topology."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -24,8 +24,8 @@ from data.shards.split import open_split
 
 BATCH = 7
 IMAGE = ImageConfig(size=12, resize=14)
-# The size decreases once, so that memory of large images is reused for small ones, and increases
-# beyond the evaluation size. The first two stages end at the third and the fifth batch.
+# The size first decreases, so that the memory of large images is reused for small ones, and then
+# increases beyond the evaluation size. The first two stages end at the third and fifth batch.
 STAGES = (
     {"size": 8, "until": {"steps": 3}},
     {"size": 6, "until": {"samples": 5 * BATCH - 1}},
@@ -61,7 +61,7 @@ def rank_batches(
 def global_pixels(
     shards: Path, *, world_size: int, workers: int = 0, steps: int = 8, samples: int = 0
 ) -> list[torch.Tensor]:
-    """Return the pixels of each global batch, joined from the shares of all ranks."""
+    """Return the pixels of each global batch, concatenated from the shares of all ranks."""
     ranks = [
         rank_batches(
             shards,
@@ -97,7 +97,7 @@ def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
 
 
 @pytest.mark.parametrize("stopped", [2, 3, 4, 6])
-def test_a_resume_inside_or_between_stages_on_other_ranks_continues_exactly(
+def test_a_run_resumed_inside_or_between_stages_on_another_world_size_continues_exactly(
     shards: Path, stopped: int
 ) -> None:
     head = global_pixels(shards, world_size=2, steps=stopped)
@@ -143,7 +143,7 @@ def test_a_center_crop_covers_the_same_fraction_at_every_size(shards: Path) -> N
     assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
 
 
-def test_evaluation_uses_the_size_of_the_recipe(shards: Path) -> None:
+def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
     with open_split(shards, "test") as split:
         for batch in EvalLoader(split, config(shards), batch=4):
             assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
@@ -191,7 +191,7 @@ def test_the_largest_side_includes_all_stages() -> None:
     assert config(shards, size=None, progressive=()).largest_side == 12
 
 
-def test_the_size_without_stages_is_augment_size_or_image_size() -> None:
+def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
     for size, expected in ((None, 12), (10, 10)):
         sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
         assert {sides.at(0), sides.at(10**12)} == {expected}
@@ -218,6 +218,6 @@ def test_stages_that_end_out_of_order_raise(ends: tuple[dict, dict]) -> None:
         ({"size": 0, "until": {"steps": 1}}, "greater than 0"),
     ],
 )
-def test_stages_without_end_length_or_pixels_raise(stage: dict, message: str) -> None:
+def test_stages_without_an_end_a_length_or_pixels_raise(stage: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AugmentConfig.model_validate({"progressive": [stage]})

@@ -1,4 +1,4 @@
-"""Shards at a URL, read through a bounded cache: the same samples as locally, or a clear error."""
+"""Shards at a URL, read through a bounded cache, give the same samples as locally or an error."""
 
 import logging
 import multiprocessing
@@ -82,10 +82,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-# -------------------------------------------------------------------- addresses
+# -------------------------------------------------------------------- URLs
 
 
-def test_every_url_scheme_gives_the_samples_of_the_local_folder(
+def test_every_url_scheme_gives_the_same_samples_as_the_local_folder(
     shards: Path, server: FileServer, cache: CacheConfig
 ) -> None:
     memory = fsspec.filesystem("memory")
@@ -128,7 +128,7 @@ def test_only_plain_urls_of_known_schemes_are_accepted(url: str, reason: str | N
             read()
 
 
-def test_a_password_in_a_url_raises_and_is_not_in_the_message() -> None:
+def test_a_password_in_a_url_raises_and_does_not_appear_in_the_message() -> None:
     with pytest.raises(ValueError, match="contains a user name") as caught:
         open_split("https://me:secret@host/set", "train")
     assert "secret" not in str(caught.value)
@@ -288,7 +288,7 @@ def test_a_tar_can_have_two_indices_in_the_cache(
     assert len(list(cache.folder.glob("*.safetensors"))) == 2
 
 
-def test_a_cache_that_cannot_be_created_raises_an_error_with_its_key(
+def test_a_cache_that_cannot_be_created_raises_an_error_that_names_the_recipe_key(
     server: FileServer, cache: CacheConfig, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -299,7 +299,7 @@ def test_a_cache_that_cannot_be_created_raises_an_error_with_its_key(
         open_split(server.url, "train", cache=nowhere)
 
 
-def test_files_of_killed_processes_are_deleted_without_waiting(
+def test_files_left_by_killed_processes_are_deleted_without_waiting(
     shards: Path, server: FileServer, cache: CacheConfig
 ) -> None:
     incoming = cache.folder / "incoming"
@@ -312,7 +312,7 @@ def test_files_of_killed_processes_are_deleted_without_waiting(
     assert list(incoming.iterdir()) == []
 
 
-def test_files_of_many_killed_processes_do_not_stop_prefetching(
+def test_files_left_by_many_killed_processes_do_not_stop_prefetching(
     server: FileServer, cache: CacheConfig
 ) -> None:
     with open_split(server.url, "train", cache=cache) as split:
@@ -322,7 +322,7 @@ def test_files_of_many_killed_processes_do_not_stop_prefetching(
         wait_until(lambda: len(cached_shards(cache)) == len(split.manifest.of_split("train")))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="files of another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to run a process as another user")
 def test_a_cache_filled_by_another_user_is_readable(shards: Path, server: FileServer) -> None:
     expected = local_contents(shards)
     with TemporaryDirectory() as shared:  # not in pytest's folder, which only one user can access
@@ -351,7 +351,7 @@ def test_a_truncated_copy_in_the_cache_is_fetched_again(
         assert contents(split) == local_contents(shards)
 
 
-def test_a_flipped_byte_in_the_cache_is_a_bad_sample_with_a_fix(
+def test_a_flipped_byte_in_the_cache_raises_an_error_that_states_the_fix(
     server: FileServer, cache: CacheConfig
 ) -> None:
     with open_split(server.url, "train", cache=cache) as split:
@@ -388,10 +388,10 @@ def test_a_full_disk_raises_a_one_line_error_and_leaves_no_files(
         split.read(0)
 
 
-# -------------------------------------------------------------------- bounds that are too small
+# -------------------------------------------------------------------- limits that are too small
 
 
-def test_a_cache_smaller_than_the_largest_shard_raises_an_error_with_the_fix(
+def test_a_cache_smaller_than_the_largest_shard_raises_an_error_that_states_the_fix(
     server: FileServer, cache: CacheConfig
 ) -> None:
     tiny = cache.model_copy(update={"gigabytes": 1e-6})
@@ -399,7 +399,7 @@ def test_a_cache_smaller_than_the_largest_shard_raises_an_error_with_the_fix(
         open_split(server.url, "train", cache=tiny)
 
 
-def test_an_order_that_exceeds_the_cache_raises_an_error_with_both_fixes(
+def test_an_order_that_exceeds_the_cache_raises_an_error_that_states_both_fixes(
     server: FileServer, cache: CacheConfig
 ) -> None:
     with open_split(server.url, "train", cache=cache) as split:
@@ -413,7 +413,7 @@ def test_an_order_that_exceeds_the_cache_raises_an_error_with_both_fixes(
         split.order(0, 2)
 
 
-# -------------------------------------------------------------------- fetching ahead
+# -------------------------------------------------------------------- prefetching
 
 
 def test_the_current_and_the_next_group_are_prefetched(
@@ -521,7 +521,7 @@ def test_transient_failures_are_retried_and_logged(
 
 
 @pytest.mark.parametrize(("failure", "requests"), [(503, 1), ("hang up", 2)])
-def test_the_last_attempt_raises_an_error_with_url_reason_and_fix(
+def test_the_last_attempt_raises_an_error_that_states_the_url_the_reason_and_the_fix(
     failure: int | str, requests: int, server: FileServer, cache: CacheConfig
 ) -> None:
     server.failures = {FIRST: [failure] * 9}
@@ -566,7 +566,7 @@ def test_missing_and_forbidden_files_are_not_retried(
     ],
     ids=["replaced", "longer", "truncated"],
 )
-def test_a_wrong_shard_at_the_source_raises_an_error_with_its_url(
+def test_a_wrong_shard_at_the_source_raises_an_error_that_names_its_url(
     damage: Callable[[bytes], bytes],
     reason: str,
     requests: int,
@@ -596,7 +596,7 @@ def test_a_damaged_or_oversized_index_at_the_source_raises(
             open_split(server.url, "train", cache=cache)
 
 
-def test_a_damaged_index_raises_an_error_with_one_reason_and_one_fix(
+def test_a_damaged_index_raises_an_error_that_states_one_reason_and_one_fix(
     server: FileServer, cache: CacheConfig
 ) -> None:
     path = index_path(server.folder / FIRST)
@@ -607,7 +607,7 @@ def test_a_damaged_index_raises_an_error_with_one_reason_and_one_fix(
     assert str(caught.value).count("upload the file again") == 1
 
 
-def test_a_damaged_manifest_at_the_source_raises_an_error_with_the_fix(
+def test_a_damaged_manifest_at_the_source_raises_an_error_that_states_the_fix(
     server: FileServer, cache: CacheConfig
 ) -> None:
     (server.folder / "manifest.json").write_text("{")
@@ -618,7 +618,7 @@ def test_a_damaged_manifest_at_the_source_raises_an_error_with_the_fix(
 def test_indices_that_do_not_fit_in_the_cache_are_not_fetched(
     server: FileServer, cache: CacheConfig
 ) -> None:
-    """A hostile manifest could fill the disk: each shard claims to be large."""
+    """A hostile manifest, in which each shard claims to be huge, could otherwise fill the disk."""
     manifest = Manifest.read(server.folder)
     large = [
         shard.model_copy(update={"samples": 10**12, "bytes": 10**16}) for shard in manifest.shards
@@ -643,7 +643,7 @@ def test_a_file_that_is_too_large_is_not_read_completely(server: FileServer) -> 
         fetch_bytes(f"{server.url}/manifest.json", attempts=1, max_bytes=100)
 
 
-def test_a_server_may_redirect_within_http_only(
+def test_redirects_are_followed_only_within_http(
     shards: Path, server: FileServer, cache: CacheConfig
 ) -> None:
     with serving(shards) as other:
@@ -657,7 +657,7 @@ def test_a_server_may_redirect_within_http_only(
             assert other.requests["manifest.json"] == 1
 
 
-def test_a_missing_package_raises_an_error_with_the_install_command(
+def test_a_missing_package_raises_an_error_that_states_the_install_command(
     cache: CacheConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for scheme, package in (("s3", "s3fs"), ("gs", "gcsfs")):

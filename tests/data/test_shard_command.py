@@ -52,7 +52,7 @@ def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:
     assert "is intact" in sound.stdout
     tar = tmp_path / "train-000001.tar"
     content = bytearray(tar.read_bytes())
-    # The first member is the label: one digit, in the block after the header.
+    # The first member is the label, a single digit in the block after the header.
     assert content[512:513].isdigit()
     content[512] ^= 1
     tar.write_bytes(content)
@@ -110,7 +110,7 @@ def test_progress_lines_start_once_a_rate_is_known(
     assert capsys.readouterr().err.startswith("writing 200 of 1,000 samples, ")
 
 
-def test_verify_of_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_path: Path) -> None:
+def test_verifying_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_path: Path) -> None:
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tar = tmp_path / "train-000000.tar"
@@ -120,7 +120,7 @@ def test_verify_of_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_
     assert damaged.stderr.count("train-000000.tar") >= 4
 
 
-def test_an_output_path_that_cannot_be_written_raises_an_error_with_the_option(
+def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_option(
     images: Path, shards: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("0\n")

@@ -26,8 +26,8 @@ def kway_shard(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Index texts of 40 classes. Class k has k + 1 texts; the last texts contain control
-    characters."""
+    """Index texts of 40 classes. Class k has k + 1 texts, and the texts of the last class contain
+    control characters."""
     folder = tmp_path_factory.mktemp("texts")
     members, number = [], 0
     for label in range(40):
@@ -53,7 +53,7 @@ def test_contents_counts_the_samples_of_each_class(shards: Path) -> None:
     assert train.bytes == sum((shards / f"train-00000{n}.tar").stat().st_size for n in range(4))
 
 
-def test_a_histogram_has_a_bin_per_power_of_two() -> None:
+def test_a_histogram_has_one_bin_per_power_of_two() -> None:
     bins = histogram(np.array([0, 1, 1, 2, 3, 3, 9]))
     assert bins == [(0, 0, 1), (1, 1, 2), (2, 3, 3), (4, 7, 0), (8, 15, 1)]
     assert histogram(np.array([5, 6])) == [(4, 7, 2)]
@@ -91,7 +91,9 @@ def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
     assert "hierarchy" not in kway_shard("show", shards).stdout
 
 
-def test_many_classes_are_printed_as_a_histogram_with_both_ends(texts: Path) -> None:
+def test_many_classes_are_printed_as_a_histogram_and_the_largest_and_smallest_classes(
+    texts: Path,
+) -> None:
     shown = kway_shard("show", texts, "--samples", 3).stdout
     assert "16 to 31 samples" in shown
     assert "class 39" in shown
@@ -176,6 +178,6 @@ def test_an_unknown_split_raises_before_anything_is_printed(shards: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_url_raises_an_error_that_only_local_folders_are_supported(command: str) -> None:
+def test_a_url_raises_because_only_local_folders_are_supported(command: str) -> None:
     done = kway_shard(command, "https://host/set")
     assert "is a URL, but only local folders" in str(done.exception)

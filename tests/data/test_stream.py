@@ -1,4 +1,4 @@
-"""Training on tars without an index, read sequentially: guarantees and errors of a stream."""
+"""Streams: training on tars that have no index and are read sequentially."""
 
 import gzip
 import itertools
@@ -44,7 +44,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 8 tars of 6 images, t0.tar to t7.tar."""
+    """Write 8 tars, t0.tar to t7.tar, of 6 images each."""
     folder = tmp_path_factory.mktemp("eight")
     for number in range(8):
         write_tar(folder / f"t{number}.tar", images(6 * number, 6))
@@ -132,7 +132,7 @@ def test_pixels_and_labels_of_a_pass_do_not_depend_on_workers_or_buffer(
     assert numbers(again) == numbers(one)
 
 
-def test_a_resume_begins_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:
+def test_resuming_starts_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:
     shards = f"{eight}/t{{0..7}}.tar"
     loader = stream_loader(classes, shards)
     first = take(loader, 3)
@@ -282,7 +282,7 @@ def test_damage_is_logged_once_counted_and_skipped(
         assert part in line
 
 
-def test_the_number_of_an_empty_tar_is_the_one_in_stored_checkpoints(
+def test_an_empty_tar_keeps_the_number_that_checkpoints_store_for_it(
     classes: Path, tmp_path: Path
 ) -> None:
     write_tar(tmp_path / "a.tar", [])
@@ -296,7 +296,7 @@ def number_of(tar: Path, number: int) -> int:
     return _number(f"{tar}: {number:05d}")
 
 
-def test_more_damage_than_the_limit_raises_an_error_with_the_list(
+def test_more_damage_than_the_limit_raises_an_error_that_lists_it(
     classes: Path, tmp_path: Path
 ) -> None:
     members = images(0, 8)
@@ -428,7 +428,7 @@ def test_a_server_with_range_support_sends_only_the_rest(classes: Path, tmp_path
     with serving(tmp_path) as server:
         server.ranges = True
         server.failures = {"t.tar": ["cut", "cut"]}
-        # Two attempts, counted from 1 again after each piece that was received.
+        # Two attempts. The count restarts whenever a part of the file was received.
         twice = CacheConfig(attempts=2)
         loader = stream_loader(classes, f"{server.url}/t.tar", cache=twice, stream={"buffer": 1})
         found = take(loader, 1)

@@ -90,7 +90,7 @@ def test_only_the_rows_of_bad_samples_change(damaged: Path, intact: Path) -> Non
     assert len(all_replaced) > len(bad) == len(set(all_replaced))
 
 
-def test_labels_are_those_of_the_substitute(damaged: Path) -> None:
+def test_a_replaced_sample_gets_the_label_of_its_substitute(damaged: Path) -> None:
     with open_split(damaged, "train") as split:
         labels = split.labels
     for (batch,) in batches(damaged, 8):
@@ -115,7 +115,7 @@ def test_substitutes_do_not_depend_on_world_size_or_workers(
     assert any(whole.substitutes for (whole,) in one)
 
 
-def test_candidates_are_a_function_of_seed_epoch_and_index() -> None:
+def test_candidates_depend_only_on_seed_epoch_and_index() -> None:
     def first(*key: int) -> list[int]:
         return list(islice(candidates(*key, 10**6), 5))
 
@@ -162,7 +162,7 @@ def test_a_bad_sample_is_counted_once_over_any_number_of_epochs(damaged: Path) -
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_more_bad_samples_than_the_limit_raise_an_error_with_the_list(
+def test_more_bad_samples_than_the_limit_raise_an_error_that_lists_them(
     damaged: Path, limit: int, workers: int
 ) -> None:
     with pytest.raises(ValueError, match=f"data.max_bad_samples is {limit}") as error:
@@ -194,7 +194,7 @@ def test_bad_samples_of_other_ranks_are_counted(damaged: Path) -> None:
             loader.add_bad(bad[1:])
 
 
-def test_a_cursor_of_an_older_checkpoint_has_no_bad_samples() -> None:
+def test_a_cursor_from_an_older_checkpoint_has_no_bad_samples() -> None:
     assert Cursor.from_json({"seed": 1, "samples": 2}) == Cursor(1, 2)
     for wrong in ({"bad": 3}, {"bad": [-1]}, {"bad": [1.5]}, {"bad": None}):
         with pytest.raises(ValueError, match="invalid data cursor"):
@@ -224,7 +224,7 @@ def test_a_text_that_is_not_utf8_is_replaced(tmp_path: Path) -> None:
                 assert "train-000000.tar: 00001: invalid UTF-8 at byte 4" in substitute.reason
 
 
-def test_evaluation_raises_at_a_bad_sample(damaged: Path) -> None:
+def test_evaluation_raises_for_a_bad_sample(damaged: Path) -> None:
     with (
         open_split(damaged, "train") as split,
         pytest.raises(ValueError, match=r"train-00000\d\.tar: 000\d\d: "),
@@ -232,7 +232,7 @@ def test_evaluation_raises_at_a_bad_sample(damaged: Path) -> None:
         list(EvalLoader(split, config(damaged), batch=8))
 
 
-def test_opening_a_bad_shard_raises_an_error_with_its_name(intact: Path, tmp_path: Path) -> None:
+def test_opening_a_bad_shard_raises_an_error_that_names_it(intact: Path, tmp_path: Path) -> None:
     def damaged_by(change: object) -> str:
         for path in intact.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())

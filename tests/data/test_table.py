@@ -68,7 +68,7 @@ def test_parquet_and_csv_give_the_same_samples(tmp_path: Path) -> None:
     assert read(tmp_path / "out") == dict(TEXTS)
 
 
-def test_parquet_without_pyarrow_raises_an_error_with_the_install_command(
+def test_parquet_without_pyarrow_raises_an_error_that_states_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
@@ -134,7 +134,9 @@ def test_tables_of_images_pack_the_images(tmp_path: Path) -> None:
     ("name", "message"),
     [("../secret.png", r"'\.\./secret\.png' is outside"), ("gone.png", "correct the row, or pass")],
 )
-def test_a_bad_image_raises_an_error_with_the_fix(tmp_path: Path, name: str, message: str) -> None:
+def test_a_bad_image_raises_an_error_that_states_the_fix(
+    tmp_path: Path, name: str, message: str
+) -> None:
     for path in ("secret.png", "in/0.png", "in/1.png"):
         write_image(tmp_path / path, 0)
     file = tmp_path / "in/a.csv"
@@ -205,7 +207,7 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_of_another_kind_of_table_raise(
+def test_options_for_another_kind_of_table_raise(
     tmp_path: Path, options: tuple[object, ...], message: str
 ) -> None:
     (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")

@@ -1,4 +1,4 @@
-"""The attributes of classes whose synsets have several words and parents."""
+"""The attributes of classes whose synsets have several words or parents."""
 
 from dataclasses import dataclass
 
@@ -90,7 +90,7 @@ def test_ancestors_are_looked_up_once_for_attributes_and_notes() -> None:
     assert lookups == ["n5", "n9"]
 
 
-def test_a_cycle_raises_an_error_with_the_synset() -> None:
+def test_a_cycle_raises_an_error_that_names_the_synset() -> None:
     circle = Synsets({"a": ("a", ("b",)), "b": ("b", ("c",)), "c": ("c", ("b",))})
     with pytest.raises(ValueError, match="Synsets: b, an ancestor of class a, is its own ancestor"):
         ClassTaxonomy(circle, ["a"]).attributes()

@@ -1,4 +1,4 @@
-"""Batches of texts: complete, of similar length, and the same on every topology."""
+"""Batches of texts have similar lengths, skip no text, and are the same on every topology."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def config(texts: Path, *, workers: int = 0, batches_by_length: int = 4) -> Data
 def stream(
     texts: Path, *, world_size: int = 1, batch: int = BATCH, steps: int, cursor: Cursor, **settings
 ) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """Return the samples of all ranks for each step, in order: index and tokens without padding."""
+    """Return, for each step, the (index, unpadded tokens) of the samples of all ranks, in order."""
     batches: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(steps)]
     for rank in range(world_size):
         with (
@@ -53,7 +53,7 @@ def stream(
     return batches
 
 
-def test_tokens_are_those_of_the_tokenizer(texts: Path) -> None:
+def test_batches_contain_the_tokens_of_the_tokenizer(texts: Path) -> None:
     tokenizer = open_tokenizer(str(texts / "tokenizer"), max_length=24)
     with open_split(texts / "shards", "train") as split:
         for batch in stream(texts, steps=12, cursor=Cursor(1)):
@@ -168,8 +168,8 @@ def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs
         TrainLoader(split, images, global_batch=2, cursor=Cursor(0))
 
 
-def test_a_window_is_at_most_an_epoch_or_a_group_of_shards(texts: Path) -> None:
-    """Therefore, at most two groups are read at a time, for any number of batches."""
+def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -> None:
+    """At most two groups are therefore read at a time, regardless of `batches_by_length`."""
     settings = config(texts, batches_by_length=1000)
     grouped = settings.model_copy(update={"shuffle_shards": 1})
     with open_split(texts / "shards", "train") as split:

@@ -1,4 +1,4 @@
-"""Tokenizers: training is deterministic, and opened tokenizers match AutoTokenizer."""
+"""Tokenizer training is deterministic, and opened tokenizers match AutoTokenizer."""
 
 import hashlib
 import json
@@ -35,14 +35,14 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 480 names of 40 emoji in 12 languages for training and 80 in two others for testing."""
+    """Write 480 training names of 40 emoji in 12 languages, and 80 test names in two others."""
     folder = tmp_path_factory.mktemp("names") / "texts"
     write_shards(EmojiNames(40), folder, workers=0)
     return folder
 
 
 def small_tokenizer(shards: Path, out: Path, **options) -> TrainedTokenizer:
-    """Train with one thread, because the library's threads would break later forks."""
+    """Train with one thread, because the library's threads would break subsequent forks."""
     return train_tokenizer(shards, out, **{"vocab_size": 700, "threads": 1, **options})
 
 
@@ -70,7 +70,7 @@ def edit(file: Path, **changes: object) -> None:
 # ---------------------------------------------------------------------------- opening
 
 
-def test_ids_are_those_of_auto_tokenizer_and_truncation_keeps_the_last_token(folder: Path) -> None:
+def test_ids_match_auto_tokenizer_and_truncation_keeps_the_last_token(folder: Path) -> None:
     ids = open_tokenizer(str(folder), max_length=6).encode(TEXTS)
     theirs = AutoTokenizer.from_pretrained(folder)(TEXTS, truncation=True, max_length=6)
     assert ids == theirs["input_ids"]
@@ -83,10 +83,12 @@ def test_pad_id_and_vocab_size_are_set(folder: Path) -> None:
     assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 700)
 
 
-def test_a_saved_tokenizer_is_the_same_in_either_library(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_the_same_with_and_without_transformers(
+    folder: Path, tmp_path: Path
+) -> None:
     first = open_tokenizer(str(folder), max_length=6)
     first.save(tmp_path / "saved")
-    # With a model's config.json next to it, transformers determines the tokenizer class.
+    # If a model's config.json is in the folder, transformers selects the tokenizer class.
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
     for path in (tmp_path / "saved", other):
@@ -135,7 +137,7 @@ def test_a_tokenizer_without_a_usable_unknown_token_raises(model: models.Model) 
         Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=4, name="x")
 
 
-def test_an_error_of_the_library_is_one_line() -> None:
+def test_an_error_from_the_tokenizers_library_becomes_one_line() -> None:
     known = {"\ue000 \U00012000": 0, "[PAD]": 1}
     backend = Backend(models.WordLevel(known, unk_token="[UNK]"))
     tokenizer = Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=4, name="x")
@@ -143,13 +145,13 @@ def test_an_error_of_the_library_is_one_line() -> None:
         tokenizer.encode(["a"])
 
 
-def test_a_text_without_tokens_is_one_pad_token() -> None:
+def test_a_text_without_tokens_becomes_one_pad_token() -> None:
     backend = Backend(models.WordLevel({"<pad>": 0, "a": 1}, unk_token="a"))
     tokenizer = Tokenizer.of(backend, {"pad_token": "<pad>"}, max_length=1, name="x")
     assert tokenizer.encode(["", "a"]) == [[0], [1]]
 
 
-def test_an_unpaired_surrogate_raises_an_error_with_its_position(folder: Path) -> None:
+def test_an_unpaired_surrogate_raises_an_error_that_states_its_position(folder: Path) -> None:
     tokenizer = open_tokenizer(str(folder), max_length=6)
     with pytest.raises(ValueError, match=r"text 1 is not valid Unicode: .* at character 2"):
         tokenizer.encode(["good", "no\ud83e"])
@@ -179,7 +181,7 @@ assert list(loader) == wanted
 def test_forked_workers_encode_silently_after_the_parent_used_threads(
     names: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library's threads do not survive a fork. With this setting, a child would hang."""
+    """The library's threads do not survive a fork. If the library used them, a child would hang."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     out = tmp_path / "out"
     ran = subprocess.run(
@@ -195,7 +197,7 @@ def test_forked_workers_encode_silently_after_the_parent_used_threads(
 # ---------------------------------------------------------------------------- errors
 
 
-def test_a_missing_folder_raises_an_error_with_the_training_command(tmp_path: Path) -> None:
+def test_a_missing_folder_raises_an_error_that_states_the_training_command(tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=r"nothing is not a folder: train one with kway tokenize"
     ):
@@ -226,7 +228,7 @@ def test_a_hub_name_is_opened_by_transformers_and_errors_are_one_line(
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, "\xff"])
-def test_a_damaged_file_raises_a_one_line_error_with_its_name(
+def test_a_damaged_file_raises_a_one_line_error_that_names_it(
     copy: Path, file: str, content: str
 ) -> None:
     (copy / file).write_bytes(content.encode("latin-1"))
@@ -286,7 +288,7 @@ def test_the_same_shards_give_the_same_bytes(names: Path, tmp_path: Path) -> Non
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_special_tokens_come_first_and_then_single_characters(folder: Path) -> None:
+def test_special_tokens_come_first_followed_by_single_characters(folder: Path) -> None:
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     by_id = sorted(vocabulary, key=vocabulary.get)
     assert by_id[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -306,7 +308,7 @@ def test_lowercase_changes_case_but_not_accents_and_marks(names: Path, tmp_path:
 
 
 def test_words_too_long_for_encoding_are_not_used_for_training() -> None:
-    """The trainer of the library takes minutes for a word of one megabyte."""
+    """The library's trainer takes minutes to process a word of one megabyte."""
     words, long = "up up down down", "z" * 10_000
     texts = [words, f"{long} {words}", f"q{long},z {words}", f"{'猫' * 400} y{'z' * 299}"]
     backend = train_wordpiece(lambda: texts, vocab_size=60, threads=1)

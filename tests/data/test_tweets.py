@@ -1,4 +1,4 @@
-"""Tweets to shards: labels from emoji, duplicates, splits, damage, and the two passes."""
+"""Writing shards from tweets: emoji labels, duplicates, splits, damage, and the two passes."""
 
 import gc
 import json
@@ -42,7 +42,7 @@ def lines(path: Path, *texts: str) -> Path:
 
 
 def write(folder: Path, *files: Path, **options: object) -> tuple[Tweets, list[tuple[str, ...]]]:
-    """Write shards. Returns the source, and (split, key, text, emoji) of every sample."""
+    """Write shards. Returns the source and the (split, key, text, emoji) of every sample."""
     source = Tweets(files, folder / "work", **options)
     write_shards(source, folder / "out", workers=0)
     return source, read(folder / "out")
@@ -153,7 +153,7 @@ def test_duplicates_are_dropped_by_text_and_label_and_counted(tmp_path: Path) ->
     assert "duplicates kept: 2" in source.notes()
 
 
-def test_equal_texts_are_in_the_same_split(tmp_path: Path) -> None:
+def test_identical_texts_are_in_the_same_split(tmp_path: Path) -> None:
     texts = [f"text {i} {one}" for i in range(200) for one in ("🔥", "🎉", "😂")]
     _, samples = write(tmp_path, lines(tmp_path / "a.txt", *texts), test_fraction=0.3)
     splits: dict[str, set[str]] = {}
@@ -269,7 +269,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_first_pass_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_first_pass_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 1000)
     file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(3000)))
     (tmp_path / "read.py").write_text(READ)
@@ -334,7 +336,7 @@ def tweeteval(tmp_path: Path) -> Path:
     return folder
 
 
-def test_remains_of_emoji_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_path: Path) -> None:
+def test_emoji_remnants_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_path: Path) -> None:
     done = kway("tweets", tweeteval, "-o", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert {(split, text, one) for split, _, text, one in read(tmp_path / "out")} == {
@@ -354,7 +356,7 @@ def test_remains_of_emoji_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_
     assert not list(tmp_path.glob("*.first-pass"))
 
 
-def test_tweeteval_texts_can_be_kept_and_dropped_from_training_across_splits(
+def test_tweeteval_texts_can_be_kept_unchanged_and_dropped_from_training_if_in_another_split(
     tweeteval: Path, tmp_path: Path
 ) -> None:
     done = kway("tweets", tweeteval, "-o", tmp_path / "out", "--keep-texts", "--drop-across")

@@ -96,7 +96,7 @@ def test_a_truncated_shard_is_reported_with_every_lost_sample(copy: Path) -> Non
     assert "(the file ends before the sample)" in lost[1].line
 
 
-def test_an_empty_shard_is_truncated(copy: Path) -> None:
+def test_an_empty_shard_is_reported_as_truncated(copy: Path) -> None:
     (copy / FIRST).write_bytes(b"")
     assert kinds(found(copy))["truncated shard"] == 1
 
@@ -115,7 +115,9 @@ def test_a_copy_of_another_shard_is_reported(copy: Path) -> None:
     assert f"{copy / FIRST} is a copy of train-000001.tar" in lost.line
 
 
-def test_another_file_of_the_same_size_is_a_replaced_shard(copy: Path, tmp_path: Path) -> None:
+def test_another_file_of_the_same_size_is_reported_as_a_replaced_shard(
+    copy: Path, tmp_path: Path
+) -> None:
     size = (copy / FIRST).stat().st_size
     (copy / FIRST).write_bytes(b"\1" * size)
     (lost,) = found(copy)
@@ -123,7 +125,7 @@ def test_another_file_of_the_same_size_is_a_replaced_shard(copy: Path, tmp_path:
     assert "contains none of its 10 samples" in lost.line
 
 
-def test_damage_of_the_index_does_not_hide_damage_of_the_shard(copy: Path) -> None:
+def test_damage_to_the_index_does_not_hide_damage_to_the_shard(copy: Path) -> None:
     index_path(copy / FIRST).write_bytes(index_path(copy / "train-000001.tar").read_bytes())
     assert kinds(found(copy)) == {"index": 1}
     overwrite(copy / FIRST, 600, b"\1")

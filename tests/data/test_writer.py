@@ -34,7 +34,7 @@ SHA256 = {
 
 
 class Numbers:
-    """A source of any size: the first `train` numbers as texts, and three more for testing."""
+    """A source of any size: the first `train` numbers as training texts, and three for testing."""
 
     modality = "text"
 
@@ -119,7 +119,7 @@ def test_bytes_and_sample_order_are_the_same_in_every_version(
     assert digests == SHA256
 
 
-def test_writing_a_hundred_million_samples_starts_with_little_memory(tmp_path: Path) -> None:
+def test_starting_to_write_a_hundred_million_samples_uses_little_memory(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         assert total == 10**8 + 3
         if done == 15:
@@ -143,7 +143,7 @@ def test_a_second_run_reports_that_the_folder_is_complete(images: Path, tmp_path
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_and_resumed_gives_the_same_bytes(
+def test_a_killed_and_resumed_writer_writes_the_same_bytes(
     images: Path, tmp_path: Path, workers: int
 ) -> None:
     source = ImageFolder(images, test_fraction=0.2)
@@ -161,7 +161,7 @@ def test_samples_skipped_before_a_kill_are_still_listed(tmp_path: Path) -> None:
     assert len(skipped.splitlines()) == 6
 
 
-def test_skipped_lines_of_an_unfinished_shard_are_written_again(tmp_path: Path) -> None:
+def test_skipped_samples_of_an_unfinished_shard_are_listed_again(tmp_path: Path) -> None:
     (tmp_path / SKIPPED).write_bytes(
         b'{"name": "ignored before", "reason": "r"}\n'
         b'{"shard": "a.tar", "name": "kept", "reason": "r"}\n'
@@ -175,7 +175,7 @@ def test_skipped_lines_of_an_unfinished_shard_are_written_again(tmp_path: Path) 
     assert [line["name"] for line in lines] == ["ignored", "kept", "\udce8.png"]
 
 
-def test_other_parameters_raise_and_change_nothing(
+def test_writing_with_other_parameters_raises_and_changes_nothing(
     shards: Path, images: Path, tmp_path: Path
 ) -> None:
     write(images, tmp_path / "out")
@@ -187,7 +187,9 @@ def test_other_parameters_raise_and_change_nothing(
     assert contents(tmp_path / "out") == contents(shards)
 
 
-def test_other_parameters_raise_for_an_unfinished_folder_too(images: Path, tmp_path: Path) -> None:
+def test_writing_with_other_parameters_also_raises_for_an_unfinished_folder(
+    images: Path, tmp_path: Path
+) -> None:
     def stop(done: int, total: int) -> None:
         if done == 15:
             raise KeyboardInterrupt
@@ -211,7 +213,7 @@ def test_a_folder_with_other_files_raises(images: Path, tmp_path: Path) -> None:
 
 
 class Fatal(Numbers):
-    """A source whose process is killed at number 70, as if the system had run out of memory."""
+    """A source that kills its process at number 70, as the kernel does when memory runs out."""
 
     def render(self, task: int) -> Sample:
         if task == 70:
@@ -305,7 +307,7 @@ def test_shards_without_their_manifest_are_not_changed(
 
 
 @pytest.mark.parametrize(("limit", "named"), [(100, UNFINISHED), (9_000, "train-000000.tar")])
-def test_a_full_disk_raises_and_the_same_call_resumes(
+def test_a_full_disk_raises_and_repeating_the_call_resumes(
     shards: Path, images: Path, tmp_path: Path, limit: int, named: str
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -352,7 +354,7 @@ def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path
         assert sum("is being written by another" in line for line in outcomes) == 3
 
 
-def test_only_bad_images_raise(tmp_path: Path) -> None:
+def test_a_folder_of_only_bad_images_raises(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "bad.png").write_bytes(b"this is text")

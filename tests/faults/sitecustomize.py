@@ -1,6 +1,8 @@
-"""Makes file operations of a process fail. Python imports this at startup if its folder is on
-PYTHONPATH; KWAY_TEST_FAULT is JSON: `call`, `path`, `errno` and `times` as in `inject`, and the
-`rank` and `restart` that it applies to.
+"""Makes file operations of a process fail.
+
+Python imports this module at startup if its folder is on PYTHONPATH. KWAY_TEST_FAULT is a JSON
+object: `call`, `path`, `errno` and `times` as in `inject`, and the `rank` and `restart` to which
+the fault applies.
 """
 
 import errno
@@ -19,8 +21,8 @@ def inject(
     times: int = 1_000_000,
     put: Callable[[Any, str, Any], None] = setattr,
 ) -> None:
-    """Make `os.<call>` on a path that contains `path` call `fail` first, until it has raised
-    `times` times, in this process and in processes forked from it."""
+    """Make `os.<call>` call `fail` first for any path that contains `path`, until `fail` has raised
+    `times` times. Processes forked from this one inherit the change."""
     original, remaining = getattr(os, call), times
 
     def failing(where: Any, *arguments: Any, **options: Any) -> Any:
@@ -49,7 +51,7 @@ def error(name: str) -> Callable[[], None]:
 
 
 def _retry_soon() -> None:
-    """Shorten the backoff between attempts, which would take half a minute."""
+    """Shorten the backoff between attempts, which would otherwise take half a minute."""
     if (retry := sys.modules.get("data.retry")) is not None:
         vars(retry)["_LONGEST_SECONDS"] = 0.01
 

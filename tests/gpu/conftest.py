@@ -1,6 +1,6 @@
-"""Device fixtures: the tests run on a CUDA device and on the CPU.
+"""Device fixtures, which run tests on a CUDA device and on the CPU.
 
-The run on the CPU keeps the tests working on machines without a GPU.
+Running them on the CPU too shows on machines without a GPU that the tests still work.
 """
 
 import pytest
@@ -11,7 +11,7 @@ _REASON = "needs a CUDA device, which torch does not find"
 
 @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The device of a test that runs on both."""
+    """The device of a test that runs both on CUDA and on the CPU."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip(_REASON)
     return torch.device(request.param)
@@ -19,7 +19,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def cuda() -> torch.device:
-    """The device of a test for CUDA only, which must be marked with `gpu`."""
+    """The device of a CUDA-only test. Mark such a test with `gpu`."""
     if not torch.cuda.is_available():
         pytest.skip(_REASON)
     return torch.device("cuda")

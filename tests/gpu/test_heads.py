@@ -79,7 +79,7 @@ def test_sampled_steps_draw_the_same_classes_as_on_the_cpu(device, kind, weighti
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_head_moved_to_the_device_equals_one_created_there(device, kind):
+def test_a_head_moved_to_the_device_matches_a_head_created_there(device, kind):
     options = {"class_weights": torch.arange(1, 14.0), "gradient_damping": 0.5}
     tree = label_tree("vtree", 13)
     made = ClassHead(5, tree, make_loss(kind, 13), device=device, **options)
@@ -119,13 +119,13 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients(devic
     assert {tensor.dtype for tensor in inside} == {torch.float32}
     head.zero_grad()
     loss.backward()
-    # Autocast around backward does not matter, because the head sets its own precisions.
+    # Autocast has no effect on backward, because the head sets its own precision.
     torch.testing.assert_close(gradient_of_nodes(head).cpu(), inside[2], rtol=0, atol=0)
     assert not torch.equal(inside[2], exact[2])
     torch.testing.assert_close(inside[0], exact[0], rtol=2e-2, atol=2e-2)
     for ours, theirs in zip(inside[1:], exact[1:], strict=True):
         assert ours.isfinite().all()
-        # If two logits round to the same value, another one may be the largest and get the
+        # If two logits round to the same value, a different one may become the largest and get the
         # gradient.
         assert kind in LARGEST or (ours - theirs).norm() < 5e-2 * theirs.norm()
 
@@ -161,7 +161,7 @@ def test_smooth_topk_is_finite_in_bf16(device, tau, std):
     assert (got[1] != 0).any()
 
 
-def test_invalid_input_is_an_exception_and_not_a_device_side_assertion(device):
+def test_invalid_input_raises_an_exception_instead_of_a_device_side_assertion(device):
     head = ClassHead(5, 13, CrossEntropy(), device=device)
     features = torch.zeros(3, 5, device=device)
     for labels in ([0, 1, 13], [0, -1, 1]):
@@ -189,7 +189,7 @@ def test_tensors_on_another_device_are_rejected(device):
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_class_rows_scores_and_appended_classes_equal_those_on_the_cpu(device, weighting):
+def test_class_rows_scores_and_appended_classes_match_the_cpu(device, weighting):
     here, there = (grown(weighting, each) for each in ("cpu", device))
     assert there.num_classes == here.num_classes == 15
     expected, got = {}, {}
@@ -208,7 +208,7 @@ def test_class_rows_scores_and_appended_classes_equal_those_on_the_cpu(device, w
 
 
 def grown(weighting: str, device: torch.device | str) -> ClassHead:
-    """A head after a step, appending two classes, and another step with momentum."""
+    """A head trained with momentum for one step before and one step after appending two classes."""
     head = ClassHead(6, label_tree(weighting, 13), make_loss("ce", 13), device=device, init_std=0.5)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(2)
@@ -228,7 +228,7 @@ def measured(scores: Tensor, labels: Tensor) -> ClassMeasures:
     return ClassMeasures.concatenate([block_measures(part, labels, of) for part, of in halves])
 
 
-def test_slc_measures_equal_those_on_the_cpu(device):
+def test_slc_measures_match_the_cpu(device):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(400, 30, generator=generator).round(decimals=1)
     labels = torch.randint(-1, 25, (400,), generator=generator)

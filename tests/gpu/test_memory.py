@@ -1,4 +1,4 @@
-"""Memory of a step with a million classes, in addition to the weights and their gradient."""
+"""Memory that a step with a million classes uses beyond the weights and their gradient."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ MOST_BYTES = 300e6
 
 
 def two_levels(num_classes: int) -> LabelTree:
-    """About sqrt(K) pseudoclasses with sqrt(K) classes each."""
+    """A tree of about sqrt(K) pseudoclasses with sqrt(K) classes each."""
     above = num_classes + np.arange(num_classes) // int(num_classes**0.5)
     num_inner = int(above.max()) + 1 - num_classes
     parents = np.concatenate([above, np.full(num_inner, -1)])

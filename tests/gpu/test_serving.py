@@ -1,4 +1,4 @@
-"""A model on a GPU gives the same verdicts as on the CPU."""
+"""A model gives the same verdicts on a GPU as on the CPU."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.tiny_bundle import WAYS_TO_ASK, write, write_of_texts
 
 
 @pytest.mark.parametrize("make", [write, write_of_texts])
-def test_a_model_on_a_gpu_gives_the_same_verdicts_as_on_the_cpu(make, device, tmp_path: Path):
+def test_a_model_gives_the_same_verdicts_on_a_gpu_as_on_the_cpu(make, device, tmp_path: Path):
     path = make(tmp_path / "bundle")
     model, other = Model.open(path, device=device.type), Model.open(path)
     model.self_check()

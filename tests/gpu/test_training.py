@@ -56,7 +56,7 @@ def make_task(shards: Path, world: World, **changes) -> Task:
 
 
 def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> dict:
-    """The losses of three steps with momentum and clipping, and the task's tensors afterwards."""
+    """The losses of three steps with momentum and gradient clipping, and the resulting tensors."""
     task = make_task(shards, world, train__global_batch=12, **changes)
     if ddp:
         task.strategy = DDPStrategy(task.backbone)
@@ -86,7 +86,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: changes.get("head__loss__kind"))
-def test_a_task_trains_like_on_the_cpu(device, glyphs, changes):
+def test_a_task_trains_as_it_does_on_the_cpu(device, glyphs, changes):
     expected = trained(glyphs, one_process(torch.device("cpu")), changes)
     check(trained(glyphs, one_process(device), changes), expected)
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_from_the_cpu_restores_its_generator_and_seeds_the_device(d
 
 
 def task_under_ddp(device: str, port: int, shards: Path) -> dict:
-    """A task trained with DDP in a world of one rank, with its buckets and hook on the device."""
+    """A task trained with DDP in a world of one rank. DDP's buckets and hook are on the device."""
     dist.destroy_process_group()
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(BACKENDS[device], init_method=address, rank=0, world_size=1)
@@ -153,7 +153,7 @@ def free_port() -> int:
 
 
 def opened_world(device: str, port: int) -> World:
-    """Open a world from a launcher's environment variables, replacing that of tests/ranks.py."""
+    """Open a world from a launcher's environment variables, replacing the one of tests/ranks.py."""
     dist.barrier()
     dist.destroy_process_group()
     os.environ.update(
@@ -218,7 +218,7 @@ def task_on_a_rank(device: str, port: int, shards: Path) -> list[dict]:
     return [trained(shards, world, {**SHARDED, "train__strategy": each}) for each in STRATEGIES]
 
 
-def test_a_task_on_two_devices_trains_like_on_one_with_every_strategy(two, glyphs):
+def test_with_every_strategy_a_task_trains_on_two_devices_as_on_one(two, glyphs):
     expected = trained(glyphs, one_process(torch.device(two)), SHARDED)
     for answers in run_on_ranks(WORLD_SIZE, task_on_a_rank, two, free_port(), glyphs):
         for answer in answers:

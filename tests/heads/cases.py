@@ -46,13 +46,13 @@ def problem(tree: LabelTree, num_rows: int, dim: int, seed: int = 0) -> tuple[Te
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(num_rows, dim, generator=generator, dtype=torch.float64)
     labels = torch.randint(tree.num_classes, (num_rows,), generator=generator)
-    # Small, so that the naive log(1 - sigmoid(z)) does not lose digits.
+    # Small values, so that the naive log(1 - sigmoid(z)) does not lose precision.
     nodes = 0.3 * torch.randn(tree.num_nodes, dim + 1, generator=generator, dtype=torch.float64)
     return features, labels, nodes
 
 
 def set_nodes(head: ClassHead, nodes: Tensor) -> None:
-    """Set this rank's rows and bias to those of `nodes` [N, dim], or [N, dim + 1] with the bias."""
+    """Set this rank's rows to its part of `nodes` [N, dim], or rows and bias from [N, dim + 1]."""
     held = nodes[head.engine.weights.start : head.engine.weights.stop]
     with torch.no_grad():
         head.weight.copy_(held[:, : head.dim])
@@ -61,8 +61,7 @@ def set_nodes(head: ClassHead, nodes: Tensor) -> None:
 
 
 def gradient_of_nodes(head: ClassHead) -> Tensor:
-    """The gradient of this rank's rows [n, dim], with the gradient of the bias as an additional
-    column."""
+    """The gradient of this rank's rows [n, dim], with the bias's gradient as the last column."""
     if head.bias is None:
         return head.weight.grad
     return torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
@@ -118,7 +117,7 @@ def make_loss(kind: str, num_classes: int) -> Loss:
 
 
 def facts(num_classes: int) -> ClassFacts:
-    """Facts for the losses, with `noise` as the counts."""
+    """The class facts that losses need, with `noise` as the class counts."""
     return ClassFacts(num_classes, noise(num_classes), label_vectors(num_classes))
 
 
@@ -188,7 +187,7 @@ def _tanimoto(p: Tensor, y: int) -> Tensor:
 
 @cache
 def _tuples(num_classes: int, k: int) -> Tensor:
-    """All sets of k classes [n, k]."""
+    """All sets of k classes, as a tensor [n, k]."""
     return torch.combinations(torch.arange(num_classes), k)
 
 
@@ -251,7 +250,7 @@ NAIVE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# Hierarchical softmax has a separate head, which test_hierarchical.py tests.
+# Hierarchical softmax has its own head, which test_hierarchical.py tests.
 LOSS_KINDS = tuple(NAIVE)
 
 

@@ -21,8 +21,7 @@ def trained_head(weighting: str, mesh=None):
 
 
 def step(head, optimizer) -> None:
-    """Take a step on the same global batch for every world size; rank 0 has all rows of the
-    batch."""
+    """Take a step on the same global batch at every world size. Rank 0 has all of its rows."""
     alone = head.mesh is None or torch.distributed.get_rank() == 0
     generator = torch.Generator().manual_seed(2)
     features = torch.randn(8, 4, generator=generator)[: 8 if alone else 0]
@@ -42,7 +41,7 @@ def rows_of(head) -> dict[int, np.ndarray]:
 
 
 def moments_of(head, optimizer) -> torch.Tensor:
-    """The moments of the rows [n, dim], with the moment of the bias as an additional column."""
+    """The moments of the rows [n, dim], with the bias's moment as the last column."""
     of_rows, of_bias = (optimizer.state[p]["momentum_buffer"] for p in (head.weight, head.bias))
     return torch.cat([of_rows, of_bias[:, None]], dim=1)
 
@@ -135,7 +134,7 @@ def bad_parent_on_one_rank():
         return str(error), head.num_classes
 
 
-def test_an_invalid_parent_on_one_rank_is_an_error_on_all_ranks_and_changes_nothing():
+def test_an_invalid_parent_on_one_rank_raises_an_error_on_all_ranks_and_changes_nothing():
     good, bad = run_on_ranks(2, bad_parent_on_one_rank)
     assert "another rank failed to append" in good[0]
     assert "parent 99" in bad[0]

@@ -1,6 +1,6 @@
 """Invalid input raises a clear error on every rank instead of a hang.
 
-Errors of individual modules are tested with those modules: invalid trees in test_label_tree.py and
+Errors of a single module are tested with that module: invalid trees in test_label_tree.py and
 test_hierarchy.py, invalid files in test_named_tree.py.
 """
 
@@ -55,7 +55,7 @@ def error_of_step(head: ClassHead, features: Tensor, labels: Tensor) -> str:
 
 
 def one_line_on_every_rank(world_size: int, function, *arguments) -> list[str]:
-    """The results of all ranks, each a single line; a world size of 1 runs in this process."""
+    """The result of each rank, which must be a single line. One rank runs in this process."""
     if world_size == 1:
         answers = [function(1, *arguments)]
     else:
@@ -76,7 +76,7 @@ OUTSIDE = (-1, 13, 2**40)
 
 
 def labels_outside(world_size: int, data_axis: int) -> str:
-    """Errors of steps in which the last rank has each label of OUTSIDE among valid labels."""
+    """The errors of one step per label in OUTSIDE, which the last rank has among valid labels."""
     head = make_head("batch_ce", label_tree("vtree", 13), class_mesh(world_size, data_axis))
     last = here(world_size) == world_size - 1
     return " | ".join(
@@ -86,7 +86,7 @@ def labels_outside(world_size: int, data_axis: int) -> str:
 
 
 @pytest.mark.parametrize(("world_size", "data_axis"), [(1, 1), (2, 1), (4, 2)])
-def test_a_label_outside_the_classes_is_an_error_on_every_rank(world_size, data_axis):
+def test_a_label_outside_the_classes_raises_an_error_on_every_rank(world_size, data_axis):
     *others, last = one_line_on_every_rank(world_size, labels_outside, data_axis)
     for answer, num_here in [(last, 1), *((other, 0) for other in others)]:
         errors = answer.split(" | ")
@@ -109,8 +109,7 @@ BROKEN = {
 
 
 def broken_rows(world_size: int, kind: str) -> str:
-    """Errors of steps with each kind of invalid rows on the last rank, and of a valid step after
-    them."""
+    """The errors of one step per kind of invalid rows on the last rank, then of a valid step."""
     head = make_head(kind, label_tree("vtree", 13), class_mesh(world_size))
     answers = []
     for how, break_them in BROKEN.items():
@@ -124,7 +123,7 @@ def broken_rows(world_size: int, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["ce", "hierarchical_softmax"])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_invalid_rows_are_an_error_on_every_rank_and_the_next_step_succeeds(world_size, kind):
+def test_invalid_rows_raise_an_error_on_every_rank_and_the_next_step_succeeds(world_size, kind):
     for answer in one_line_on_every_rank(world_size, broken_rows, kind):
         *broken, valid = answer.split(" | ")
         assert len(broken) == len(BROKEN)
@@ -158,7 +157,7 @@ def nan_weight(world_size: int, kind: str, weighting: str, class_id: int) -> str
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_nan_features_are_an_error(kind):
+def test_nan_features_raise_an_error(kind):
     (answer,) = one_line_on_every_rank(1, nan_features, kind)
     assert answer.startswith(
         "FloatingPointError: the loss is NaN; on rank 0, 1 of 3 rows of features (row 1) and 0 of"
@@ -167,8 +166,8 @@ def test_nan_features_are_an_error(kind):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_nan_weight_vector_is_an_error(kind, weighting):
-    """Tests a class that has a row in the batch and a class that does not."""
+def test_a_nan_weight_vector_raises_an_error(kind, weighting):
+    """Test one class that has a row in the batch and one that does not."""
     for class_id in (1, 7):
         (answer,) = one_line_on_every_rank(1, nan_weight, kind, weighting, class_id)
         assert answer.startswith("FloatingPointError: the loss is NaN; on rank 0, 0 of 3 rows")
@@ -184,7 +183,7 @@ def all_nan(world_size: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_nan_on_one_rank_is_an_error_on_every_rank_and_names_that_rank(world_size):
+def test_nan_on_one_rank_raises_an_error_that_names_that_rank_on_every_rank(world_size):
     answers = [answer.split(" | ") for answer in one_line_on_every_rank(world_size, all_nan)]
     assert all(errors == answers[0] for errors in answers)
     assert len(answers[0]) == 2 * len(EVERY_KIND)
@@ -206,7 +205,7 @@ def nan_logits_only(world_size: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_logits_that_overflow_to_nan_are_an_error(world_size):
+def test_logits_that_overflow_to_nan_raise_an_error(world_size):
     for answer in one_line_on_every_rank(world_size, nan_logits_only):
         assert answer.startswith(
             "FloatingPointError: the loss is NaN; features and weight vectors are"
@@ -247,7 +246,7 @@ RECIPES = [
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(("config", "num_vectors", "message"), RECIPES)
-def test_a_recipe_that_does_not_match_the_classes_is_an_error_on_every_rank(
+def test_a_recipe_that_does_not_match_the_classes_raises_an_error_on_every_rank(
     world_size, config, num_vectors, message
 ):
     for answer in one_line_on_every_rank(world_size, built, config, 5, num_vectors):
@@ -272,7 +271,7 @@ def test_a_head_rejects_a_loss_that_does_not_match_the_classes(message):
         ClassHead(3, 4, UNFIT[message])
 
 
-def test_classes_cannot_be_appended_to_a_head_with_data_per_class():
+def test_classes_cannot_be_appended_to_a_head_with_per_class_data():
     facts = ClassFacts(4, torch.ones(4), torch.ones(4, 2))
     for loss in (NoiseContrastiveEstimation(), SimLoss()):
         with pytest.raises(ValueError, match="but the head has 5 classes: create a new head"):
@@ -305,7 +304,7 @@ def trees_that_differ(world_size: int, data_axis: int) -> str:
 
 
 @pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (2, 2), (4, 2)])
-def test_different_trees_are_an_error_on_every_rank(world_size, data_axis):
+def test_different_trees_raise_an_error_on_every_rank(world_size, data_axis):
     for answer in one_line_on_every_rank(world_size, trees_that_differ, data_axis):
         assert answer.startswith("ValueError: the label trees of the ranks differ (")
 
@@ -320,7 +319,7 @@ def head_of_a_cycle(world_size: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_cycle_is_an_error_on_every_rank(world_size):
+def test_a_cycle_raises_an_error_on_every_rank(world_size):
     for answer in one_line_on_every_rank(world_size, head_of_a_cycle):
         assert answer.startswith("label tree: node 1 does not reach a root")
 
@@ -329,7 +328,8 @@ def test_a_cycle_is_an_error_on_every_rank(world_size):
 
 
 def steps_with_empty_ranks(world_size: int):
-    """Two classes and two rows: the last two ranks have no classes, the first three no rows."""
+    """Train on two classes and two rows. With four ranks, the last two have no classes, and the
+    first three have no rows."""
     found = {}
     for kind in LOSS_KINDS:
         loss = make_loss(kind, 2)
@@ -366,7 +366,7 @@ def one_row_for_a_batch_loss(world_size: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_too_few_rows_in_the_global_batch_are_an_error_on_every_rank(world_size):
+def test_too_few_rows_in_the_global_batch_raise_an_error_on_every_rank(world_size):
     for answer in one_line_on_every_rank(world_size, no_rows_at_all):
         assert answer.startswith("ValueError: the global batch has no rows")
     for answer in one_line_on_every_rank(world_size, one_row_for_a_batch_loss):

@@ -11,7 +11,7 @@ from heads import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from tests.heads.cases import label_tree, make_loss
 
-NUM_STEPS = 12  # more than torch.compile's limit of recompilations
+NUM_STEPS = 12  # exceeds torch.compile's recompilation limit
 CASES = [
     ("ce", "dense"),
     ("ce", "vtree"),

@@ -162,7 +162,7 @@ def test_one_class_is_one_node():
         assert label_tree.class_of_node.tolist() == [0]
 
 
-def test_two_classes_have_the_scaled_distance_one_over_base():
+def test_the_scaled_distance_of_two_classes_is_one_over_base():
     tree = build_cover_tree([[1.0, 0.0], [0.0, 1.0]], base=2)
     assert tree.center_parent.tolist() == [-1, 0]
     assert tree.level.tolist() == [0, 1]

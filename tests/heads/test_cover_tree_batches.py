@@ -130,7 +130,7 @@ def test_tight_clusters_far_from_the_origin_are_resolved():
     check_invariants(tree, distance)
 
 
-def test_the_parent_is_the_first_one_added_among_equally_near_members():
+def test_among_equally_near_members_the_first_one_added_is_the_parent():
     rows = [[0, 0], [10, 1], [10, -1], [10, 0], [-10, 1], [-10, -1], [-10, 0]]
     tree = build_cover_tree(rows, base=10, metric="euclidean")
     assert tree.level.tolist() == [0, 1, 1, 2, 1, 1, 2]

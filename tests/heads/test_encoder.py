@@ -55,7 +55,7 @@ def test_a_name_longer_than_the_maximum_length_is_truncated(folder):
     assert one == pytest.approx(other, abs=1e-6)
 
 
-def test_a_folder_without_a_model_is_a_one_line_error(folder, tmp_path):
+def test_a_folder_without_a_model_raises_a_one_line_error(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         encode_names(tmp_path, NAMES)
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())

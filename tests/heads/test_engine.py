@@ -1,4 +1,4 @@
-"""Every loss and its gradients match their definitions with all weightings, including when
+"""With every weighting, every loss and its gradients match their definitions, including when
 sharded."""
 
 from functools import cache
@@ -54,8 +54,7 @@ def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
 
 
 def sharded_case(kind: str, weighting: str, num_classes: int, data_axis: int, blocks: bool):
-    """This rank's loss, feature gradient and weight gradient, and their ranges of rows and
-    nodes."""
+    """This rank's loss and gradients, and the ranges of rows and nodes to which they belong."""
     head = make_head(kind, weighting, num_classes, 5, rank_mesh(data_axis))
     if blocks:
         object.__setattr__(head.engine, "memory_bytes", 1)
@@ -90,12 +89,12 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         (3, 1, 1),
     ],
 )
-def test_sharded_equals_the_definition(world_size, num_classes, data_axis):
+def test_a_sharded_head_equals_the_definition(world_size, num_classes, data_axis):
     ranks = run_on_ranks(world_size, all_sharded_cases, num_classes, data_axis, False)
     check_against_definition(ranks, num_classes)
 
 
-def test_sharded_in_many_blocks_equals_the_definition():
+def test_a_sharded_head_with_many_blocks_equals_the_definition():
     check_against_definition(run_on_ranks(2, all_sharded_cases, 150, 1, True), 150)
 
 
@@ -121,7 +120,7 @@ def check_against_definition(ranks, num_classes: int) -> None:
 
 
 def empty_shares():
-    """Every loss for two rows on four ranks, two of which have no rows."""
+    """The value of every loss for two rows on four ranks. Two of the ranks have no rows."""
     begin, end = shard_range(2, torch.distributed.get_rank(), 4)
     found = {}
     for kind in LOSS_KINDS:
@@ -223,7 +222,7 @@ def test_a_batch_loss_of_a_single_row_on_one_of_two_ranks_is_defined_in_evaluati
     assert losses == pytest.approx([expected] * 2, rel=1e-10)
 
 
-def test_an_empty_batch_is_an_error():
+def test_an_empty_batch_raises_an_error():
     head = make_head("ce", "dense", 4, 3)
     with pytest.raises(ValueError, match="no rows"):
         head(torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
@@ -241,7 +240,7 @@ def test_scaling_a_loss_scales_its_gradients_and_gradients_of_two_calls_add_up(k
     np.testing.assert_allclose(gradient_of_nodes(head).numpy(), 4 * once, **EXACT)
 
 
-def test_a_weight_changed_between_forward_and_backward_is_an_error():
+def test_a_weight_changed_between_forward_and_backward_raises_an_error():
     head = make_head("ce", "dense", 13, 5)
     features, labels, _ = problem(head.tree, num_rows=6, dim=5)
     loss = head(features, labels)
@@ -391,7 +390,7 @@ def test_batch_cross_entropy_with_weights_is_the_divergence_from_the_weighted_ta
     torch.testing.assert_close(head(features, labels).detach(), want, rtol=1e-10, atol=1e-10)
 
 
-def test_a_batch_of_ignored_rows_is_an_error():
+def test_a_batch_of_ignored_rows_raises_an_error():
     head = ClassHead(3, 4, make_loss("ce", 4), ignore_index=0)
     with pytest.raises(ValueError, match="no rows with a positive weight"):
         head(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
@@ -417,7 +416,7 @@ def test_rows_of_a_class_with_weight_zero_get_a_zero_gradient_and_no_nan(kind):
         assert (by_features[[0, 2]] == 0).all()
 
 
-def test_a_batch_with_total_weight_zero_is_an_error():
+def test_a_batch_with_total_weight_zero_raises_an_error():
     weights = torch.tensor([0.0, 1, 1, 1])
     head = ClassHead(3, 4, make_loss("ce", 4), class_weights=weights)
     with pytest.raises(ValueError, match="no rows with a positive weight"):
@@ -449,6 +448,6 @@ def features_of_another_dtype_on_one_rank():
         return str(error)
 
 
-def test_features_of_another_dtype_on_one_rank_are_an_error_on_all_ranks():
+def test_features_of_another_dtype_on_one_rank_raise_an_error_on_all_ranks():
     for answer in run_on_ranks(2, features_of_another_dtype_on_one_rank):
         assert "differ in dtype" in answer

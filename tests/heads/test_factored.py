@@ -81,7 +81,7 @@ def test_every_step_equals_sgd_with_weight_decay(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_with_class_weights_ignored_rows_a_scaled_loss_and_two_backwards(
+def test_every_step_equals_sgd_with_class_weights_ignored_rows_loss_scaling_and_two_backward_passes(
     kind,
 ):
     weights = torch.linspace(0, 2, CLASSES)
@@ -103,7 +103,7 @@ def test_every_step_equals_sgd_if_some_steps_consolidate(kind):
 
 
 @pytest.mark.parametrize("lr", [0.05, 0.2])
-def test_singular_values_stay_within_the_bound_up_to_a_scale(lr):
+def test_the_ratio_of_singular_values_stays_within_the_bound(lr):
     most = 1.5
     head, consolidations = make_factored("quadratic", max_singular_value=most), [0]
     for features, labels in batches(60):
@@ -130,7 +130,7 @@ def test_a_step_that_would_make_u_singular_is_applied_to_the_rows():
     assert ours.num_consolidations == 1
 
 
-def test_scaled_gradients_equal_those_of_a_scaled_loss():
+def test_scaling_the_gradients_equals_scaling_the_loss():
     ours, other = make_factored("taylor_softmax"), make_factored("taylor_softmax")
     for features, labels in batches(4):
         pass_through(ours, features, labels)
@@ -246,7 +246,7 @@ def test_reading_the_weight_or_its_rows_returns_plain_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_run_that_saved_and_a_run_resumed_from_it_continue_bitwise_equal(dtype):
+def test_a_resumed_head_stays_bitwise_equal_to_the_head_that_was_saved(dtype):
     ours = make_factored("spherical_softmax", dtype=dtype)
     resumed = make_factored("spherical_softmax", dtype=dtype, seed=1)
     for features, labels in batches(20):
@@ -265,7 +265,7 @@ def test_a_run_that_saved_and_a_run_resumed_from_it_continue_bitwise_equal(dtype
     np.testing.assert_array_equal(current_rows(ours), current_rows(resumed))
 
 
-def test_an_external_change_of_the_weight_is_detected():
+def test_an_external_change_to_the_weight_is_detected():
     ours, plain = make_factored("quadratic"), make_plain("quadratic", seed=1)
     for features, labels in batches(3):
         pass_through(ours, features, labels)
@@ -277,7 +277,7 @@ def test_an_external_change_of_the_weight_is_detected():
         np.testing.assert_allclose(mine, theirs, **EXACT)
 
 
-def test_changing_the_weight_while_steps_are_pending_is_an_error():
+def test_changing_the_weight_while_steps_are_pending_raises_an_error():
     head = make_factored("quadratic")
     stale, steps = head.weight, batches(3)
     features, labels = next(steps)
@@ -296,7 +296,7 @@ def test_changing_the_weight_while_steps_are_pending_is_an_error():
             use()
 
 
-def test_backward_of_a_graph_from_before_a_step_is_an_error():
+def test_backward_through_a_graph_built_before_a_step_raises_an_error():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
     early, late = head(features, labels), head(features, labels)
@@ -376,7 +376,7 @@ def test_unsupported_losses_and_invalid_bounds_are_rejected():
         make_factored("quadratic", max_singular_value=0.5)
 
 
-def test_non_finite_features_are_an_error_with_their_rows():
+def test_non_finite_features_raise_an_error_that_names_their_rows():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
     features[2, 1] = torch.nan
@@ -433,7 +433,7 @@ def steps_of(head: FactoredHead, rows: int, mine: slice):
 
 
 @pytest.mark.parametrize(("world_size", "num_classes", "data_axis", "rows"), SHARDED)
-def test_sharded_equals_unsharded(world_size, num_classes, data_axis, rows):
+def test_a_sharded_factored_head_equals_an_unsharded_one(world_size, num_classes, data_axis, rows):
     ranks = run_on_ranks(world_size, sharded_run, num_classes, data_axis, rows)
     edges = [rows * rank // world_size for rank in range(world_size + 1)]
     for kind in SHARDED_KINDS:
@@ -463,7 +463,7 @@ def change_the_weight_of_one_rank():
     return "raised"
 
 
-def test_an_invalid_change_on_one_rank_is_an_error_on_all_ranks():
+def test_an_invalid_change_on_one_rank_raises_an_error_on_all_ranks():
     assert run_on_ranks(2, change_the_weight_of_one_rank) == ["raised"] * 2
 
 

@@ -37,8 +37,8 @@ def batch(num_classes: int = CLASSES) -> tuple[Tensor, Tensor]:
 
 
 def gradients(head: ClassHead, features: Tensor, labels: Tensor, *, of_features: bool):
-    """The gradients of the features and of the weight (for the factored head: its norm); None if
-    there is no gradient."""
+    """The gradients of the features and of the weight, None if there is none. For a factored head,
+    the second is the norm of the gradient."""
     features = features.clone().requires_grad_(of_features)
     head(features, labels).backward()
     if isinstance(head, FactoredHead):
@@ -109,7 +109,7 @@ def test_the_loss_does_not_require_a_gradient_if_everything_is_frozen():
         assert not make_head(name).requires_grad_(False)(*batch()).requires_grad
 
 
-# Whether the features and the weight of rank 0, then those of rank 1, require a gradient.
+# What requires a gradient: the features and weight of rank 0, the features and weight of rank 1.
 REQUIRED = [case for case in product((True, False), repeat=4) if any(case)]
 
 
@@ -179,6 +179,6 @@ def accumulated_on_a_partly_frozen_head():
         return str(error)
 
 
-def test_accumulating_a_gradient_that_only_one_replica_requires_is_an_error():
+def test_accumulating_a_gradient_that_only_one_replica_requires_raises_an_error():
     for message in run_on_ranks(2, accumulated_on_a_partly_frozen_head):
         assert "requires a gradient on only some ranks" in message

@@ -90,7 +90,7 @@ def test_headers_tabs_quotes_and_blank_lines_are_supported(tmp_path):
         (["child,parent"], ["a"], "is empty"),
     ],
 )
-def test_an_invalid_table_is_a_one_line_error(tmp_path, rows, classes, message):
+def test_an_invalid_table_raises_a_one_line_error(tmp_path, rows, classes, message):
     with pytest.raises(ValueError, match=message) as error:
         read_parent_table(write_table(tmp_path, *rows)).tree(classes)
     assert "\n" not in str(error.value)
@@ -178,7 +178,7 @@ def test_two_classes_with_the_same_synset_are_leaves_under_it(wordnet):
         ("n00000099", "class 'n00000099' is not in WordNet"),
     ],
 )
-def test_an_unknown_wordnet_name_is_a_one_line_error(wordnet, name, message):
+def test_an_unknown_wordnet_name_raises_a_one_line_error(wordnet, name, message):
     with pytest.raises(ValueError, match=message) as error:
         read_wordnet(wordnet).tree([name])
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Options of losses: their bounds, and the information about classes that a loss needs."""
+"""The options of losses, their bounds, and the class information that each loss needs."""
 
 import copy
 import math
@@ -38,7 +38,7 @@ OUT_OF_BOUNDS = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), OUT_OF_BOUNDS)
-def test_an_option_out_of_bounds_is_an_error(kind, name, value):
+def test_an_option_out_of_bounds_raises_an_error(kind, name, value):
     with pytest.raises(ValueError, match=name):
         LOSSES[kind](**{name: value})
 
@@ -49,7 +49,7 @@ def test_an_option_at_its_bound_is_accepted(kind, name):
     assert getattr(LOSSES[kind](**{name: bound}), name) == bound
 
 
-def test_an_unknown_option_is_an_error():
+def test_an_unknown_option_raises_an_error():
     with pytest.raises(ValueError, match="gama"):
         LOSSES["max_margin"](gama=1.0)
 
@@ -86,12 +86,12 @@ def test_counts_that_sum_to_1_are_used_as_the_noise():
         ("simloss", ClassFacts(1, None, torch.tensor([[math.nan]])), "class 0 is not finite"),
     ],
 )
-def test_missing_or_invalid_facts_for_a_loss_are_an_error(loss, facts, message):
+def test_missing_or_invalid_facts_for_a_loss_raise_an_error(loss, facts, message):
     with pytest.raises(ValueError, match=message):
         LOSSES[loss]().prepare(facts)
 
 
-def test_hierarchical_softmax_without_its_head_is_an_error():
+def test_hierarchical_softmax_without_its_head_raises_an_error():
     with pytest.raises(ValueError, match="use HierarchicalSoftmaxHead"):
         ClassHead(3, 4, HierarchicalSoftmax())
 

@@ -142,13 +142,13 @@ def test_a_long_chain_and_a_wide_star_are_supported():
         ([[-1]], [0], "parent has shape"),
     ],
 )
-def test_an_invalid_tree_raises_an_error_with_the_node(parent, classes, message):
+def test_an_invalid_tree_raises_an_error_that_names_the_node(parent, classes, message):
     with pytest.raises(ValueError, match=message) as error:
         LabelTree.from_parents(parent, classes)
     assert "\n" not in str(error.value)
 
 
-def test_ancestors_of_a_missing_node_are_an_error():
+def test_ancestors_of_a_missing_node_raise_an_error():
     with pytest.raises(ValueError, match="node 3 is not in the label tree"):
         LabelTree.dense(3).ancestors(3)
 

@@ -1,4 +1,4 @@
-"""Label vectors: all file formats yield the same rows, and names are matched in any spelling."""
+"""Label vectors: all file formats give the same rows, and names match in any spelling."""
 
 import gzip
 import json
@@ -121,7 +121,7 @@ def test_names_match_in_any_spelling(tmp_path, name, words):
     assert load_label_vectors(path, [name])[0][0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_missing_names_are_an_error_unless_a_policy_is_set(tmp_path):
+def test_missing_names_raise_an_error_unless_a_policy_is_set(tmp_path):
     path = write_file(tmp_path, "words.npz")
     names = ["dog", "zebra", "cat", "okapi"]
     with pytest.raises(ValueError, match=r"for 2 of 4 class names \('zebra', 'okapi'\)"):
@@ -161,7 +161,7 @@ def test_a_truncated_file_is_rejected(tmp_path, kind):
         ("a.pkl", b"hello", "unknown suffix '.pkl': use one of .npy"),
     ],
 )
-def test_an_invalid_vector_file_is_a_one_line_error(tmp_path, name, content, message):
+def test_an_invalid_vector_file_raises_a_one_line_error(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:

@@ -1,6 +1,6 @@
 """Every combination of logit map, loss and class weights matches its float64 definition.
 
-test_logits_sharded.py tests the same on several ranks.
+test_logits_sharded.py tests the same combinations on several ranks.
 """
 
 import math
@@ -45,7 +45,7 @@ def psi(phi: Tensor) -> Tensor:
 def definition(
     logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, labels: Tensor, s: Tensor, o: Tensor
 ) -> Tensor:
-    """The logits in training [B, K]."""
+    """The training logits [B, K]."""
     if logits.kind == "dot":
         z = s * x @ rows.T + bias
     else:
@@ -130,7 +130,7 @@ def test_saved_and_recomputed_blocks_equal_the_definition(name, weighting):
 
 
 def test_accumulated_gradients_are_summed_over_data_once():
-    """Covers the gradients of the scalars too."""
+    """This includes the gradients of the scalars."""
     ranks = run_on_ranks(2, accumulated)
     for got, want in ranks:
         np.testing.assert_allclose(got, want, **EXACT)
@@ -171,7 +171,7 @@ def test_evaluation_and_the_stored_map_apply_neither_margin_nor_prior(name):
 
 
 @pytest.mark.parametrize("name", ["dot", "cosine"])
-def test_a_gallery_has_the_logits_of_the_map(name):
+def test_the_logits_of_a_gallery_match_the_map(name):
     logits = LOGIT_MAPS[name].evaluated(scale=3.0, offset=0.2)
     features = torch.randn(50, DIM)
     features[7] = 0
@@ -265,7 +265,7 @@ def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
     )
 
 
-def test_a_prior_needs_counts_of_every_class_and_does_not_support_appending():
+def test_a_prior_requires_counts_of_every_class_and_does_not_support_appending():
     with pytest.raises(ValueError, match="pass class_counts"):
         ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0))
     with pytest.raises(ValueError, match=r"class_counts of shape \[12\]"):
@@ -305,7 +305,7 @@ def test_presets_have_default_margins_that_can_be_combined():
         ({"bias": True}, "arcface logits do not support a bias"),
     ],
 )
-def test_unsupported_combinations_with_a_logit_map_are_an_error(changes, message):
+def test_unsupported_combinations_with_a_logit_map_raise_an_error(changes, message):
     with pytest.raises(ValidationError, match=message):
         HeadConfig.model_validate({"logits": {"kind": "arcface"}, **changes})
 

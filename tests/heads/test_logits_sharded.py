@@ -1,6 +1,6 @@
 """Logit maps, losses and class weights match their float64 definitions on one to four ranks.
 
-A group of four processes computes all cases; smaller meshes use the first of these processes. The
+A group of four processes computes all cases. Smaller meshes use only the first processes. The
 default suite runs a covering subset: every loss with every map on four ranks, and every map with
 every weighting on every other mesh. With nine classes on four ranks, one rank of a dense head has
 no classes.
@@ -42,7 +42,7 @@ def covering_cases() -> list[Case]:
 
 
 def answers_of_a_rank(cases: list[Case]) -> dict[Case, tuple]:
-    """This rank's loss, gradients and squared norm, and their ranges of rows and nodes."""
+    """This rank's loss, gradients and squared norm, and the ranges of rows and nodes they cover."""
     rank = torch.distributed.get_rank()
     meshes = {
         shape: DeviceMesh("cpu", ranks, mesh_dim_names=("data", "class"))
@@ -79,7 +79,7 @@ def check(cases: list[Case]) -> None:
                 np.testing.assert_allclose(got, want, **EXACT, err_msg=str(case))
 
 
-def test_sharded_equals_the_definition():
+def test_a_sharded_head_equals_the_definition():
     check(covering_cases())
 
 

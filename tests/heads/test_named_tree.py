@@ -68,7 +68,7 @@ def test_a_tree_can_be_renumbered_for_another_order_of_classes(named):
         ((*NAMES[1:], "zebra"), "'zebra' is only in the data"),
     ],
 )
-def test_other_classes_are_a_one_line_error(named, names, message):
+def test_a_class_list_that_does_not_match_the_tree_raises_a_one_line_error(named, names, message):
     with pytest.raises(ValueError, match=message) as error:
         named.for_classes(names)
     assert "\n" not in str(error.value)

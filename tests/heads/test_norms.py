@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_float64_gradient_is_squared_in_float64():
-    """In float32 the squares would overflow."""
+    """In float32, the squares would overflow."""
     head = ClassHead(3, 4, CrossEntropy(), dtype=torch.float64)
     for parameter in head.parameters():
         parameter.grad = torch.full_like(parameter, 1e30)

@@ -1,4 +1,4 @@
-"""The head in other training loops: summed gradients, and the examples of docs/extending.md."""
+"""The head in other training loops: summed gradients, and the examples in docs/extending.md."""
 
 import importlib.util
 import os
@@ -58,7 +58,7 @@ def full_array(gradient: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_summed_gradients_of_two_ranks_equal_those_of_one_process(wrap):
+def test_summed_gradients_of_two_ranks_equal_the_gradients_of_one_process(wrap):
     expected = gradients("")
     for found in run_on_ranks(2, gradients, wrap):
         for one, other in zip(found, expected, strict=True):

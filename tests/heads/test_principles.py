@@ -1,7 +1,7 @@
 """The alignment of losses with the Principle of Logit Separation, and lemmas of the papers.
 
-Paper 002 proves alignment. These tests check definition 1 by a search over logits, for several
-hyperparameters of each loss.
+Paper 002 proves alignment. These tests check definition 1 with a search over logits, for
+several hyperparameters of each loss.
 """
 
 import itertools
@@ -76,7 +76,7 @@ def draws(loss: Loss, labels: Tensor) -> Iterator[tuple[float, Tensor | None]]:
 
 
 def value_and_gradient(loss: Loss, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """The loss of given logits [m, K], its expectation over the draws, and the gradient."""
+    """The expected loss over all draws for the given logits [m, K], and its gradient."""
     value, gradient = 0.0, torch.zeros_like(logits)
     for probability, weights in draws(loss, labels):
         leaf = logits.clone().requires_grad_()
@@ -136,7 +136,7 @@ RATIOS = [TaylorSoftmax(), SphericalSoftmax(0.01), SphericalSoftmax(1.0)]
 @pytest.mark.parametrize("labels", SAMPLES)
 @pytest.mark.parametrize("loss", SHIFTED, ids=name)
 def test_a_loss_of_differences_does_not_change_if_rows_are_shifted(loss, labels):
-    """Therefore separated logits near its infimum can be shifted until they are not separated."""
+    """Therefore, separated logits near its infimum can be shifted until they are not separated."""
     assert not loss.aligned
     labels = torch.tensor(labels)
     logits = torch.tensor([[4.0, -3.0, -2.5], [2.0, -1.0, -3.0]], dtype=torch.float64)
@@ -212,7 +212,7 @@ def test_sigmoid_cauchy_schwarz_reaches_its_infimum_with_unseparated_logits():
 
 @pytest.mark.parametrize("loss", RATIOS, ids=name)
 def test_a_loss_of_ratios_of_scores_reaches_its_infimum_with_unseparated_scores(loss):
-    """One row has large scores and the other small ones; in both, the true score dominates."""
+    """One row has large scores and the other has small ones. In both, the true score dominates."""
     assert not loss.aligned
     logits = torch.tensor([[1e9, 1e5], [1e4, -1.0]], dtype=torch.float64)
     if loss.kind == "spherical_softmax":
@@ -226,7 +226,7 @@ def test_a_loss_of_ratios_of_scores_reaches_its_infimum_with_unseparated_scores(
 
 
 def smoothed_entropy(smoothing: float) -> float:
-    """The entropy of the target, the infimum of cross-entropy with label smoothing."""
+    """The entropy of the target, which is the infimum of cross-entropy with label smoothing."""
     target = torch.full((NUM_CLASSES,), smoothing / NUM_CLASSES, dtype=torch.float64)
     target[0] += 1 - smoothing
     return float(-torch.xlogy(target, target).sum())
@@ -385,8 +385,8 @@ def test_lemma_3_4_gives_the_minimum_of_the_quadratic_loss(num_classes, dim, sig
 
 
 def test_lemma_3_5_fails_for_a_large_w():
-    """The bound does not grow with w, but the loss at the centers does, because of noise at the
-    true class."""
+    """The bound does not grow with w, but noise at the true class makes the loss at the centers
+    grow."""
     centers, points, labels = mixture(num_classes=6, dim=20, sigma=0.3)
     gram = centers @ centers.T - torch.eye(6, dtype=torch.float64)
     bound = float(gram.square().sum() / 6 + 6 * 0.3**2)

@@ -1,4 +1,4 @@
-"""Row weights, as needed for mixed labels, for every loss and every head."""
+"""Row weights, which mixed labels require, work with every loss and every head."""
 
 import numpy as np
 import pytest
@@ -155,6 +155,6 @@ def weights_on_one_rank() -> str:
     return "no error"
 
 
-def test_row_weights_on_only_some_ranks_are_an_error_on_all_ranks() -> None:
+def test_row_weights_on_only_some_ranks_raise_an_error_on_all_ranks() -> None:
     for answer in run_on_ranks(2, weights_on_one_rank):
         assert "only some ranks have row weights" in answer

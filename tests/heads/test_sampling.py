@@ -1,4 +1,4 @@
-"""Sampled classes: unbiased, the same on every rank, and all classes in evaluation."""
+"""Sampled classes are unbiased and the same on every rank. Evaluation uses all classes."""
 
 import numpy as np
 import pytest
@@ -106,7 +106,7 @@ def test_every_world_size_draws_the_same_classes(world_size, data_axis):
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_each_step_draws_other_classes_and_a_resumed_run_draws_the_same(kind):
+def test_each_step_draws_different_classes_and_a_resumed_run_draws_the_same_ones(kind):
     head, features, labels, _ = sampled_head(kind, "dense", 150)
     first, second, third = (head(features, labels).item() for _ in range(3))
     assert len({first, second, third}) == 3
@@ -132,7 +132,7 @@ def test_the_expected_weight_of_every_class_is_one(kind):
     head, _, labels, _ = sampled_head(kind, "dense", 40)
     draws = torch.stack([drawn(head, labels, draw) for draw in range(4000)])
     error = draws.std(0) / 4000**0.5
-    # Within five standard errors for 40 classes. With ce, the classes of the rows have weight 1.
+    # Within five standard errors for 40 classes. With ce, classes that have a row have weight 1.
     assert ((draws.mean(0) - 1).abs() <= 5 * error + 1e-12).all()
     if kind == "ce":
         assert (draws[:, labels] == 1).all()

@@ -24,7 +24,7 @@ def naive_matrix(vectors: torch.Tensor, lower: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("lower", [-1.0, 0.0, 0.5, 0.99])
 @pytest.mark.parametrize("chunk", [7, 1 << 16])
-def test_similarity_equals_the_full_matrix(lower, chunk, monkeypatch):
+def test_similarity_matches_the_full_matrix(lower, chunk, monkeypatch):
     monkeypatch.setattr(heads.similarity, "_CHUNK", chunk)
     vectors = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     vectors[4] = vectors[9] = 0

@@ -22,7 +22,7 @@ def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tupl
 
 
 def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
-    # Imported here, because it would slow down the collection of tests.
+    # Imported here, because it would slow down test collection.
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
     for row, class_id in enumerate(measures.class_ids.tolist()):
@@ -52,7 +52,7 @@ def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("values", [3, 20, None], ids=["many ties", "some ties", "no ties"])
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 22])
-def test_measures_equal_scikit_learn(dtype, values, chunk, monkeypatch):
+def test_measures_match_scikit_learn(dtype, values, chunk, monkeypatch):
     monkeypatch.setattr(heads.slc, "_CHUNK", chunk)
     generator = torch.Generator().manual_seed(11)
     labels = torch.randint(0, 9, (300,), generator=generator)
@@ -79,7 +79,7 @@ def test_a_single_sample_and_samples_of_a_single_class_are_measured():
     check_against_definitions(every, scores, labels)
 
 
-def test_equal_scores_are_one_point_of_the_curve():
+def test_equal_scores_form_one_point_of_the_curve():
     labels = torch.tensor([0, 1, 1, 2, 1, 0])
     measures = block_measures(torch.full((6, 3), 2.5), labels, torch.arange(3), RECALLS)
     check_against_definitions(measures, torch.full((6, 3), 2.5), labels)
@@ -89,7 +89,7 @@ def test_equal_scores_are_one_point_of_the_curve():
 
 
 def test_a_block_may_contain_classes_with_no_samples_and_with_all_samples():
-    """A frequent class and rare classes in one block, for any memory layout of the labels."""
+    """One block contains a frequent class and rare ones, with labels in any memory layout."""
     generator = torch.Generator().manual_seed(14)
     class_ids = torch.tensor([5, 2, 9])
     scores = torch.randn(60, 3, generator=generator).round(decimals=1)
@@ -176,7 +176,7 @@ def test_the_summary_averages_over_classes_with_samples():
     measures = block_measures(scores, torch.tensor([0, 1, 0]), torch.arange(3), (0.5, 0.99))
     summary = measures.summary()
     assert list(summary) == ["auprc", "precision_at_recall_0.5", "precision_at_recall_0.99"]
-    # The samples of class 0 are at ranks 1 and 3 of its scores, that of class 1 at rank 2.
+    # By score, the samples of class 0 are first and third, and the sample of class 1 is second.
     assert summary["auprc"] == pytest.approx(((1 + 2 / 3) / 2 + 1 / 2) / 2)
     assert summary["precision_at_recall_0.5"] == pytest.approx((1 + 1 / 2) / 2)
     assert summary["precision_at_recall_0.99"] == pytest.approx((2 / 3 + 1 / 2) / 2)

@@ -42,7 +42,7 @@ def loss_and_gradient(
         trues.append(block.true)
     value = loss.value(loss.merge(parts), Rows(num_classes, labels))
     gradient, *by_true = torch.autograd.grad(value, [logits, *trues])
-    # z_y is the sum over blocks, so its gradient is the same in all blocks.
+    # z_y is a sum over blocks, so its gradient is the same in every block.
     return value.detach(), gradient.scatter_add(1, labels[:, None], by_true[0][:, None])
 
 
@@ -98,7 +98,7 @@ def test_loss_and_gradient_equal_the_sum_over_all_tuples(k, num_classes, blocks)
 def test_float32_is_accurate_for_every_temperature_and_scale_of_the_logits(blocks):
     shape = (len(TAUS), len(STDS), 16, 500)
     logits = torch.randn(shape, generator=generator()) * torch.tensor(STDS)[:, None, None]
-    # Half of the rows have a label that competes with the k-th largest score.
+    # In half of the rows, the label competes with the k-th largest score.
     labels = torch.randint(500, shape[:-1], generator=generator(1))
     labels[..., :8] = logits[..., :8, :].topk(8).indices.diagonal(dim1=-2, dim2=-1)
     tau_of_row = torch.tensor(TAUS, dtype=torch.float64)[:, None, None].expand(shape[:-1])
@@ -169,8 +169,8 @@ def test_tied_scores_share_the_gradient(tau, k, num_false):
     # sigma_100 of 200,000 terms exceeds the range of float64.
     logits, labels = torch.full((2, num_false + 1), 7.0), torch.tensor([0, 60])
     value, gradient = loss_and_gradient(SmoothTopK(k, tau, 1.0), logits, labels, 3)
-    # log of sigma_k / sigma_(k-1) for equal terms. log(e^x + 1) is computed without overflow of
-    # e^x.
+    # log of sigma_k / sigma_(k-1) for equal terms. log(e^x + 1) is computed without letting
+    # e^x overflow.
     excess = 1 / tau + math.log((num_false - k + 1) / k)
     assert float(value) == pytest.approx(tau * (excess + math.log1p(math.exp(-excess))), rel=1e-5)
     share = 1 / (1 + math.exp(-excess)) / k / 2
@@ -237,7 +237,7 @@ def test_a_nan_logit_gives_a_nan_loss():
             assert loss_and_gradient(SmoothTopK(3), logits, labels, blocks)[0].isnan()
 
 
-def test_the_statistics_of_no_classes_are_neutral_in_a_merge():
+def test_merging_the_statistics_of_no_classes_changes_nothing():
     loss = SmoothTopK(4, 0.5)
     logits = torch.randn(3, 9, generator=generator(), dtype=torch.float64)
     labels = torch.tensor([0, 1, 8])
@@ -280,7 +280,7 @@ def test_marginals_reject_an_invalid_k_or_temperature():
 
 
 @pytest.mark.parametrize("num_classes", [3, 5])
-def test_a_k_not_less_than_the_number_of_classes_is_an_error(num_classes):
+def test_a_k_that_is_not_less_than_the_number_of_classes_raises_an_error(num_classes):
     loss = SmoothTopK(k=5)
     with pytest.raises(
         ValueError, match=f"k is 5, but there are only {num_classes} classes: lower k"
@@ -293,8 +293,8 @@ def test_a_k_not_less_than_the_number_of_classes_is_an_error(num_classes):
     assert loss.prepare(ClassFacts(6)) == loss
 
 
-def test_a_large_batch_with_few_possible_classes_equals_its_single_rows():
-    """Batches slightly below the size for which torch.topk uses threads are padded to it."""
+def test_a_large_batch_with_few_possible_classes_gives_the_same_results_as_its_rows_alone():
+    """Batches slightly too small for torch.topk to use threads are padded to the required size."""
     logits = torch.randn(300, 90, generator=generator())
     logits[::2, :87] = -torch.inf
     nothing = torch.full((300,), -1)

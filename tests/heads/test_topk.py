@@ -1,4 +1,4 @@
-"""The k largest scores of a row, with ties broken by the lowest ID."""
+"""The k largest scores of a row. Ties go to the lowest ID."""
 
 import pytest
 import torch

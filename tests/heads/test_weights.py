@@ -31,7 +31,7 @@ CHAIN = 60
 
 
 def chain() -> LabelTree:
-    """One path of 61 nodes with a class at each: depth 60."""
+    """A single path of 61 nodes, each with a class. Its depth is 60."""
     return LabelTree.from_parents(np.arange(-1, CHAIN), np.arange(CHAIN + 1)[::-1].copy())
 
 
@@ -40,8 +40,7 @@ def trees() -> list[LabelTree]:
 
 
 def step_of(tree: LabelTree, mesh=None):
-    """The loss, the gradient of the features of this rank's share of 6 rows, and the gradient of
-    this rank's node vectors."""
+    """The loss, and the gradients of this rank's features (a share of 6 rows) and node vectors."""
     head = ClassHead(3, tree, CrossEntropy(), mesh=mesh, dtype=torch.float64)
     features, labels, nodes = problem(tree, num_rows=6, dim=3)
     held = slice(head.engine.weights.start, head.engine.weights.stop)
@@ -82,7 +81,7 @@ def test_sharded_path_sums_equal_their_definition_on_any_tree(world_size):
         check(tree, [answers[index] for answers in ranks])
 
 
-def test_the_rows_of_chosen_classes_equal_those_computed_for_all_classes():
+def test_computing_the_rows_of_some_classes_gives_the_same_rows_as_computing_all():
     for tree in trees():
         weights = ClassWeights(tree, device=torch.device("cpu"))
         vectors = torch.randn(tree.num_nodes, 3, dtype=torch.float64)
@@ -96,7 +95,7 @@ def test_the_rows_of_chosen_classes_equal_those_computed_for_all_classes():
 
 
 @pytest.mark.parametrize("damping", [0.5, 1.0])
-def test_damping_divides_the_gradient_of_an_inner_node_by_a_power_of_its_classes(damping):
+def test_damping_divides_the_gradient_of_an_inner_node_by_a_power_of_its_class_count(damping):
     tree = random_tree(61, 3, deep=True)
     features, labels, _ = problem(tree, num_rows=6, dim=3)
     grads = []

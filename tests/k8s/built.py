@@ -34,7 +34,7 @@ FOLDERS = sorted(
     for path in FOLDER.rglob("kustomization.yaml")
     if path.parent.parent.name != "components"
 )
-# The oldest version with a stable podFailurePolicy, and the newest that kubernetes-validate
+# The oldest version with a stable podFailurePolicy, and the newest version that kubernetes-validate
 # supports.
 KUBERNETES = ("1.31", "1.37")
 # The models of kubeflow-trainer-api 2.3: Kubeflow Trainer 2.3 and the JobSet version that it uses.
@@ -51,7 +51,7 @@ def _built(folder: str) -> list[dict[str, Any]]:
 
 
 def built(folder: str) -> list[dict[str, Any]]:
-    """Return a copy of the manifests of a folder of k8s/, which a test may change."""
+    """Return the manifests of a folder in k8s/, as a copy that the test may change."""
     return copy.deepcopy(_built(folder))
 
 
@@ -87,7 +87,7 @@ def _kubernetes_errors(manifest: dict[str, Any]) -> Iterator[str]:
 
 @cache
 def _validator(kind: str, api_version: str, version: str) -> Draft202012Validator:
-    """Return the validator of a kind, cached.
+    """Return the cached validator of a kind.
 
     `kubernetes_validate` would read and index megabytes of definitions for each manifest.
     """
@@ -110,7 +110,7 @@ def _schemas(version: str) -> str:
 
 
 def _model_errors(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield the errors of the models, and the fields that they ignore because they are invalid."""
+    """Yield the errors that a model raises, and the invalid fields that it ignores."""
     if (model := MODELS.get(manifest["kind"])) is None:
         return
     try:

@@ -1,6 +1,6 @@
 """Defaults and CEL rules (`x-kubernetes-validations`) of custom resources.
 
-Like an API server, sets the defaults of the schema, then evaluates each rule on its value.
+Sets the defaults of the schema, then evaluates each rule on its value, as an API server does.
 """
 
 import copy
@@ -46,5 +46,6 @@ def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
 
 
 def rules(*rules: tuple[str, str]) -> Schema:
-    """Return a part of a schema. Each rule is a CEL expression and the message if it is false."""
+    """Return a part of a schema. Each rule is a CEL expression and the message to show if it is
+    false."""
     return {_RULES: [{"rule": rule, "message": message} for rule, message in rules]}

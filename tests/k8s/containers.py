@@ -69,11 +69,11 @@ class Container:
         words = (*_APART, str(root), *user, *command(self.manifest, self.variables))
         exports = [f"export {name}={shlex.quote(v)}" for name, v in self.variables.items()]
         mounts = [shlex.join(line) for line in self._root(root, hosts, volumes)]
-        # In a subshell, so that another container does not inherit its variables.
+        # Use a subshell, so that the next container does not inherit these variables.
         return [*mounts, "(", *exports, f"exec {shlex.join(words)}", ")"]
 
     def as_user(self) -> list[str]:
-        """Return a command prefix that sets the user, groups and capabilities of the pod."""
+        """Return a command prefix that sets the pod's user, groups and capabilities."""
         about = {**self.security, **self.manifest.get("securityContext", {})}
         user, group = about.get("runAsUser", 0), about.get("runAsGroup", 0)
         if about.get("runAsNonRoot") and user == 0:

@@ -1,4 +1,4 @@
-"""Environment variables of a container and their expansion in its command, like the kubelet."""
+"""Sets a container's environment variables and expands them in its command, as the kubelet does."""
 
 import re
 from collections.abc import Mapping

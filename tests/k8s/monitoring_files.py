@@ -1,4 +1,4 @@
-"""The rendered objects of k8s/overlays/monitoring, and the names of the metrics in the code."""
+"""The rendered objects of k8s/overlays/monitoring, and the names of all exported metrics."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 
 def expressions(dashboard: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the expressions of each panel by title and id, with values for Grafana's variables."""
+    """Return each panel's expressions by title and ID, with values for Grafana's variables."""
     return {
         f"{panel['title']} ({panel['id']})": [
             with_values(target["expr"]) for target in panel["targets"]
@@ -83,7 +83,7 @@ def names_in(expression: str) -> set[str]:
 @cache
 def metric_names() -> frozenset[str]:
     """Return the names of all metrics that the trainer and the server can export."""
-    # In a separate process, because importing Ray prints warnings.
+    # Run in a separate process, because importing Ray prints warnings.
     done = subprocess.run(
         [sys.executable, "-c", _SERVING_NAMES], capture_output=True, text=True, check=True, cwd=ROOT
     )

@@ -120,7 +120,7 @@ class Pod:
         )
 
     def _names(self) -> list[str]:
-        """Return the DNS names of the pod, including those found through search domains."""
+        """Return the pod's DNS names, including the short names that search domains complete."""
         short = f"{self.host_name}.{self.spec.get('subdomain')}"
         long = f"{short}.{NAMESPACE}"
         return [f"{long}.svc.cluster.local", short, long, f"{long}.svc"]
@@ -178,7 +178,7 @@ class Pod:
         return below[0] if below else 0
 
     def kill(self) -> None:
-        """Kill the container: the kernel kills all of its processes when PID 1 exits."""
+        """Kill the container's PID 1. When it exits, the kernel kills all other processes."""
         self._send(signal.SIGKILL)
 
     def delete(self) -> None:
@@ -198,7 +198,7 @@ class Pod:
         self.delete()
 
     def look(self) -> int | None:
-        """Return the exit code, or None while the pod runs."""
+        """Return the exit code, or None while the pod is running."""
         if self.exit_code is None and self._process is not None:
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self.kill()
@@ -210,7 +210,7 @@ class Pod:
         """Kill the pod immediately, with all of its processes."""
         if self.exit_code is not None or self._process is None:
             return
-        # PID 1 of the pod: unshare then waits until the kernel has killed all others.
+        # Kill the pod's PID 1. unshare then waits until the kernel has killed all the others.
         for pid in children(self._process.pid) or [self._process.pid]:
             send(pid, signal.SIGKILL)
         self._ended(self._process.wait(_SECONDS))
@@ -224,7 +224,7 @@ class Pod:
         return f"pod {self.name} ({self.host.address}) {state}"
 
     def execute(self, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command in the container, like `kubectl exec` and probes. `given` is its standard
+        """Run a command in the container, as `kubectl exec` and probes do. `given` is its standard
         input."""
         names = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         enter = ["nsenter", "--target", str(self.first_process()), *names]

@@ -1,7 +1,7 @@
 """Emulates KubeRay: starts the pods of a RayService and sends its Serve configuration to the head.
 
-Adds the same fields to pods as KubeRay's pod.go. Not emulated: Redis, the autoscaler, restarts of
-pods, and a new cluster that replaces the old one.
+Adds the same fields to pods as KubeRay's pod.go does. Not emulated: Redis, the autoscaler, pod
+restarts, and a new cluster that replaces the old one.
 """
 
 import copy
@@ -46,7 +46,8 @@ class RayService:
     workers: tuple[Pod, ...]
 
     def wait_until_ready(self, pod: Pod, *, seconds: float = 300) -> None:
-        """Wait until the readinessProbe succeeds. Raises AssertionError with all logs otherwise."""
+        """Wait until the readinessProbe succeeds. Raises AssertionError with all logs if it does
+        not."""
         command = pod.container["readinessProbe"]["exec"]["command"]
         deadline = time.monotonic() + seconds
         while not pod.first_process() or (tried := pod.execute(*command)).returncode:

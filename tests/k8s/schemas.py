@@ -1,13 +1,14 @@
 """Schemas of custom resources: their fields, defaults, and rules in CEL.
 
-All fields, types and required fields are as published, except RayService (crds/rayservices.py):
+Fields, types and required fields come from published models, except for RayService
+(crds/rayservices.py):
 
 - JobSet, TrainJob, TrainingRuntime: from the models of the installed kubeflow-trainer-api
   (Apache-2.0), for its versions of Kubeflow Trainer and JobSet.
 - PodMonitor, PrometheusRule: from the files in crds/, which state their origin.
 
-These models do not contain the enumerations, defaults and rules of the CRDs. They are added below
-by hand and in our own words, based on JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df,
+These models do not contain the enumerations, defaults and rules of the CRDs. We add them below by
+hand and in our own words, based on JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df,
 and Trainer's manifests/base/crds: trainjobs at 0f13bb7a0197 and trainingruntimes at 029b90c3d546.
 Some limits are deliberately stricter than the published ones, because our manifests do not need
 more.

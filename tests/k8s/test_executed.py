@@ -1,7 +1,7 @@
-"""Executes the manifests, from shards to a query, with their pods on this machine.
+"""Runs the pods of the manifests on this machine, from writing shards to a query.
 
-Commands, variables, mounts and names are those that kustomize renders. The fields of a Job
-determine how it handles a lost pod. The docstrings of pods, containers, volumes, job_controller and
+The pods use the commands, variables, mounts and names that kustomize renders. A Job handles a lost
+pod according to its fields. The docstrings of pods, containers, volumes, job_controller and
 ray_service in this folder state what is not emulated.
 """
 
@@ -31,7 +31,7 @@ from trainer.bundle.bundle import Bundle
 pytestmark = [needs_kustomize, pytest.mark.slow]
 
 SMOKE = "overlays/cpu-smoke"
-# From the arguments of the overlay and its recipe. SAMPLES is the number of samples per epoch.
+# These values follow from the arguments of the overlay and its recipe. SAMPLES is per epoch.
 STEPS, BATCH, SAMPLES, CLASSES = 40, 128, 5004, 100
 SHARDS, RUN, BUNDLE = (f"claims/{name}/glyphs" for name in ("shards", "runs", "bundles"))
 # Two pods, their replacements, and two more.
@@ -39,7 +39,7 @@ ADDRESSES = 6
 
 
 def executed(folder: Path, overlay: str, disturb: Callable[[Job], None] | None = None) -> Job:
-    """Run the Job of an overlay until it is complete. Its claims are in `folder`."""
+    """Run the Job of an overlay until it is complete. Its volume claims are in `folder`."""
     manifests = built(overlay)
     job_manifest = one(manifests, "Job")
     if overlay == SMOKE:  # so that the samples of each step can be counted
@@ -71,7 +71,8 @@ def codes(job: Job) -> list[list[int | None]]:
 
 
 def check_the_run(run: Path, job: Job) -> None:
-    """Check that each step ran once, each sample once per epoch, and that the run was resumed."""
+    """Check that each step ran once, that each sample was read once per epoch, and that the run was
+    resumed."""
     logs = job.cluster.logs
     assert max(path.name for path in run.glob("checkpoints/*")) == f"step-{STEPS:08d}", logs
     assert list(losses(run)) == [1, *range(10, STEPS + 1, 10)], logs
@@ -122,7 +123,7 @@ def test_a_run_survives_a_killed_pod(trained):
     [
         # All pods are replaced, because pod 0 hosts the rendezvous.
         (lambda job: job.pods[0][0].kill(), [[137, 0], [1, 0]], {"Count"}),
-        # The drained pod notifies the other, both save, and neither counts as a failure.
+        # The drained pod notifies the other one. Both save, and neither counts as a failure.
         (lambda job: job.pods[1][0].evict(), [[75, 0], [75, 0]], {"Ignore"}),
     ],
     ids=["the first pod is killed", "a pod is drained"],
@@ -170,7 +171,7 @@ def forwarded(service: RayService, *words: str, folder: Path) -> str:
 
 
 def check_the_model(service: RayService, folder: Path) -> None:
-    """Check the curl command of docs/kubernetes.md, and that the API requires a token."""
+    """Check the curl command in docs/kubernetes.md, and that the API requires a token."""
     (line,) = re.findall(r"^ +\$ (curl .*)$", (ROOT / "docs/kubernetes.md").read_text(), re.M)
     command = f"{line} --silent --fail-with-body"
     model = json.loads(forwarded(service, "sh", "-c", command, folder=folder))

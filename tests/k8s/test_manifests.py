@@ -43,7 +43,7 @@ def test_manifests_match_their_schemas_and_rules(folder):
 
 
 def test_the_shipped_recipe_is_the_glyphs_recipe():
-    """It is a copy, because kustomize does not accept files outside of its folder."""
+    """It is a copy, because kustomize does not accept files outside its folder."""
     assert RECIPE.read_text() == (ROOT / "launch/recipes/glyphs.yaml").read_text()
 
 
@@ -59,7 +59,7 @@ def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_jobs():
 
 
 @pytest.mark.parametrize("overlay", TRAINING)
-def test_the_config_map_of_the_recipe_is_named_by_its_content(overlay):
+def test_the_name_of_the_recipe_config_map_ends_with_a_content_hash(overlay):
     manifests = built(f"overlays/{overlay}")
     name = one(manifests, "ConfigMap")["metadata"]["name"]
     assert re.fullmatch(r"recipe-[a-z0-9]{10}", name)
@@ -68,7 +68,7 @@ def test_the_config_map_of_the_recipe_is_named_by_its_content(overlay):
 
 
 def parameters(line: list[str]) -> dict[str, Any]:
-    """Return the parameters that `kway` parses from its arguments."""
+    """Return the parameters that `kway` parses from these arguments."""
     command, rest = get_command(app), list(line)
     while hasattr(command, "commands"):
         command = command.get_command(None, rest.pop(0))
@@ -136,13 +136,13 @@ def test_shards_training_and_export_use_the_same_folders(folder):
 
 
 def served() -> str:
-    """Return the bundle's folder in the service."""
+    """Return the folder from which the service loads the bundle."""
     service = one(built("overlays/serving"), "RayService")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     return str(application["args"]["bundle"])
 
 
-# In a separate process, because importing Ray prints warnings.
+# Run in a separate process, because importing Ray prints warnings.
 _PRINT = """
 import sys, yaml
 from pathlib import Path
@@ -213,7 +213,7 @@ def test_gpu_pods_use_the_cuda_image():
 
 
 def test_the_small_overlays_fit_one_machine():
-    """They are applied one after another and share their claims."""
+    """They are applied one after another and share their volume claims."""
     folders = ["shards", "", "export", "serving"]
     claims = [
         {m["metadata"]["name"]: m["spec"] for m in made if m["kind"] == "PersistentVolumeClaim"}
@@ -232,7 +232,7 @@ def test_a_queued_run_is_suspended():
     assert job["spec"]["suspend"] is True
 
 
-def test_secrets_are_files_and_not_in_the_repository():
+def test_secrets_are_mounted_as_files_and_are_not_in_the_repository():
     for folder in FOLDERS:
         manifests = built(folder)
         assert "Secret" not in {manifest["kind"] for manifest in manifests}

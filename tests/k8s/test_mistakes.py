@@ -236,7 +236,7 @@ def named(mistake: tuple[Any, ...]) -> str:
 
 @needs_kustomize
 @pytest.mark.parametrize("mistake", SCHEMA_MISTAKES, ids=named)
-def test_a_schema_finds_the_mistake(mistake):
+def test_a_schema_detects_the_mistake(mistake):
     folder, kind, path, value, message = mistake
     lines = list(schema_errors(first(planted(folder, kind, path, value), kind)))
     assert any(message in line for line in lines), lines
@@ -266,14 +266,14 @@ def test_cel_rules_are_evaluated_after_the_defaults():
 
 @needs_kustomize
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=named)
-def test_a_rule_finds_the_mistake(mistake):
+def test_a_rule_detects_the_mistake(mistake):
     folder, kind, path, value, message = mistake
     lines = problems(planted(folder, kind, path, value))
     assert any(message in line for line in lines), lines
 
 
 @needs_kustomize
-def test_every_rule_finds_a_mistake():
+def test_every_rule_detects_a_mistake():
     rules = {rule.__name__: 0 for rule in (*POD_RULES, *JOB_RULES, *RULES)}
     for mistake in RULE_MISTAKES:
         manifests = planted(*mistake[:4])
@@ -293,7 +293,7 @@ def test_a_problem_names_its_object():
     assert one(manifests, "Job")["metadata"]["name"] == "kway"
 
 
-def test_quantities_are_parsed_like_kubernetes():
+def test_quantities_are_parsed_as_in_kubernetes():
     read = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "3k": 3000, "1Ei": 2**60, "100M": 10**8}
     assert {text: float(quantity(text)) for text in read} == read
     assert [multiply(text, 8) for text in ("500m", "2", "1.5Gi")] == ["4000m", "16", "12.0Gi"]

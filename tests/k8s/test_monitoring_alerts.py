@@ -93,14 +93,14 @@ def test_an_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> Non
     assert found == {True, False}
 
 
-def test_every_metric_of_an_alert_is_in_the_code() -> None:
+def test_the_code_exports_every_metric_that_an_alert_uses() -> None:
     for alert in alerts():
         text = alert["expr"] + alert["annotations"]["description"]
         assert names_in(text), alert["alert"]
         assert names_in(text) <= metric_names(), alert["alert"]
 
 
-def test_the_outcomes_in_alerts_are_codes_of_that_status() -> None:
+def test_alerts_count_only_error_codes_with_their_http_status() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "serving").rglob("*.py"))
     by_status: dict[str, set[str]] = {}
     for status, code in re.findall(r'ApiError\(\s*(\d{3}), f?"([\w{}.]+)"', sources):
@@ -123,7 +123,7 @@ def test_an_alert_has_severity_summary_description_and_runbook() -> None:
         assert alert["annotations"]["runbook_url"].endswith(f"docs/runbooks.md{anchor}")
 
 
-def test_every_alert_has_one_runbook() -> None:
+def test_every_alert_has_exactly_one_runbook() -> None:
     titles = re.findall(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
     assert len(titles) == len(set(titles))
     assert {title for title in titles if title.startswith("Kway")} == WANTED

@@ -41,7 +41,7 @@ def test_each_dashboard_is_a_config_map_with_the_grafana_label() -> None:
 
 @needs_promtool
 @pytest.mark.parametrize("name", NAMES)
-def test_every_expression_is_promql(name: str, tmp_path: Path) -> None:
+def test_every_expression_is_valid_promql(name: str, tmp_path: Path) -> None:
     found = list(itertools.chain.from_iterable(expressions(dashboards()[name]).values()))
     rules = [{"record": f"panel:{i}", "expr": expression} for i, expression in enumerate(found)]
     path = tmp_path / "panels.yaml"
@@ -52,7 +52,7 @@ def test_every_expression_is_promql(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_of_a_panel_is_in_the_code(name: str) -> None:
+def test_the_code_exports_every_metric_that_a_panel_uses(name: str) -> None:
     board = dashboards()[name]
     for panel, found in expressions(board).items():
         for expression in found:
@@ -64,7 +64,7 @@ def test_every_metric_of_a_panel_is_in_the_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_of_the_code_has_a_panel(name: str) -> None:
+def test_every_exported_metric_has_a_panel(name: str) -> None:
     shown = {
         metric
         for found in expressions(dashboards()[name]).values()
@@ -77,8 +77,8 @@ def test_every_metric_of_the_code_has_a_panel(name: str) -> None:
         for metric in metric_names()
         if metric.startswith("kway_train_") == of_training and not metric.endswith("_created")
     }
-    # The phase of a step is for alerts, and panels show steps and samples as rates. In Prometheus,
-    # kway_query_exact_seconds is named kway_query_seconds_sum.
+    # Only alerts use the phase of a step, and panels show steps and samples as rates. Prometheus
+    # stores kway_query_exact_seconds as kway_query_seconds_sum.
     not_shown = {
         "kway_train_phase",
         "kway_train_steps_total",

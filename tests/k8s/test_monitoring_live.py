@@ -1,4 +1,4 @@
-"""The dashboards and alerts, with a Prometheus that scrapes a real run and a real server."""
+"""The dashboards and alerts, checked with a Prometheus that scrapes a real run and server."""
 
 import itertools
 import re
@@ -49,7 +49,7 @@ def free_pair() -> int:
 
 @contextmanager
 def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
-    """Train the shipped recipe on two ranks, with few characters and without a step limit."""
+    """Train the shipped recipe on two ranks, with only a few characters and no step limit."""
     settings = {
         "data.shards": shards,
         "data.workers": 1,
@@ -70,7 +70,7 @@ def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
 
 
 def scrapes(training_port: int, agent: str, rules: Path) -> str:
-    """Return a Prometheus config with the settings of the PodMonitors for local hosts and ports."""
+    """Return a Prometheus config that applies the PodMonitors' settings to local addresses."""
     ranks = [f"127.0.0.1:{training_port + rank}" for rank in (0, 1)]
     (spec,) = (
         each["spec"] for each in of_kind("PodMonitor") if each["metadata"]["name"] == "kway-serving"
@@ -108,7 +108,7 @@ def snake_case(key: str) -> str:
 
 
 def agent_of(server: Server) -> str:
-    """Return the metrics address of Ray's agent: in a cluster, the `metrics` port of a pod."""
+    """Return the metrics address of Ray's agent, which is a pod's `metrics` port in a cluster."""
     ports = of_each(
         server,
         lambda process: [
@@ -206,7 +206,7 @@ def test_panels_show_the_values_of_the_run_and_the_server(api: httpx.Client) -> 
     assert len(series(api, first(of_training, "Waiting for data"))) == 2
 
 
-def test_pods_report_the_series_of_the_servers_metrics_page(
+def test_pods_export_the_same_series_as_the_metrics_page_of_the_server(
     watched: tuple[httpx.Client, str],
 ) -> None:
     api, page = watched

@@ -29,7 +29,7 @@ def test_the_objects_match_the_schema_of_the_operator(kind: str) -> None:
         ({"alert": None}, "None is not of type"),
     ],
 )
-def test_an_invalid_alert_is_found(wrong: dict[str, Any], message: str) -> None:
+def test_an_invalid_alert_is_rejected(wrong: dict[str, Any], message: str) -> None:
     changed = copy.deepcopy(of_kind("PrometheusRule")[0])
     changed["spec"]["groups"][0]["rules"][0].update(wrong)
     assert any(message in line for line in schema_errors(changed)), list(schema_errors(changed))
@@ -46,14 +46,14 @@ def test_an_invalid_alert_is_found(wrong: dict[str, Any], message: str) -> None:
         ({"authorization": {"credentials": {"name": "a"}}}, "'key' is a required"),
     ],
 )
-def test_an_invalid_endpoint_is_found(wrong: dict[str, Any], message: str) -> None:
+def test_an_invalid_endpoint_is_rejected(wrong: dict[str, Any], message: str) -> None:
     changed = copy.deepcopy(of_kind("PodMonitor")[0])
     changed["spec"]["podMetricsEndpoints"][0].update(wrong)
     assert any(message in line for line in schema_errors(changed)), list(schema_errors(changed))
 
 
 @pytest.mark.parametrize("needed", ["alert", "expr", "labels", "annotations"])
-def test_a_missing_field_of_an_alert_is_found(needed: str) -> None:
+def test_an_alert_without_a_required_field_is_rejected(needed: str) -> None:
     changed = copy.deepcopy(of_kind("PrometheusRule")[0])
     del changed["spec"]["groups"][0]["rules"][0][needed]
     assert any(f"'{needed}' is a required" in line for line in schema_errors(changed))

@@ -269,7 +269,7 @@ def test_a_failed_job_stops_its_other_pods(tmp_path):
         assert made.pods[0].log == "stopping\n"
 
 
-def test_a_killed_pod_counts_and_its_replacement_has_a_new_address(tmp_path):
+def test_a_killed_pod_counts_as_a_failure_and_its_replacement_has_a_new_address(tmp_path):
     script = (
         "echo $ADDRESS; [ -e shared/again ] || { touch shared/again; sleep 1000 & sleep 1001; }"
     )
@@ -292,8 +292,8 @@ DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"
 
 
 @pytest.mark.parametrize("policy", ["Failed", "TerminatingOrFailed"])
-def test_an_evicted_pod_gets_its_grace_period_and_does_not_count(policy, tmp_path):
-    """The pod ignores the signal and is killed. With policy Failed, its replacement waits."""
+def test_an_evicted_pod_gets_its_grace_period_and_does_not_count_as_a_failure(policy, tmp_path):
+    """The pod ignores the signal and is killed. With policy Failed, a replacement waits for it."""
     script = """
         [ -e shared/again ] && exit
         trap 'touch shared/signaled' TERM; touch shared/again; while :; do sleep 0.1; done

@@ -108,7 +108,7 @@ def test_image_and_namespace_are_set(overlay, image):
     assert [container["image"] for container in job.pod.containers] == [image]
 
 
-def test_an_image_of_any_registry_is_accepted():
+def test_an_image_from_any_registry_is_accepted():
     digest = "sha256:" + "a" * 64
     for image in ("ghcr.io/a/kway:1", "localhost:5000/a_b/kway:V1.2", f"k:1@{digest}"):
         (job,) = jobs(rendered(2, 0, "job", image=image))
@@ -195,7 +195,7 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["--nodes", "0"], "--nodes"),
     ],
 )
-def test_inconsistent_input_exits_with_2_and_one_line(kway_render, given, message):
+def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):
     code, printed, line = kway_render(str(RECIPE), *given)
     assert (code, printed, line.count("\n")) == (2, "", 1)
     assert line.startswith("error: ")

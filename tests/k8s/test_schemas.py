@@ -112,7 +112,7 @@ def test_published_fields_that_we_do_not_use_are_accepted(folder, kind, path, va
         ),
     ],
 )
-def test_a_limit_finds_an_invalid_value(folder, kind, path, value, message):
+def test_a_limit_rejects_an_invalid_value(folder, kind, path, value, message):
     lines = list(schema_errors(changed(folder, kind, path, value)))
     assert any(message in line for line in lines), lines
 

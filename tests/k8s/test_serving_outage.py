@@ -1,6 +1,6 @@
 """Executes the serving overlay while the head of its Ray cluster is down.
 
-Slow: starting Ray in two pods and deploying the application takes over 20 s, and the outage takes
+Slow: it takes over 20 s to start Ray in two pods and deploy the application, and the outage lasts
 30 s.
 """
 
@@ -19,7 +19,7 @@ from tests.k8s.ray_service import RayService
 from tests.tiny_bundle import write
 
 pytestmark = [needs_kustomize, pytest.mark.slow]
-# Ray's agents drop gauges that are not set for twice their report interval of 10 s.
+# Ray's agents drop gauges that have not been set for twice the report interval of 10 s.
 OUTAGE_SECONDS = 30
 METRICS_SECONDS = 60
 
@@ -46,7 +46,7 @@ def curl(service: RayService, url: str, *options: str) -> str:
 
 
 def metrics(service: RayService) -> dict[str, float]:
-    """Return the sums of the series of the worker's agent, by name and status."""
+    """Return the sum of the worker agent's series for each name and status."""
     found: dict[str, float] = {}
     for name, labels, value in re.findall(
         r"^ray_(\w+)\{(.*)\} (\S+)$", curl(service, "http://localhost:8080/metrics"), re.MULTILINE

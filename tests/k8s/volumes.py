@@ -1,4 +1,4 @@
-"""Emulates the volumes of pods as folders: claims, ConfigMaps, Secrets and emptyDirs.
+"""Emulates the volumes of pods (claims, ConfigMaps, Secrets and emptyDirs) as folders.
 
 Not emulated: sizes of volumes on disk, storage classes, updates of mounted ConfigMaps.
 """

@@ -1,4 +1,4 @@
-"""Measures a real training step on this rank: its collectives, persistent memory and peak."""
+"""Measures a real training step on this rank: its collectives, persistent and peak memory."""
 
 from collections import defaultdict
 from typing import Any
@@ -61,7 +61,7 @@ def _is_group(value: torch.ScriptObject) -> bool:
 
 
 def measure_steps(work: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Call `measure_step` with each item, so that the ranks start only once."""
+    """Call `measure_step` for every item in one process, so that each rank starts only once."""
     return [measure_step(*each) for each in work]
 
 
@@ -144,7 +144,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def _peak(profiler: Any) -> int:
-    """Return the peak of allocated bytes, relative to the start of the step."""
+    """Return the peak number of allocated bytes, relative to the start of the step."""
     now = peak = 0
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -62,7 +62,7 @@ def test_every_command_has_help(kway, capsys):
         assert "Usage:" in capsys.readouterr().out
 
 
-def test_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatch):
+def test_kway_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # without a terminal each loss is one line
     assert kway("losses") == 0
     table, legend = capsys.readouterr().out.split("\n\n")
@@ -92,7 +92,7 @@ def test_print_config_shows_the_resolved_recipe_and_starts_nothing(kway, glyphs,
     assert not (tmp_path / "run").exists()
 
 
-def test_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
+def test_kway_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
     folder = RunFolder(run).evaluations
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     shutil.rmtree(folder)
@@ -104,7 +104,7 @@ def test_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
     assert error == ""  # no progress bar without a terminal
 
 
-def test_export_writes_a_bundle_that_query_reads(kway, run, tmp_path, capsys):
+def test_kway_export_writes_a_bundle_that_kway_query_reads(kway, run, tmp_path, capsys):
     out = tmp_path / "bundle"
     assert kway("export", run, "-o", out) == 0
     assert capsys.readouterr().out == f"{out} is ready: kway serve {out}\n"
@@ -145,7 +145,7 @@ def damaged_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
 
 
 def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
-    """Copy the shards of a run to a folder where they can be damaged, and update its recipe."""
+    """Copy a run's shards to a folder where they can be damaged, and update the run's recipe."""
     copy = shutil.copytree(glyphs, tmp_path / "copy")
     recipe = run / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace(str(glyphs), str(copy)))
@@ -308,7 +308,7 @@ def test_invalid_input_exits_with_2_and_a_one_line_error(
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1, error
-    # The command leaves no files behind; these folders belong to the invalid input.
+    # The command leaves no files behind. These folders belong to the invalid input.
     assert {path.name for path in tmp_path.iterdir()} - before <= {"copy", "mine"}
 
 
@@ -326,7 +326,7 @@ def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
     assert caught.traceback[-1].path == ROOT / "trainer/run/folder.py"
 
 
-def test_the_installed_command_exits_with_2_and_one_line():
+def test_the_installed_command_exits_with_2_and_a_one_line_error():
     command = [Path(sys.executable).with_name("kway"), "train", "nothing.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -383,7 +383,7 @@ def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
         assert len(processes_with(mark)) > 2
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
-    # Python kills itself with SIGINT if nothing handles it; `kway` exits with 130 instead.
+    # Without a handler, Python ends itself with SIGINT. `kway` exits with 130 instead.
     assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
     assert ("Traceback" in error) is (number == signal.SIGINT)
     assert processes_with(mark) == []
@@ -407,7 +407,7 @@ def test_the_demo_finds_its_recipe_from_any_directory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
-    """On the second execution, the runs are already finished, so no step is trained again."""
+    """The second time, the runs are already finished, so no step runs again."""
     out, mark = tmp_path / "demo", uuid.uuid4().hex
     command = [*KWAY, "demo", "--classes", "40", "--epochs", "0.5", "-o", str(out)]
     for time in ("first", "second"):

@@ -1,4 +1,4 @@
-"""The tables of `kway demo`. The complete demo is in test_commands.py."""
+"""The tables of `kway demo`. test_commands.py tests the complete demo."""
 
 import json
 from pathlib import Path

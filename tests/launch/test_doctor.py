@@ -1,4 +1,4 @@
-"""`kway doctor`: each test creates a problem and checks the finding, often in a new process."""
+"""`kway doctor`: each test causes a problem, often in a new process, and checks the finding."""
 
 import http.server
 import json
@@ -66,8 +66,8 @@ def listening() -> Iterator[int]:
 
 @contextmanager
 def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
-    """Yield the address of a web server whose `Date` header is `seconds_ahead` of this machine's
-    clock."""
+    """Yield the address of a web server whose `Date` header is this many seconds ahead of this
+    machine's clock."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def date_time_string(self, timestamp: float | None = None) -> str:
@@ -173,7 +173,7 @@ def test_doctor_finds_a_folder_that_cannot_store_a_checkpoint(workload):
     assert (finding.level, "/proc (proc)" in finding.found) == ("error", True)
 
 
-def test_the_folder_check_leaves_no_files_and_creates_no_folder(workload, tmp_path):
+def test_the_folder_check_neither_leaves_files_nor_creates_folders(workload, tmp_path):
     (finding,) = found("run folder", Workload(tmp_path / "runs" / "one"))
     assert finding.level in ("ok", "warning")  # a warning if the tests run on tmpfs
     assert list(tmp_path.iterdir()) == []
@@ -296,7 +296,7 @@ def test_three_ranks_run_every_collective():
     assert f"3 ranks: all {len(list(names()))} collectives passed" in finding.found
 
 
-def test_a_hanging_rank_is_reported_and_no_process_is_left():
+def test_a_hanging_rank_is_reported_and_no_process_is_left_behind():
     before = children()
     finding = smoke_test("gloo", 2, timeout_seconds=0)
     assert (finding.level, finding.found) == ("error", "rank 0, startup: hangs")
@@ -325,7 +325,7 @@ def test_without_a_terminal_each_finding_is_one_line_and_errors_set_the_exit_cod
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_json_contains_every_finding_and_ranks_that_cannot_connect(
+def test_json_contains_every_finding_including_ranks_that_cannot_connect(
     tmp_path, monkeypatch, kway, capsys
 ):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")

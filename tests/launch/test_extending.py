@@ -1,4 +1,4 @@
-"""Custom components and the time of their import, with the files and commands of
+"""Custom components and when they are imported, tested with the files and commands of
 docs/extending.md."""
 
 import json
@@ -44,7 +44,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory that contains the files of the page, and from which ranks also import."""
+    """A current directory that contains the files of the page. Ranks also import from it."""
     for block in blocks("python") + blocks("yaml"):
         if not block.startswith(("# my_package/", "# mine.yaml")):
             continue  # a training loop, tested by tests/heads/test_other_loops.py
@@ -60,7 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget() -> None:
-    """Unload the package, so that the tests notice its next import."""
+    """Unload the package, so that tests can detect the next import."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]
 
@@ -236,7 +236,9 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),
     ],
 )
-def test_an_invalid_component_raises_one_line_with_the_key_and_the_fix(override, message, here):
+def test_an_invalid_component_raises_a_one_line_error_that_names_the_key_and_the_fix(
+    override, message, here
+):
     Path("my_package/broken.py").write_text("import (\n")
     with pytest.raises(ValueError, match=message) as caught:
         load_recipe(Path("mine.yaml"), [override])
@@ -250,7 +252,7 @@ def test_build_recipe_imports_no_component_without_permission(here):
     assert not is_loaded()
 
 
-def test_loading_a_bundle_of_a_changed_component_logs_a_warning(run, kway, caplog):
+def test_loading_a_bundle_whose_component_has_changed_logs_a_warning(run, kway, caplog):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
     source = Path("my_package/backbones.py")
     source.write_text(source.read_text() + "\n# changed\n")
@@ -311,7 +313,7 @@ def test_a_custom_text_backbone_is_trained_and_exported(backbone, here, texts, k
     assert kway("query", "bundle", "--class", "red", "--text", "red", allowed) == 0
 
 
-def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
+def test_a_text_backbone_with_too_few_embeddings_raises_an_error(here, texts):
     Path("my_package/texts.py").write_text(TEXT_BACKBONE)
     backbone = {"kind": "my_package.texts:MeanOfWords", "vocab_size": 50}
     component = make_component(backbone, key="backbone", origin="test")
@@ -331,7 +333,7 @@ def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
         ),
     ],
 )
-def test_a_component_that_is_not_a_backbone_raises_one_line(code, message, here):
+def test_a_component_that_is_not_a_backbone_raises_a_one_line_error(code, message, here):
     Path("my_package/made.py").write_text(f"from torch import nn\n{code}\n")
     options = {"kind": "my_package.made:make"}
     with pytest.raises(ValueError, match=message) as caught:
@@ -339,7 +341,7 @@ def test_a_component_that_is_not_a_backbone_raises_one_line(code, message, here)
     assert "\n" not in str(caught.value)
 
 
-def test_a_timm_factory_creates_a_backbone():
+def test_timm_create_model_can_create_a_backbone():
     pytest.importorskip("timm", reason="timm needs torchvision, which has no build for CPU torch")
     options = {"kind": "timm:create_model", "model_name": "resnet10t", "num_classes": 0}
     config = make_component(options, key="backbone", origin="test")

@@ -1,4 +1,4 @@
-"""Options of a command that are derived from the fields of a pydantic class."""
+"""Command-line options that are derived from the fields of a pydantic class."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -88,7 +88,7 @@ def test_help_prints_descriptions_bounds_and_defaults_in_option_units():
         (("--verify", "--device", "cuda"), ("--verify runs on the CPU: omit",)),
     ],
 )
-def test_an_invalid_value_raises_one_line_with_the_option_and_the_value(
+def test_an_invalid_value_raises_a_one_line_error_with_the_option_and_the_value(
     arguments: tuple[str, ...], parts: tuple[str, ...]
 ):
     limits, result = run(*arguments)

@@ -73,7 +73,7 @@ def bytes_of(plan: Plan, what: str) -> dict[tuple[str, str], int]:
         (8, "world", True),
     ],
 )
-def test_a_group_crosses_nodes_if_its_ranks_do(class_ranks, group, crosses):
+def test_a_group_crosses_nodes_if_its_ranks_are_on_several_nodes(class_ranks, group, crosses):
     assert Cluster(GPU, 2, 8, class_ranks).crosses_nodes(group) is crosses
 
 
@@ -144,7 +144,7 @@ def seconds_of_products(plan: Plan) -> dict[str, float]:
 
 
 def test_only_fp32_convolutions_are_planned_at_the_tf32_rate(tmp_path: Path):
-    """With infinite memory bandwidth, only matrix products take time."""
+    """If memory bandwidth is infinite, only matrix products take time."""
     rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
     machine = Machine("gpu", "cuda", 1 << 36, 1e30, rates, 1e11, 1e10)
     request = PlanRequest(machine, 1, 1, 1000)
@@ -374,7 +374,7 @@ def test_an_impossible_plan_prints_a_one_line_error(tmp_path, kway, capsys, opti
     assert error.count("\n") == 1
 
 
-def test_sizes_and_durations_have_three_digits():
+def test_sizes_and_durations_are_printed_with_three_digits():
     assert [size(n) for n in (0, 999, 1000, 12_345_678, 3 << 40)] == [
         "-",
         "999 B",

@@ -1,4 +1,4 @@
-"""`kway plan` compared with small real runs: bytes per collective, persistent memory and peak."""
+"""`kway plan` compared with small real runs: bytes per collective, persistent and peak memory."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,7 +76,7 @@ def vectors() -> np.ndarray:
 
 
 def by_kind(sizes: Iterable[tuple[str, str, int]], recipe: Recipe) -> dict[str, int]:
-    """Sum the bytes of (kind, group, bytes) by kind, without groups of a single rank."""
+    """Sum the bytes of (kind, group, bytes) by kind. Skip groups of a single rank."""
     trivial = "data" if class_ranks(recipe) == 2 else "class"
     sums: dict[str, int] = {}
     for kind, group, size in sizes:

@@ -1,4 +1,4 @@
-"""Placement of ranks, exit codes of a run, and timeouts of the launcher."""
+"""Placement of ranks, exit codes of a run, and launcher timeouts."""
 
 import os
 import re
@@ -37,7 +37,7 @@ from launch.ranks.stop import SignalException, StopRequest, end_processes
         ([1, 7], 7),
     ],
 )
-def test_the_run_has_the_most_specific_exit_code(codes, expected):
+def test_a_run_exits_with_the_most_specific_code_of_its_ranks(codes, expected):
     assert run_exit_code(codes) == expected
     assert run_exit_code(reversed(codes)) == expected
 
@@ -87,7 +87,7 @@ def test_a_placement_computes_world_size_and_endpoint():
     assert Placement(1, master_addr="a", master_port=7).endpoint == "a:7"
 
 
-def test_nnodes_and_rdzv_conf_are_parsed_like_torchrun():
+def test_nnodes_and_rdzv_conf_are_parsed_as_in_torchrun():
     assert [parse_nodes(text) for text in ("2", "1:4")] == [(2, 2), (1, 4)]
     assert parse_conf("is_host=1, join_timeout=60") == {"is_host": "1", "join_timeout": "60"}
     for wrong in ("two", "1:", ":2", ""):

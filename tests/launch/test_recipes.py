@@ -29,7 +29,7 @@ def head_comment(path: Path) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the arguments of the indented `kway` command lines of a text."""
+    """Yield the arguments of each indented `kway` command line in a text."""
     for line in re.findall(r"^\s{3,}(kway .*)$", text, re.MULTILINE):
         yield shlex.split(line, comments=True)[1:]
 
@@ -44,7 +44,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     }
 
 
-# ---------------------------------------------------------------- the head comments
+# ---------------------------------------------------------------- the header comments
 
 
 @pytest.mark.parametrize("path", SHIPPED, **NAMES)
@@ -101,7 +101,7 @@ def test_a_variant_differs_from_its_base_only_in_its_own_keys(path: Path) -> Non
     named = leaves(own)
     for key in base.keys() | variant.keys():
         if base.get(key) != variant.get(key):
-            # A section of another kind, or another network, is replaced completely.
+            # A section that selects another kind or network is replaced completely.
             assert any(key[: len(name) - 1] == name[:-1] for name in named), key
     assert base != variant
 

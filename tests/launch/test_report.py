@@ -1,4 +1,4 @@
-"""`kway report`: the page for complete, running, damaged, empty and malicious runs."""
+"""`kway report`: its page for complete, running, damaged, empty and malicious runs."""
 
 import fcntl
 import json
@@ -113,7 +113,7 @@ class ParsedPage(HTMLParser):
 # ------------------------------------------------------------------ valid runs
 
 
-def test_the_page_shows_a_run_of_the_trainer(glyphs, tmp_path):
+def test_the_page_shows_a_run_written_by_the_trainer(glyphs, tmp_path):
     recipe = glyph_recipe(glyphs, tmp_path / "tiny", evaluation__every={"steps": 2})
     train(recipe, rank_world())
     page = page_of(tmp_path / "tiny")
@@ -353,7 +353,7 @@ def test_ticks_are_plain_numbers_or_percentages():
     assert [in_percent(ratio) for ratio in (0, 0.025, 1)] == ["0%", "2.5%", "100%"]
 
 
-def test_measures_have_names_and_units():
+def test_metrics_are_shown_with_names_and_units():
     names = ("top5", "marginal_top1", "sa", "auprc", "precision_at_recall_0.9", "loss")
     assert [measure_label(name) for name in names] == [
         "top-5 accuracy",
@@ -407,7 +407,9 @@ def test_the_command_writes_the_page_and_lists_problems(kway, make_run, tmp_path
     assert out.read_text().rstrip().endswith("</html>")
 
 
-def test_the_command_rejects_a_non_run_and_keeps_the_old_page(kway, tmp_path, capsys):
+def test_the_command_rejects_a_folder_that_is_not_a_run_and_keeps_the_old_page(
+    kway, tmp_path, capsys
+):
     out = tmp_path / "page.html"
     out.write_text("an older page")
     assert kway("report", tmp_path, "-o", out) == 2

@@ -31,7 +31,7 @@ def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("file", ["none", "folder", "closed", "empty"])
-def test_an_unusable_token_file_is_reported_with_option_path_and_fix(
+def test_the_error_for_an_unusable_token_file_names_the_option_the_path_and_the_fix(
     error_of: ErrorOf, tmp_path: Path, file: str
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -48,7 +48,7 @@ def test_an_unusable_token_file_is_reported_with_option_path_and_fix(
 
 @pytest.mark.parametrize("option", ["--token-file", "--texts"])
 @pytest.mark.parametrize("file", ["none", "folder", "not-utf-8"])
-def test_an_unreadable_query_file_is_reported_with_its_option(
+def test_the_error_for_an_unreadable_query_file_names_its_option(
     error_of: ErrorOf, tmp_path: Path, option: str, file: str
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -71,11 +71,13 @@ def test_a_server_address_without_http_is_reported(error_of: ErrorOf, source: st
 
 
 @pytest.mark.parametrize("source", ["bundles/glyphs", "glyphs", "a:b", "localhosts"])
-def test_any_other_missing_folder_is_not_a_bundle(error_of: ErrorOf, source: str) -> None:
+def test_any_other_missing_folder_is_reported_as_not_a_bundle(
+    error_of: ErrorOf, source: str
+) -> None:
     assert f"{source} is no" in error_of("query", source, "--class", "x", "--text", "a")
 
 
-def test_a_bundle_may_have_the_name_of_a_server(
+def test_a_folder_whose_name_looks_like_an_address_is_opened_as_a_bundle(
     error_of: ErrorOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +86,7 @@ def test_a_bundle_may_have_the_name_of_a_server(
 
 
 def words(line: str) -> list[str]:
-    """Return the arguments into which a shell splits a line."""
+    """Split a line into arguments as a shell does."""
     code = "import sys; print(*sys.argv[1:], sep='\\n')"
     shell = ["sh", "-c", f'TOKEN=secret; "$0" -c "$1" {line}', sys.executable, code]
     return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()

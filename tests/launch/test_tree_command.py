@@ -1,4 +1,4 @@
-"""`kway tree`: a tree file and a figure from each kind of source, and its one-line errors."""
+"""`kway tree`: tree files and figures from each kind of source, and one-line errors."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Schemas of custom resources from Python packages with models generated from the CRDs.
+"""Schemas of custom resources, derived from Python models that were generated from the CRDs.
 
-They contain every field, its type, required fields and the limits of the models. They omit
-descriptions, `status`, and the parts that other schemas check: metadata, and the Jobs and pods in
-the resource. For a package that is not installed with kway, print a schema as YAML with
+They contain every field with its type, which fields are required, and the limits of the models.
+They omit descriptions, `status`, and the parts that other schemas check: metadata, and the Jobs and
+pods in the resource. To print a schema from a package that is not installed with kway as YAML, run
 `python -m tests.k8s.crds.of_models MODULE KIND`.
 """
 

@@ -1,4 +1,4 @@
-"""Parts that the schemas of several kinds share."""
+"""Parts that the schemas of several resource kinds share."""
 
 from typing import Any
 
