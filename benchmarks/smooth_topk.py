@@ -70,7 +70,7 @@ def _gradient(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
     block = Block.of(classes, labels, labels, logits)
     value = loss.value(loss.statistics(logits, block), Rows(len(classes), labels))
     gradient, by_true = torch.autograd.grad(value, (logits, block.true))
-    return gradient.index_put_(block.label_pairs, by_true, accumulate=True)
+    return block.positions.add(gradient.contiguous(), by_true)
 
 
 def _worst_error(loss: Loss, std: float) -> float:

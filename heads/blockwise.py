@@ -49,6 +49,21 @@ class BlockwiseLogits:
     compute_dtype: torch.dtype
     stats_dtype: torch.dtype
 
+    def set_margins(self) -> None:
+        """Compute the true logits with their margin, of the rows whose class this rank holds."""
+        if self.margins is None or not len(self.weights.held.class_ids):
+            return
+        # Recompute these few products in the precision of the statistics: the derivative of arccos
+        # is large near +-1, so a margin amplifies the rounding errors of bf16 products.
+        rows = self.weights.rows_of_labels(self.labels_G, self.rows)
+        vectors = self.logit_map.normalized(rows).to(self.compute_dtype).to(self.stats_dtype)
+        shifts: Tensor | float = 0.0
+        if self.log_prior is not None:
+            shifts = self.log_prior[self.labels_G].to(self.stats_dtype)
+        if self.offset is not None:
+            shifts = shifts + self.offset
+        self.margins.set((self.features_Gd.to(self.stats_dtype) * vectors).sum(1), shifts)
+
     def blocks(self) -> list[ClassBlock]:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
 
@@ -81,8 +96,6 @@ class BlockwiseLogits:
         """
         rows_Cd, labels = self.class_rows(block), self.label_positions(block)
         logits_GC = self.logits(block, rows_Cd, out)
-        if self.margins is not None:
-            self._set_margins(self.margins, block, rows_Cd, labels)
         del rows_Cd  # free the rows before computing the statistics
         return self._reduced(block, logits_GC, labels, with_graph=with_graph)
 
@@ -125,24 +138,12 @@ class BlockwiseLogits:
             return terms[0] if terms else None
         return torch.stack([term.to(self.stats_dtype) for term in terms]).sum(0)
 
-    def _set_margins(
-        self, margins: Margins, block: ClassBlock, rows_Cd: Tensor, labels: LabelPositions
-    ) -> None:
-        """Compute the true logits of the rows whose class is in the block, with their margin."""
-        # Recompute these few products in the precision of the statistics: the derivative of arccos
-        # is large near +-1, so a margin amplifies the rounding errors of bf16 products.
-        features, vectors = self.features_Gd[labels.rows], rows_Cd[labels.columns]
-        products = (features.to(self.stats_dtype) * vectors.to(self.stats_dtype)).sum(1)
-        shift_C = self._shift(block)
-        shifts = 0.0 if shift_C is None else shift_C[labels.columns].to(self.stats_dtype)
-        margins.set(labels.rows, products, shifts)
-
     def _reduced(
         self, block: ClassBlock, logits_GC: Tensor, labels: LabelPositions, *, with_graph: bool
     ) -> "ComputedBlock":
         leaf = logits_GC.to(self.stats_dtype)
         if self.margins is not None:
-            leaf.index_put_(labels.pairs, self.margins.logits[labels.rows])
+            labels.put(leaf, self.margins.logits)
         leaf.requires_grad_(with_graph)
         view = Block.at(block.class_ids, self.labels_G, labels, leaf, block.weights)
         with torch.set_grad_enabled(with_graph):
@@ -168,7 +169,7 @@ class BlockwiseLogits:
             if to.scalars is not None:
                 to.scalars[1] += grad_C.sum()
         if self.margins is not None:
-            by_scale = self.margins.through(grad_GC, computed.view.label_pairs)
+            by_scale = self.margins.through(grad_GC, computed.view.positions)
             if to.scalars is not None:
                 to.scalars[0] += by_scale
         grad_GC = grad_GC.to(self.compute_dtype)
@@ -217,9 +218,8 @@ class ComputedBlock:
         grad, by_true = torch.autograd.grad(
             outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        rows, _ = self.view.label_pairs
-        # The gradient of a plain sum is an expanded view, which index_put_ cannot write to.
-        return grad.contiguous().index_put_(self.view.label_pairs, by_true[rows], accumulate=True)
+        # The gradient of a plain sum is an expanded view, which cannot be written to.
+        return self.view.positions.add(grad.contiguous(), by_true)
 
 
 class SavedBlocks:

@@ -31,6 +31,7 @@ logits 1, 2, 0, 3 and label 1, in two blocks of two classes:
 The last column is softmax(z) - onehot(y), computed without a tensor of all logits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,15 @@ from torch.distributed import ProcessGroup
 from heads.blockwise import BlockwiseLogits, GradientSums, SavedBlocks
 from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
 from heads.global_loss import BlockStatistics, GlobalLoss
-from heads.inputs import Agreement, Parameters, RowWeighting, agree, class_ids, nan_loss
+from heads.inputs import (
+    Agreement,
+    Parameters,
+    RowWeighting,
+    agree,
+    class_ids,
+    nan_loss,
+    non_finite_rows,
+)
 from heads.logits import LogitMap, MappedFeatures, Margins
 from heads.losses import Loss, Rows
 from heads.weights import ClassWeights, NodeValues
@@ -91,6 +100,7 @@ class Engine:
         training: bool = False,
         draw: int | None = None,
         over_data: bool = True,
+        rows_of_ranks: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the loss of the global batch, the same scalar on every rank (collective).
 
@@ -104,6 +114,9 @@ class Engine:
         classes are computed. If `over_data` is false, the gradients of `parameters` are not summed
         over the data group.
 
+        `rows_of_ranks` are the numbers of rows of all ranks (see `ClassHead.forward`). With them,
+        the call makes none of the checks below and does not synchronize the host with the device.
+
         Raises ValueError on every rank if any rank has a label outside the classes or features that
         do not match its labels, if a training step of a batch loss has fewer than two rows, or if
         `over_data` is false and the weight requires a gradient on only some ranks. Raises
@@ -113,7 +126,11 @@ class Engine:
             # Cast first: a small weight may become 0 in the dtype of the computation, and `agree`
             # must receive the weights that the loss uses.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
-        agreement = self.agree(features, labels, parameters, row_weights)
+        if rows_of_ranks is None:
+            agreement = self.agree(features, labels, parameters, row_weights)
+        else:
+            groups = self.class_group, self.data_group
+            agreement = Agreement.of_known_rows(rows_of_ranks, features, parameters, *groups)
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
                 "the head's weight requires a gradient on only some ranks, so its gradient cannot "
@@ -129,10 +146,17 @@ class Engine:
         )
         anchor, ids = agreement.anchor(features.device), class_ids(labels)
         loss: Tensor = _HeadLoss.apply(features, *parameters, anchor, ids, row_weights, self, call)
-        if loss.isnan():
-            vectors, bias = parameters.vectors, parameters.bias
-            raise nan_loss(features, vectors, bias, self.class_group, self.data_group)
+        if rows_of_ranks is None and loss.isnan():
+            raise self.nan_loss(len(features), non_finite_rows(features), parameters)
         return loss
+
+    def nan_loss(
+        self, num_rows: int, broken_rows: Tensor, parameters: Parameters
+    ) -> FloatingPointError:
+        """Return the error for a NaN loss; see `heads/inputs.py` (collective)."""
+        vectors, bias = parameters.vectors, parameters.bias
+        groups = self.class_group, self.data_group
+        return nan_loss(num_rows, broken_rows, vectors, bias, *groups)
 
     def agree(
         self,
@@ -202,6 +226,7 @@ class _HeadLoss(torch.autograd.Function):
         logits = _gathered(engine, inputs, parameters, batch.labels_G, call)
         logits.choice = engine.loss.choose(engine.weights.held, batch.labels_m, call.draw)
         with torch.autocast(features.device.type, enabled=False):
+            logits.set_margins()
             blocks = logits.blocks()
             saved = SavedBlocks(logits, blocks, with_grad=call.computes_gradients)
             statistics = BlockStatistics(len(blocks))
@@ -280,15 +305,17 @@ class _GlobalRows:
         sizes, group_sizes = agreement.sizes, agreement.group_sizes
         labels_G = all_gather_rows(labels, sizes, engine.class_group)
         labels_m = all_gather_rows(labels_G, group_sizes, engine.data_group)
-        counts = engine.row_weighting.counts(labels_m)
         if row_weights is not None:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
-            row_weights = all_gather_rows(row_weights, group_sizes, engine.data_group)[counts]
-        ignores = engine.row_weighting.ignore_index is not None
+            row_weights = all_gather_rows(row_weights, group_sizes, engine.data_group)
+        if engine.row_weighting.ignore_index is None:
+            return cls(labels_G, labels_m, row_weights, None)
+        counts = engine.row_weighting.counts(labels_m)
         # An ignored row needs a valid class. Any class will do, because the loss skips the row and
         # its gradient is zero.
         known_G = labels_G.where(engine.row_weighting.counts(labels_G), 0)
-        return cls(known_G, labels_m[counts], row_weights, counts if ignores else None)
+        weights_m = None if row_weights is None else row_weights[counts]
+        return cls(known_G, labels_m[counts], weights_m, counts)
 
 
 def _gathered(
@@ -306,11 +333,9 @@ def _gathered(
     weights, group, logit_map = engine.weights, engine.class_group, engine.logit_map
     offset, margins = parameters.offset, None
     if offset is None and logit_map.offset:
-        offset = features.new_tensor(logit_map.offset, dtype=stats_dtype)
+        offset = torch.full((), logit_map.offset, dtype=stats_dtype, device=features.device)
     if call.training and logit_map.has_margin:
-        like = features.new_empty(len(features_Gd), dtype=stats_dtype)
-        eps = torch.finfo(compute_dtype).eps
-        margins = Margins(logit_map, inputs.scale, eps=eps, like=like)
+        margins = Margins(logit_map, inputs.scale, eps=torch.finfo(compute_dtype).eps)
     return BlockwiseLogits(
         weights=weights,
         loss=engine.loss,

@@ -35,7 +35,7 @@ from heads.collectives import (
 )
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
-from heads.inputs import Agreement, Parameters, class_ids, nan_loss
+from heads.inputs import Agreement, Parameters, class_ids, nan_loss, non_finite_rows
 from heads.losses import LOSSES, Loss
 
 # Size of a block of float64 rows, small enough for the cache of one core.
@@ -155,7 +155,7 @@ class FactoredHead(ClassHead):
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
             groups = self.engine.class_group, self.engine.data_group
-            raise nan_loss(features, self._held(), None, *groups)
+            raise nan_loss(len(features), non_finite_rows(features), self._held(), None, *groups)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
         anchor = batch.agreement.anchor(features.device)
         of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)

@@ -5,7 +5,7 @@ yields the rows of the classifier for evaluation and export.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +143,12 @@ class ClassHead(nn.Module):
     # Dynamo treats `draw` as a constant, so a compiled forward would be recompiled on every call.
     @torch.compiler.disable
     def forward(
-        self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        row_weights: Tensor | None = None,
+        *,
+        rows_of_ranks: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the loss of the global batch, a scalar that is the same on every rank
         (collective).
@@ -155,6 +160,11 @@ class ClassHead(nn.Module):
 
         Raises ValueError on every rank for labels outside the classes or invalid row weights, and
         FloatingPointError on every rank if the loss is NaN.
+
+        These checks make the host wait for the device. A training loop that must not wait passes
+        `rows_of_ranks`, the numbers of rows of all ranks in the order of the mesh. Then the caller
+        must check the labels and row weights, every rank must require the same gradients, and a
+        NaN loss is returned instead of raised. `nan_error` describes it later.
         """
         draw = None
         if self.training and torch.is_grad_enabled():
@@ -163,12 +173,21 @@ class ClassHead(nn.Module):
         return self.engine(
             features,
             labels,
-            Parameters(self.weight, self.bias, self.log_scale, self.offset),
+            self._learned(),
             row_weights=row_weights,
             training=self.training,
             draw=draw,
             over_data=not self.accumulates,
+            rows_of_ranks=rows_of_ranks,
         )
+
+    def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
+        """Return the error that `forward` raises for a NaN loss, the same on every rank
+        (collective).
+
+        `broken_rows` are the `non_finite_rows` of the features [num_rows, dim] of this rank.
+        """
+        return self.engine.nan_loss(num_rows, broken_rows, self._learned())
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the mesh's `data` axis if `accumulates` is set (collective)."""
@@ -254,6 +273,9 @@ class ClassHead(nn.Module):
         if device != self.engine.weights.device and device.type != "meta":
             self.engine = self.engine.to(device)
         return self
+
+    def _learned(self) -> Parameters:
+        return Parameters(self.weight, self.bias, self.log_scale, self.offset)
 
     def _gradients(self, *, held: bool = True, replicated: bool = True) -> list[Tensor]:
         """Return the existing gradients of the sharded parameters and of the replicated scalars."""

@@ -4,6 +4,7 @@ Ranks wait for each other in collectives, so an error on one rank alone would le
 waiting. Therefore all ranks first exchange sizes, dtypes and errors, and raise the same exception.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_equal
+from heads.collectives import all_gather_equal, group_rank, group_size
 
 NOTHING_COUNTS = (
     "the global batch has no rows with a positive weight: pass at least one row that is not "
@@ -117,6 +118,40 @@ class Agreement:
     needs_vectors: bool
     needs_backward: bool
     partly_frozen: bool
+
+    @classmethod
+    def of_known_rows(
+        cls,
+        rows_of_ranks: Sequence[int],
+        features: Tensor,
+        parameters: Parameters,
+        class_group: ProcessGroup | None,
+        data_group: ProcessGroup | None,
+    ) -> "Agreement":
+        """Create the agreement without an exchange, if the caller knows the number of rows of every
+        rank and all ranks require the same gradients.
+
+        `rows_of_ranks` is in the order of a mesh with the axes `data` and `class`.
+        """
+        width, groups = group_size(class_group), group_size(data_group)
+        if len(rows_of_ranks) != width * groups:
+            raise ValueError(
+                f"rows_of_ranks has {len(rows_of_ranks)} numbers, but the head is sharded over "
+                f"{width * groups} ranks: pass one number per rank"
+            )
+        of_groups = [
+            list(rows_of_ranks[start : start + width])
+            for start in range(0, len(rows_of_ranks), width)
+        ]
+        needs_features, needs_vectors = features.requires_grad, parameters.requires_grad
+        return cls(
+            of_groups[group_rank(data_group)],
+            [sum(rows) for rows in of_groups],
+            needs_features=needs_features,
+            needs_vectors=needs_vectors,
+            needs_backward=needs_features or needs_vectors,
+            partly_frozen=False,
+        )
 
     def anchor(self, device: torch.device) -> Tensor:
         """Return a zero that makes the loss differentiable on every rank or on none.
@@ -233,8 +268,20 @@ def _type_code(dtype: torch.dtype, *, weighted: bool) -> int:
 # ---------------------------------------------------------------------------- a loss that is NaN
 
 
+def non_finite_rows(features: Tensor) -> Tensor:
+    """Return the number of rows of `features` [b, d] that are not finite, and the positions of the
+    first of them, padded with -1; int64 [1 + 8] on the device of `features`."""
+    broken = ~features.isfinite().all(1)
+    num_rows = len(broken)
+    positions = torch.arange(num_rows, device=features.device).where(broken, num_rows)
+    padded = torch.nn.functional.pad(positions, (0, _NAMED_ROWS), value=num_rows)
+    first = padded.topk(_NAMED_ROWS, largest=False).values
+    return torch.cat([broken.sum().unsqueeze(0), first.where(first < num_rows, -1)])
+
+
 def nan_loss(
-    features: Tensor,
+    num_rows: int,
+    broken_rows: Tensor,
     held: Tensor,
     bias: Tensor | None,
     class_group: ProcessGroup | None,
@@ -242,10 +289,16 @@ def nan_loss(
 ) -> FloatingPointError:
     """Return the error for a NaN loss, the same on every rank (collective).
 
-    The message lists the ranks whose `features` [b, d], vectors [n, d] or `bias` [n] are not
-    finite. Rows are counted from 0.
+    The message lists the ranks whose features, vectors [n, d] or `bias` [n] are not finite.
+    `broken_rows` are the `non_finite_rows` of this rank's `num_rows` features. Rows are counted
+    from 0.
     """
-    mine = torch.tensor(_not_finite(features, held, bias), device=features.device)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    finite = held.isfinite().all(1)
+    if bias is not None:
+        finite &= bias.isfinite()
+    numbers = torch.tensor([rank, num_rows, len(held)], device=held.device)
+    mine = torch.cat([numbers, (~finite).sum().unsqueeze(0), broken_rows])
     of_group = torch.stack(all_gather_equal(mine, class_group))
     ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
     lines = [line for numbers in ranks if (line := _line(*numbers))]
@@ -257,20 +310,7 @@ def nan_loss(
     )
 
 
-def _not_finite(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
-    """Return the rank, its number of rows and of non-finite rows, the same two numbers for its
-    vectors (with their bias), and the positions of the first non-finite rows."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
-    finite = held.isfinite().all(1)
-    if bias is not None:
-        finite &= bias.isfinite()
-    vectors = int((~finite).sum())
-    named = rows[:_NAMED_ROWS] + [-1] * (_NAMED_ROWS - len(rows))
-    return [rank, len(features), len(rows), len(held), vectors, *named]
-
-
-def _line(rank: int, num_rows: int, rows: int, num_vectors: int, vectors: int, *named: int) -> str:
+def _line(rank: int, num_rows: int, num_vectors: int, vectors: int, rows: int, *named: int) -> str:
     if not rows and not vectors:
         return ""
     shown = ", ".join(str(row) for row in named if row >= 0) + (", …" if rows > len(named) else "")

@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import linear
 
+from heads.losses import LabelPositions
+
 M1 = Annotated[float, Field(gt=0, le=8, description="multiplies the angle to the true class")]
 M2 = Annotated[
     float, Field(ge=0, le=math.pi, description="margin added to the angle to the true class")
@@ -252,33 +254,29 @@ class Margins:
     logarithm of the scale.
     """
 
-    def __init__(
-        self, logit_map: LogitMap, scale: Tensor | float, *, eps: float, like: Tensor
-    ) -> None:
+    def __init__(self, logit_map: LogitMap, scale: Tensor | float, *, eps: float) -> None:
         self._map, self._scale, self._eps = logit_map, scale, eps
-        self.logits, self.slopes, self.excess = (torch.zeros_like(like) for _ in range(3))
 
-    def set(self, rows: Tensor, products: Tensor, shifts: Tensor | float) -> None:
-        """Compute the logits of `rows` [n] from scaled cosines [n] and additive `shifts`."""
+    def set(self, products: Tensor, shifts: Tensor | float) -> None:
+        """Compute the logits from scaled cosines [G] and additive `shifts`."""
         with torch.enable_grad():
             cosines = (products / self._scale).requires_grad_()
             replaced = self._map.with_margin(cosines, self._eps)
-        (slopes,) = torch.autograd.grad(replaced, cosines, torch.ones_like(replaced))
+        (self.slopes,) = torch.autograd.grad(replaced, cosines, torch.ones_like(replaced))
         scaled = self._scale * replaced.detach()
-        self.logits[rows] = scaled + shifts
-        self.slopes[rows] = slopes
-        self.excess[rows] = scaled - slopes * products
+        self.logits = scaled + shifts
+        self.excess = scaled - self.slopes * products
 
-    def through(self, grad_GC: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
-        """Convert the gradient of the logits, in place, to that of the logits without margins.
+    def through(self, grad_GC: Tensor, labels: LabelPositions) -> Tensor:
+        """Convert the gradient of a block's logits, in place, to that of the logits without
+        margins.
 
-        `pairs` are the (rows, columns) of the labels. Returns the scalar that the margins add to
-        the gradient of the logarithm of the scale.
+        `labels` are the positions of the labels in the block. Returns the scalar that the margins
+        add to the gradient of the logarithm of the scale.
         """
-        rows, _ = pairs
-        by_true = grad_GC[pairs]
-        grad_GC.index_put_(pairs, by_true * self.slopes[rows])
-        return (by_true * self.excess[rows]).sum()
+        by_true = labels.take(grad_GC)
+        labels.put(grad_GC, by_true * self.slopes)
+        return (by_true * self.excess).sum()
 
 
 def unit_vectors(vectors: Tensor) -> Tensor:

@@ -186,6 +186,26 @@ class ClassWeights:
         boundary = values.boundary
         return rows if len(boundary) == 1 else rows + boundary[block.num_remote]
 
+    def rows_of_labels(self, labels: Tensor, values: NodeValues) -> Tensor:
+        """Return the class rows [b, d] of labels; those of other ranks' classes are arbitrary.
+
+        This rank must hold at least one class.
+        """
+        positions = self.held.position[labels] - self.held.first
+        positions = positions.clamp(0, len(self.held.class_ids) - 1)
+        if self._plain:
+            return values.held[positions]
+        # The paths are padded to the same length with a node of weight 0, because only the device
+        # knows their lengths.
+        steps = torch.arange(self._longest_path, device=self.device)
+        exists = steps < self._path_lengths[positions].unsqueeze(1)
+        index = (self._path_starts[positions].unsqueeze(1) + steps).where(exists, 0)
+        weights = exists.to(values.held.dtype)
+        rows = embedding_bag(
+            self._paths[index], values.held, mode="sum", per_sample_weights=weights
+        )
+        return rows + values.boundary[self._num_remote[positions]]
+
     def gradient_like(self, held: Tensor, dtype: torch.dtype, *, every_class: bool) -> Tensor:
         """Create a gradient buffer [n, d] for `put_gradient`, zero in rows that it never writes."""
         if not every_class:
@@ -271,6 +291,7 @@ class ClassWeights:
         self._path_ends = ends  # on the host, so that slicing does not synchronize with the device
         self._path_starts = self._to_device(ends[:-1])
         self._path_lengths = self._to_device(lengths)
+        self._longest_path = int(lengths.max(initial=0))
         self._num_remote = self._to_device(remote)
         self._node_of_position = self._to_device(nodes - start)
 

@@ -76,14 +76,14 @@ class Choice:
 
 
 class LabelPositions(NamedTuple):
-    """The positions of labels in a block.
+    """The positions of the rows' labels in a block.
 
-    `column_of_row` [B] is -1 for a label in another block. `rows` and `columns` [n] are the
-    positions of the labels in this block.
+    `here` [B] is true for labels in this block. `columns` [B] are their columns, and 0 for labels
+    in other blocks. Every row has an entry, because only the device knows how many labels are in
+    the block: a shorter list of positions would make the host wait for that number.
     """
 
-    column_of_row: Tensor
-    rows: Tensor
+    here: Tensor
     columns: Tensor
 
     @classmethod
@@ -91,14 +91,26 @@ class LabelPositions(NamedTuple):
         """Create the positions from `columns` [B]; labels in other blocks have columns outside
         0..`num_classes` - 1."""
         here = (columns >= 0) & (columns < num_classes)
-        columns = torch.where(here, columns, -1)
-        rows = here.nonzero().squeeze(1)
-        return cls(columns, rows, columns[rows])
+        return cls(here, columns.where(here, 0))
 
-    @property
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """The index of the true logits in a [B, C] tensor."""
-        return self.rows, self.columns
+    def take(self, matrix_BC: Tensor) -> Tensor:
+        """Return the elements [B] at the labels, 0 for labels in other blocks."""
+        return self._elements(matrix_BC).where(self.here, 0)
+
+    def put(self, matrix_BC: Tensor, values: Tensor | float) -> Tensor:
+        """Write `values`, a scalar or [B], at the labels, in place."""
+        kept = self._elements(matrix_BC)
+        new = torch.where(self.here, values, kept).to(kept.dtype)
+        return matrix_BC.scatter_(1, self.columns.unsqueeze(1), new.unsqueeze(1))
+
+    def add(self, matrix_BC: Tensor, values: Tensor) -> Tensor:
+        """Add `values` [B] at the labels, in place."""
+        return matrix_BC.scatter_add_(
+            1, self.columns.unsqueeze(1), values.where(self.here, 0).unsqueeze(1)
+        )
+
+    def _elements(self, matrix_BC: Tensor) -> Tensor:
+        return matrix_BC.gather(1, self.columns.unsqueeze(1)).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -106,17 +118,15 @@ class Block:
     """A block of classes, and the positions of the rows' labels in it.
 
     `class_ids` [C] are the classes of the columns, and `labels` [B] are the classes of the rows.
-    `label_columns` [B] are the columns of the labels, -1 for a label in another block, and
-    `label_pairs` are the (rows, columns) of the labels in this block. `true` [B] is z_y for these
-    rows and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf: its
-    gradient has B elements, whereas a gradient through the logits would have B x C. `weights` [C]
-    are the weights of a `Choice`.
+    `positions` are the positions of the labels in this block. `true` [B] is z_y for the rows whose
+    label is in this block and 0 for the others, so the sum over blocks is z_y. It is a separate
+    autograd leaf: its gradient has B elements, whereas a gradient through the logits would have
+    B x C. `weights` [C] are the weights of a `Choice`.
     """
 
     class_ids: Tensor
     labels: Tensor
-    label_columns: Tensor
-    label_pairs: tuple[Tensor, Tensor]
+    positions: LabelPositions
     true: Tensor
     weights: Tensor | None = None
 
@@ -144,14 +154,33 @@ class Block:
         weights: Tensor | None = None,
     ) -> "Block":
         """Create a block from the positions of the labels."""
-        rows, pairs = positions.rows, positions.pairs
-        true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[pairs])
+        true = positions.take(logits_BC.detach())
         true.requires_grad_(logits_BC.requires_grad)
-        return cls(class_ids, labels, positions.column_of_row, pairs, true, weights)
+        return cls(class_ids, labels, positions, true, weights)
+
+    @property
+    def label_columns(self) -> Tensor:
+        """The columns [B] of the labels, -1 for labels in other blocks."""
+        return self.positions.columns.where(self.positions.here, -1)
 
     def false_logits(self, logits_BC: Tensor) -> Tensor:
         """Return the logits with -inf at the label of each row."""
-        return logits_BC.index_put(self.label_pairs, logits_BC.new_tensor(-torch.inf))
+        result: Tensor = _WithoutLabels.apply(logits_BC, self.positions)
+        return result
+
+
+class _WithoutLabels(torch.autograd.Function):
+    """Replaces the elements at the labels with -inf, whose gradient is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix_BC: Tensor, positions: LabelPositions) -> Tensor:
+        ctx.positions = positions
+        return positions.put(matrix_BC.clone(), -torch.inf)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None]:
+        positions: LabelPositions = ctx.positions
+        return positions.put(grad_BC.clone(memory_format=torch.contiguous_format), 0), None
 
 
 @dataclass(frozen=True)

@@ -77,5 +77,4 @@ class SimLoss(Loss):
         cosine = left @ right.T
         similarity = cosine.sub_(self.lower).div_(1 - self.lower).clamp_(0, 1)
         # The similarity of a class to itself is 1, even after rounding and for a zero vector.
-        similarity[block.label_pairs] = 1
-        return similarity.log_()
+        return block.positions.put(similarity, 1).log_()

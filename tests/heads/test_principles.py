@@ -87,7 +87,7 @@ def value_and_gradient(loss: Loss, logits: Tensor, labels: Tensor) -> tuple[floa
             drawn, (leaf, block.true), allow_unused=True, materialize_grads=True
         )
         value += probability * float(drawn.detach())
-        gradient += probability * grad.index_put(block.label_pairs, by_true, accumulate=True)
+        gradient += probability * block.positions.add(grad.contiguous(), by_true)
     return value, gradient
 
 

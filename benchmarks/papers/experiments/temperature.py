@@ -87,7 +87,7 @@ def nonzero_share(logits: "Tensor", labels: "Tensor", tau: str) -> float:
     rows = Rows(num_classes=len(classes), labels=labels)
     value = loss.value(loss.merge([loss.statistics(logits, block)]), rows) * len(labels)
     of_logits, of_true = torch.autograd.grad(value, [logits, block.true])
-    whole = of_logits.index_put(block.label_pairs, of_true, accumulate=True)
+    whole = block.positions.add(of_logits.contiguous(), of_true)
     return float(whole.count_nonzero() / whole.numel())
 
 
