@@ -1,4 +1,4 @@
-"""`kway eval`: evaluates a run's model, optionally per class and with the confused classes."""
+"""`kway eval`: evaluates a run's model, optionally with metrics per class and confused classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,10 +47,10 @@ def evaluate(
     nproc: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
     classes: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="CSV file for a table with one row per class"),
+        typer.Option(metavar="FILE.csv", help="output CSV file with one row per class"),
     ] = None,
     sort: Annotated[
-        Order, typer.Option(help="column by which --classes is sorted, ascending")
+        Order, typer.Option(help="column by which the --classes file is sorted, in ascending order")
     ] = "index",
     worst: Annotated[
         int,
@@ -61,7 +61,7 @@ def evaluate(
         typer.Option(min=0, help="number of classes with the highest average precision to print"),
     ] = 0,
     confusions: Annotated[
-        int, typer.Option(min=0, help="number of most frequent wrong predictions to print")
+        int, typer.Option(min=0, help="number of most frequent confusions to print")
     ] = 0,
     allow_import: AllowImport = None,
 ) -> None:
@@ -125,7 +125,7 @@ def _here(wanted: "EvaluationRequest") -> int:
 
 
 def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
-    """Evaluate with several processes and return the step. On failure, exit with their code."""
+    """Evaluate with several processes and return the step. If they fail, exit with their code."""
     from launch.ranks.placement import Placement
     from launch.ranks.run import run_ranks
 

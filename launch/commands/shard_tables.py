@@ -50,7 +50,7 @@ def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents
 def class_table(manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
     """Return a table of the samples per class over all splits.
 
-    If there are many classes, it contains a histogram and the largest and smallest classes.
+    With many classes, it shows a histogram and only the largest and smallest classes.
     """
     counts = np.sum([split.counts for split in splits], axis=0)
     order = np.argsort(-counts, kind="stable")
@@ -81,7 +81,7 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
 
 
 def leak_table(report: "LeakReport", rows: int) -> Table:
-    """Return a table with one row for each suspect and for `rows` more characters."""
+    """Return a table with one row per suspect, followed by `rows` other characters."""
     table = Table("character", "texts", "class", "precision", "lift", "bits", "drop", "suspect")
     for leak in report.leaks[: len(report.suspects) + rows]:
         table.add_row(

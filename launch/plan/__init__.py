@@ -1,1 +1,1 @@
-"""`kway plan`: estimates memory, traffic and step time of a recipe, without the cluster."""
+"""`kway plan`: estimates memory, traffic and step time of a recipe without using the cluster."""
