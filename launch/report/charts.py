@@ -43,7 +43,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Marked:
-    """Events of one kind in a run, at these positions on the x axis."""
+    """Events of one kind in a run, and their positions on the x axis."""
 
     number: int
     mark: Mark
@@ -254,8 +254,8 @@ class Bar:
 
 
 def draw_ratios(groups: Sequence[tuple[str, Sequence[Bar]]]) -> Figure:
-    """Draw a labeled group of bars per metric. The label at the end of each bar is its run's letter
-    and its value in percent."""
+    """Draw a labeled group of bars per metric. The end of each bar shows its run's letter and its
+    value in percent."""
     thickness = _BAR * max(len(bars) for _, bars in groups) + _BAR_GAP
     figure = new_figure(_FRAME + thickness * len(groups))
     axes = figure.subplots()
