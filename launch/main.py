@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command and report an invalid option, ValueError or OSError in one line.
+    """Run a command. Reports invalid options, ValueError and OSError in one line.
 
     The exit code for such an error is 2, or 1 if the error may be transient (`data/retry.py`). If
     `--traceback` is the first argument, the error is raised with its traceback instead.

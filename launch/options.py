@@ -62,7 +62,7 @@ def with_options(
     *,
     without: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """Return a function for typer that replaces the first parameter of `command` by `options`.
+    """Return a function for typer that has `options` in place of `command`'s first parameter.
 
     `command` receives the values of the options as a `Given` in that parameter. without: parameters
     of `command` that keep their defaults and do not become options.

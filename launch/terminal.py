@@ -83,7 +83,7 @@ def plain_lines(verb: str, unit: str = "samples") -> Report:
 
 
 class _Rate:
-    """Units per second since the first report, because a resumed job does not start at zero."""
+    """Units per second, counted from the first report, as resumed jobs do not start at zero."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None

@@ -26,7 +26,7 @@ def doctor(
     recipe: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RECIPE", help="recipe to check this machine for (YAML file)", dir_okay=False
+            metavar="RECIPE", help="recipe that this machine should run (YAML file)", dir_okay=False
         ),
     ] = None,
     overrides: Annotated[

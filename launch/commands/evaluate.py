@@ -1,4 +1,4 @@
-"""`kway eval`: evaluates a run's model, optionally with metrics per class and confused classes."""
+"""`kway eval`: evaluates a run's model, optionally with per-class metrics and confusions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,14 +54,14 @@ def evaluate(
     ] = "index",
     worst: Annotated[
         int,
-        typer.Option(min=0, help="number of classes with the lowest average precision to print"),
+        typer.Option(min=0, help="print this many classes with the lowest average precision"),
     ] = 0,
     best: Annotated[
         int,
-        typer.Option(min=0, help="number of classes with the highest average precision to print"),
+        typer.Option(min=0, help="print this many classes with the highest average precision"),
     ] = 0,
     confusions: Annotated[
-        int, typer.Option(min=0, help="number of most frequent confusions to print")
+        int, typer.Option(min=0, help="print this many of the most frequent confusions")
     ] = 0,
     allow_import: AllowImport = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`kway k8s`: manifests for a Kubernetes cluster."""
+"""`kway k8s`: creates manifests for a Kubernetes cluster."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`kway plan`: estimates memory, traffic and step time of a recipe without using the cluster."""
+"""`kway plan`: estimates a recipe's memory, traffic and step time without access to the cluster."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def plan(
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Estimate memory per GPU, network traffic and step time of a recipe on a cluster."""
+    """Estimate the memory per GPU, network traffic and step time of a recipe on a cluster."""
     if link_gbps is not None and not math.isfinite(link_gbps):
         raise ValueError(f"--link-gbps is {link_gbps}: pass a number of Gbit/s, such as 400")
     if host_memory is not None and not math.isfinite(host_memory):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from serving.model import Model
     from serving.schemas import Answer, ClassThreshold
 
-# Number of texts, or of image crops, in one forward pass.
+# Number of texts or image crops per forward pass.
 _BATCH = 16
 # Maximum number of characters of a text in the table.
 _SHOWN = 60

@@ -62,13 +62,13 @@ def check(
     ] = 100_000,
     threshold: Annotated[
         float,
-        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be a suspect"),
+        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be suspect"),
     ] = 0.02,
     rows: Annotated[
-        int, typer.Option(min=0, help="number of characters to list in addition to the suspects")
+        int, typer.Option(min=0, help="number of characters to list in addition to suspect ones")
     ] = 10,
     strict: Annotated[
-        bool, typer.Option("--strict", help="exit with code 2 if any character is a suspect")
+        bool, typer.Option("--strict", help="exit with code 2 if any character is suspect")
     ] = False,
 ) -> None:
     """Find characters that leak the label of a text, such as parts of emoji."""

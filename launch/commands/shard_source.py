@@ -106,7 +106,7 @@ def _shard(
                 ignored=source.skipped(),
             )
         except ValueError:
-            source.clean_up()  # the input has to change, so this run cannot be resumed
+            source.clean_up()  # the input must be fixed first, so this run cannot be resumed
             raise
         source.clean_up()
     if source.compares_splits:

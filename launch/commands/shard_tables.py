@@ -18,8 +18,8 @@ from launch.terminal import table_cell
 if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
 
-_ALL_CLASSES = 30  # up to this number of classes, list each class
-_ENDS = 5  # with more classes, list this number of the largest and of the smallest classes
+_ALL_CLASSES = 30  # up to this many classes, list every class
+_ENDS = 5  # with more classes, list this many of the largest and the smallest
 _BAR = 28
 _TEXT = 200
 

@@ -96,7 +96,7 @@ def train(
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted
     (run the command again), 130 interrupted, 128 + n if signal n killed a rank.
     """
-    with _nothing_to_save():  # importing torch with the recipe takes seconds
+    with _nothing_to_save():  # the imports below include torch and take seconds
         from trainer.recipe import dump_recipe, load_recipe
 
         resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())

@@ -53,15 +53,13 @@ def build(
         Literal["vectors", "hierarchy"] | None,
         typer.Option(
             "--from",
-            help="what to use if SOURCE is a folder of shards; default: its label vectors, or its "
-            "hierarchy if it has no label vectors",
+            help="what to build the tree from if SOURCE is a folder of shards; default: its label "
+            "vectors if it has any, otherwise its hierarchy",
         ),
     ] = None,
     kind: Annotated[
         Literal["vtree", "utree"],
-        typer.Option(
-            help="kind of the inner nodes of a cover tree: pseudoclasses (vtree) or classes (utree)"
-        ),
+        typer.Option(help="inner nodes of a cover tree: pseudoclasses (vtree) or classes (utree)"),
     ] = "vtree",
     base: Annotated[
         float,
@@ -76,7 +74,7 @@ def build(
     ] = None,
     missing: Annotated[
         Literal["error", "mean", "zero"],
-        typer.Option(help="what to use for class names that are missing from the vector file"),
+        typer.Option(help="how to handle class names that are missing from the vector file"),
     ] = "error",
     keep_chains: Annotated[
         bool,

@@ -62,7 +62,7 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
 
 
 def _typical_class(found: list[Logits]) -> int:
-    """The class with the median summed AUPRC, among the classes with the most held-out images."""
+    """Of the classes with the most held-out images, the one whose total AUPRC is the median."""
     labels = found[0].labels
     counts = np.bincount(labels)
     class_ids = torch.from_numpy(np.flatnonzero(counts == counts.max()))

@@ -26,7 +26,8 @@ _UNLIMITED = 1 << 60  # version 1 reports a number near 2^63 if there is no limi
 def open_files(workload: Workload) -> Iterator[Finding]:
     """Check the limit on open files.
 
-    Each process holds every shard that it reads open, plus one or two sockets per other rank.
+    Each process needs one file for every shard that it reads, and one or two sockets for every
+    other rank.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:

@@ -79,7 +79,7 @@ def _try_commit(folder: Path) -> float:
 
 def _what_failed(failure: OSError) -> str:
     what = failure.strerror or str(failure)
-    return f"a file operation failed without which checkpoints cannot be written: {what}"
+    return f"checkpoints cannot be written, because a file operation failed: {what}"
 
 
 def _remedy(failure: OSError) -> str:

@@ -97,7 +97,7 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
     trainer = job.trainer or {}
     folder = PurePosixPath(trainer.get("workingDir", "/"))
     home = environment(trainer).get("HOME", "/")
-    # Only claims can contain input: an emptyDir starts empty, and Secrets do not contain data.
+    # Inputs must be on claims: an emptyDir starts empty, and Secrets do not contain data.
     reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
     writing = {
         "run": ("writable claim", writable_mounts(job.pod, trainer, (CLAIM,))),

@@ -81,7 +81,7 @@ def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that preStop waits for in-flight requests: Ray exits immediately on SIGTERM."""
+    """Check that preStop waits for in-flight requests, because Ray exits at once on SIGTERM."""
     for service in of_kind(manifests, "RayService"):
         request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
         for pod in _pods(service):

@@ -193,7 +193,8 @@ def _image(text: str) -> dict[str, str]:
 def _checked(namespace: str) -> str:
     if not _NAME.fullmatch(namespace):
         raise ValueError(
-            f"--namespace {namespace} is not a valid name: use at most 63 of a-z, 0-9 and -"
+            f"--namespace {namespace} is not a valid name: use at most 63 characters, only a-z, "
+            "0-9 and -"
         )
     return namespace
 

@@ -17,7 +17,7 @@ import torch
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
 
-# Latency of a small NCCL collective. Assumed, with the order of magnitude that nccl-tests reports.
+# Assumed latency of a small NCCL collective, of the order of magnitude that nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
 _BITS = 8
@@ -98,7 +98,7 @@ class Cluster:
         return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
 
     def nontrivial(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """Return the collectives that send data, which requires data and more than one rank."""
+        """Return the collectives that send data: those with a size above 0 and several ranks."""
         return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
 
 

@@ -1,4 +1,4 @@
-"""A lower bound on the time of a step with the given operations.
+"""A lower bound on the step time, derived from the operations of a step.
 
 Each operation takes as long as its products at peak rate or its bytes at memory bandwidth,
 whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate of their
@@ -106,7 +106,7 @@ def _phase(
     mine = [c for c in collectives if c.phase == phase]
     hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
     waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
-    # Hidden collectives overlap with the work of the phase and add only the time in excess of it.
+    # Hidden collectives overlap with the work of the phase, so they add only what exceeds it.
     links = waited + max(0.0, hidden - compute - memory)
     across = any(cluster.crosses_nodes(c.group) for c in mine)
     return PhaseTime(phase, compute, memory, links, across)

@@ -178,7 +178,7 @@ def _as_exit_code(code: int) -> int:
 
 
 def own_exit_codes(codes: dict[int, int]) -> dict[int, int]:
-    """Return the exit codes by rank, without ranks terminated because another rank had failed."""
+    """Return the exit codes by rank. Omits ranks terminated because another rank had failed."""
     own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
     return own or codes
 

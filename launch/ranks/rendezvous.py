@@ -162,7 +162,7 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
 
 
 def failure_reason(error: Exception, placement: Placement) -> str:
-    """Return one line with the cause and a fix."""
+    """Describe the cause of the failure and a fix in one line."""
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
         return (
@@ -173,7 +173,7 @@ def failure_reason(error: Exception, placement: Placement) -> str:
         case TimeoutError() | TransientError():  # a timeout of `interruptible` has no message
             return str(error) or f"{where} stopped responding: restart its host, then the others"
         case RendezvousClosedError():
-            return f"{where} is closed, because ranks on another machine failed: see its output"
+            return f"{where} is closed, because ranks on another machine failed: see their output"
         case RendezvousTimeoutError():
             return (
                 f"{where} timed out with fewer than {placement.min_nodes} machines: start kway "
