@@ -44,7 +44,9 @@ def losses() -> None:
         table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
     console.print(table)
     if not shows_statistics:
-        conditions.append(f"To see the statistics per row, widen the terminal to {_WIDE_COLUMNS}.")
+        conditions.append(
+            f"The statistics per row require a terminal with {_WIDE_COLUMNS} columns or more."
+        )
     for line in ("", *_LEGEND, *conditions):
         console.print(Text(line))
 
