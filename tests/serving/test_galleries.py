@@ -271,7 +271,7 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     assert reasons["pipe.png"] == "not a regular file"
     assert "skipped: text.jpg: " in output
     assert "warning: skipped 5 unreadable images, listed in" in output
-    assert "note: ignored 3 other files" in output
+    assert "note: ignored 3 files" in output
 
     with pytest.raises(ValueError, match=r"in: .* cannot be read .* and 4 more: .*--strict"):
         command(bundle, folder, "-o", tmp_path / "strict", "--strict")
