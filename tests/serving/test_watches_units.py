@@ -321,7 +321,7 @@ def test_new_limits_apply_immediately() -> None:
         await board.create("a", terms())
         await board.configure(ServingConfig(max_watches_per_client=2, max_watches=2))
         await board.create("a", terms())
-        with pytest.raises(WatchLimitError, match="your limit of 2 watches"):
+        with pytest.raises(WatchLimitError, match="limit of 2 watches"):
             await board.create("b", terms())
 
     asyncio.run(run())

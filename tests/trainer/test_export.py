@@ -220,7 +220,7 @@ def test_an_evaluation_of_an_older_version_is_an_error_with_the_fix(run, tmp_pat
     tensors = load_file(path)
     del tensors["reached_pooled"]
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"'reached_pooled': .* run `kway eval` again"):
+    with pytest.raises(ValueError, match=r"'reached_pooled', .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
 
 
