@@ -290,17 +290,18 @@ class Compared:
         *first, last = self.by
         measures = f"{', '.join(first)} or {last}" if first else last
         found = (
-            f"Each run has {self.steps:,} steps, and there are {self.seeds} seeds. Each loss "
-            f"uses the best learning rate and weight decay of the same {self.num_candidates} "
-            f"candidates, chosen by {measures} on held-out training samples after "
-            f"{self.search_steps:,} steps{self.best.edges()}. The shared learning rate and "
-            f"weight decay are {self.shared.lr:g} and {self.shared.weight_decay:g}."
+            f"Each run takes {self.steps:,} steps, and there are {self.seeds} seeds. For each "
+            f"loss, the best of the same {self.num_candidates} pairs of learning rate and weight "
+            f"decay is chosen by {measures} on held-out training samples after "
+            f"{self.search_steps:,} steps{self.best.edges()}. The shared learning rate is "
+            f"{self.shared.lr:g}, and the shared weight decay is {self.shared.weight_decay:g}."
         )
         if self.refined is None:
             return found
         return (
-            f"{found} A bracketed search then continues from the best candidate in half-decade "
-            f"steps until the rates on both sides of the best one are worse{self.refined.edges()}."
+            f"{found} Starting from the best candidate, a bracketed search then moves in "
+            "half-decade steps until the rates on both sides of the best one are worse"
+            f"{self.refined.edges()}."
         )
 
 

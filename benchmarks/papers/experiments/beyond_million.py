@@ -209,16 +209,16 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     times = results[timing]
     words = (
         f"There are {sizes['classes']:,} classes with random centers on the unit sphere in "
-        f"{_DIM} dimensions. A sample is the center of its class plus normal noise with standard "
-        f"deviation {_SIGMA:g} per dimension. There is no backbone: the features are given. Of "
-        f"the classes, {sizes['seen']:,} have training samples, and training takes {steps} steps "
-        f"with a batch size of {sizes['batch']:,}. The single logits of {sizes['measured']:,} of "
-        "these classes are measured, on 20 samples of each class and the same number of samples "
-        "of random classes. In each step, ce and nce compute the classes of the batch and "
-        f"{sizes['sampled']:,} random classes, but quadratic computes all classes exactly with "
-        "the factored head. The heads are initialized to zero and trained with SGD and "
-        f"{len(runs['ce'])} seeds. Each loss uses the best of the same {len(rates)} learning "
-        f"rates after {search} steps with another seed."
+        f"{_DIM} dimensions. A sample is the center of its class plus normal noise with a standard "
+        f"deviation of {_SIGMA:g} per dimension. There is no backbone: the features are given. "
+        f"Training samples come from {sizes['seen']:,} of the classes, and training takes {steps} "
+        f"steps with a batch size of {sizes['batch']:,}. Single logits are evaluated for "
+        f"{sizes['measured']:,} of these classes, on 20 samples of each class and the same number "
+        "of samples of random classes. In each step, ce and nce compute the logits of the batch's "
+        f"classes and of {sizes['sampled']:,} random classes, whereas quadratic accounts for all "
+        "classes exactly by means of the factored head. The heads are initialized to zero and "
+        f"trained with SGD, with {len(runs['ce'])} seeds. For each loss, the best of the same "
+        f"{len(rates)} learning rates is chosen after {search} steps with another seed."
     )
     return _section(words, best, runs, ratio(times["all"], times["one"]), times.measures, plots)
 
@@ -252,9 +252,10 @@ def _section(
             )
         ],
         remarks=[
-            "The ideal row of a class is its true center: no training can do better here.",
+            'In the row "ideal", each class row is the true center of its class: no training can '
+            "do better here.",
             "batch_ce was not run: it has no variant that samples classes, and computing the "
-            "logits of a million classes for every batch does not fit this budget.",
+            "logits of a million classes for every batch would exceed this budget.",
         ],
     )
 

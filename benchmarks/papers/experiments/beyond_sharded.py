@@ -166,10 +166,10 @@ def _section(job: Job, measures: Measures, plots: PlotFolder) -> Section:
         title=EXPERIMENT.title,
         setup=(
             f"This experiment tests {len(settings['cases'])} combinations of class weights and "
-            f"loss, with {settings['classes']} classes and {settings['batch']} rows, so that "
+            f"loss, with {settings['classes']} classes and a batch of {settings['batch']} rows: "
             "neither number is divisible by the number of ranks. Each head is trained on noise "
             f"for {settings['steps']} steps of SGD with a rate of {settings['rate']:g}. Every "
-            "mesh starts from the same rows and uses the same global batches. Ranks are CPU "
+            "mesh starts from the same class rows and uses the same global batches. Ranks are CPU "
             "processes with one thread each, started by kway's launcher (gloo). Step times are "
             f"for dense ce with {case}."
         ),
@@ -201,7 +201,8 @@ def _same_claims(measures: Measures) -> list[Claim]:
         shown = "; ".join(f"{what} {value:.0e} ({case})" for what, (case, value) in worst.items())
         claims.append(
             Claim(
-                f"{mesh}: losses and rows equal those of one rank up to rounding ({_ROUNDING:.0e})",
+                f"if {mesh}, losses and class rows equal those of one rank up to rounding "
+                f"({_ROUNDING:.0e})",
                 "holds" if same else "does not hold",
                 f"largest relative difference: {shown}",
                 Kind.ADDITIONAL,
@@ -261,7 +262,7 @@ def _apart_table(measures: Measures) -> Table:
                 cells.append(f"{value:.1e} ({case.split()[1]})")
             rows.append([*cells, str(len(of_weights))])
     return Table(
-        "Largest relative difference from one rank, and the loss it occurs with",
+        "Largest relative difference from one rank, and the loss with which it occurs",
         [
             "class weights",
             "mesh",

@@ -91,11 +91,11 @@ def _remarks(dataset: str) -> list[str]:
     unprinted = [loss for loss in _ELEVEN if loss not in published("002", "table 1", dataset)]
     own = {loss: loss_settings(loss) for loss in LOSSES}
     return [
-        f"The paper defines {', '.join(unprinted[:-1])} and {unprinted[-1]} but does not print "
-        "results for them. It also includes SVHN, CIFAR-10 and ImageNet, which were not run here.",
-        "The paper searches the learning rate among 1, 0.1, 0.01 and 0.001 and trains for 100,000 "
+        f"The paper defines {', '.join(unprinted[:-1])} and {unprinted[-1]} but prints no results "
+        "for them. It also has results for SVHN, CIFAR-10 and ImageNet, which were not run here.",
+        "The paper chooses the learning rate from 1, 0.1, 0.01 and 0.001 and trains for 100,000 "
         "steps. It does not mention weight decay.",
-        "Other settings of the losses are kway's defaults and were not searched: "
+        "The losses' other settings were not tuned; they are kway's defaults: "
         f"{'; '.join(f'{loss} {settings}' for loss, settings in own.items() if settings)}.",
     ]
 

@@ -209,12 +209,12 @@ def _section(
         title=EXPERIMENT.title,
         setup=(
             "This experiment measures a training step (forward, backward, SGD with weight "
-            f"decay) of spherical softmax for {_BATCH} rows of noise, on {device}. The factored "
-            "head is compared with a dense head, which computes every logit. The dense head is "
-            f"measured only if its weight has at most {_DENSE_NUMBERS:,} elements. The heads are "
-            f"timed in turn, for {by_classes.rounds} rounds in the first table and "
-            f"{by_dims.rounds} in the second. In each round, a slope is fitted to log time over "
-            "log size. Intervals of the slope are over rounds."
+            f"decay) of spherical softmax on a batch of {_BATCH} noise vectors, on {device}. The "
+            "factored head is compared with a dense head, which computes every logit. The dense "
+            "head is measured only at sizes where its weight has at most "
+            f"{_DENSE_NUMBERS:,} elements. The heads are timed in turn, for {by_classes.rounds} "
+            f"rounds in the first table and {by_dims.rounds} in the second. In each round, the "
+            "slope of log time over log size is fitted; its confidence interval is over rounds."
         ),
         claims=_claims(by_classes, by_dims, dim, classes),
         tables=[
@@ -225,13 +225,13 @@ def _section(
             plots.save(
                 EXPERIMENT.name,
                 _figure((by_classes, f"D, classes ({dim})"), (by_dims, f"d, features ({classes})")),
-                title="Time per training step of the factored head and a dense head.",
+                title="Time per training step of the factored head and the dense head.",
                 alt_text="Two panels, by classes and by features, with one line per head.",
             )
         ],
         remarks=[
             "Both heads learn the same rows: after the same number of steps, their rows differ by "
-            f"{distance:.0e} relative to the distance that the rows moved.",
+            f"{distance:.0e} relative to the distance that the rows have moved.",
             "After many steps, the factored head consolidates its rows, which requires a pass "
             f"over all rows. This happened {consolidations} times during the measurement. "
             "benchmarks/factored.py measures how long it takes.",
@@ -256,14 +256,14 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             Kind.PAPER,
         ),
         Claim(
-            f"the time of a dense head grows faster with the number of classes than that of the "
-            f"factored head ({dim})",
+            "the time of a step grows faster with the number of classes for the dense head than "
+            f"for the factored head ({dim})",
             verdict(steeper),
             f"slope {rising.text()}, steeper by {steeper.text()}",
             Kind.TRIVIAL,  # it computes every logit
         ),
         Claim(
-            f"the time of a step grows at most with d^2 ({classes})",
+            f"the time of a step grows no faster than d^2 ({classes})",
             verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
             f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
             Kind.PAPER,

@@ -98,33 +98,34 @@ def _section(
         setup=(
             f"{network.description()}. The paper uses ResNet-18 on ImageNet. The smooth top-k "
             f"loss uses k = 5 and temperature {_TAU:g}. {compared.setup()} {_length(network)} "
-            "Rates are searched for each size."
+            "Rates are chosen separately for each size."
         ),
         claims=_claims(shares, compared, network.kind),
         tables=[_table(shares, compared)],
         plots=[plot],
         remarks=[
             "The fractions of the training set are the same as in the paper, but the images are "
-            "different: the published numbers are for ImageNet and only show the trend.",
-            "Table 2 itself requires ImageNet shards (`kway shard`), subsets of each size, and "
-            "days of GPU time: use the recipe imagenet-resnet50-smooth-topk with ResNet-18, "
-            "`{model_type: resnet, layer_type: basic, depths: [2, 2, 2, 2], hidden_sizes: [64, "
-            "128, 256, 512]}`, as backbone.config. This command does not run it at any budget; "
-            "with `--budget full` it trains DenseNet-40-12 on fractions of CIFAR-100.",
-            "The paper uses class-balanced subsets, three drops of the learning rate, and the "
-            "best checkpoint on the validation split. In this experiment, the subsets are "
-            "random, the drops are those of the paper's CIFAR-100 runs, and the last weights "
-            "are tested.",
+            "not: the published numbers are for ImageNet, so only their trend can be compared.",
+            "To reproduce Table 2 itself, you need ImageNet shards (`kway shard`), a subset of "
+            "each size and days of GPU time. Use the recipe imagenet-resnet50-smooth-topk and set "
+            "backbone.config to ResNet-18: `{model_type: resnet, layer_type: basic, depths: [2, "
+            "2, 2, 2], hidden_sizes: [64, 128, 256, 512]}`. `python -m benchmarks.papers` does not "
+            "run Table 2 at any budget; with `--budget full`, it trains DenseNet-40-12 on "
+            "fractions of CIFAR-100.",
+            "The paper uses class-balanced subsets, drops the learning rate three times, and tests "
+            "the best checkpoint on the validation split. In this experiment, the subsets are "
+            "random, the learning rate drops as in the paper's CIFAR-100 runs, and the final "
+            "weights are tested.",
         ],
     )
 
 
 def _length(network: Cifar) -> str:
     if network.is_published:
-        return "All sizes have the same number of epochs, so smaller sizes have fewer steps."
+        return "All sizes train for the same number of epochs, so smaller sizes take fewer steps."
     return (
-        "All sizes have the same number of steps; in the paper, they have the same number of "
-        "epochs."
+        "All sizes train for the same number of steps; in the paper, they train for the same "
+        "number of epochs."
     )
 
 

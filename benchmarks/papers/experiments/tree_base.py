@@ -70,10 +70,10 @@ def _section(trained: Trained, plots: PlotFolder) -> Section:
         tables=[_accuracies(trained), _advantages(trained)],
         plots=[plot],
         remarks=[
-            "With a large base, a single pseudoclass is the parent of all classes, which is "
-            "equivalent to cross entropy. A small base produces long paths, so a step moves the "
-            "row of a class further at the same rate. Hierarchical softmax uses the tree of base "
-            f"{BASE:g}.",
+            "With a large base, a single pseudoclass is the parent of all classes, and the tree "
+            "loss is equivalent to cross entropy. A small base produces long paths, so a step at "
+            "the same rate moves the row of a class further. Hierarchical softmax uses the tree "
+            f"with base {BASE:g}.",
             f"The authors' public code uses cover trees of base {AUTHORS_BASE:g}. Synthetic I "
             "lists its other differences from the paper.",
         ],

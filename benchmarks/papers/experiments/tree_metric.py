@@ -84,8 +84,8 @@ def _flat_text(counting: Job, flat: Measures) -> str:
         f"The paper's regime is n = {paper.n}, d = {paper.d}, k = {paper.k}, sigma = "
         f"{paper.sigma:g}. In this regime, most trees are flat: a single pseudoclass is the "
         "parent of all classes, so the tree loss equals cross entropy for every epsilon. Of "
-        f"{total} V-trees, {counts} (the base of the authors' public code) are flat. This "
-        "experiment therefore uses a different regime."
+        f"{total} V-trees per base, the number of flat ones is {counts} (the base in the authors' "
+        "public code). This experiment therefore uses a different regime."
     )
 
 
