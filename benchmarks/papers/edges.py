@@ -1,4 +1,7 @@
-"""Check whether the best rate of a search is at an edge of its grid, which may be too small."""
+"""Check whether the best rate of a search is at an edge of its grid.
+
+If it is, a better rate may lie outside the grid.
+"""
 
 from collections.abc import Sequence
 

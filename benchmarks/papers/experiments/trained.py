@@ -29,8 +29,8 @@ AUTHORS_CODE = (
     "The authors' public code (cora1021/TreeLoss) differs from the paper's text or fills gaps in "
     "it. It trains from random weights with one pass of single-sample SGD (rate 1e-4, momentum "
     f"0.9, weight decay 3e-4), uses cover trees of base {AUTHORS_BASE:g}, and draws a W* of rank "
-    "5, where the text uses independent entries. Its pseudoclasses are keyed by center, so a path can "
-    "contain the same vector twice. By default, its script for Figure 4 takes a single step on "
+    "5, where the text uses independent entries. Its pseudoclasses are keyed by center, so a path "
+    "can contain the same vector twice. By default, its script for Figure 4 takes a single step on "
     "1,000 samples. None of this is used here."
 )
 
