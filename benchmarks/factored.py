@@ -37,8 +37,7 @@ class QuickHead(FactoredHead):
 
 
 def rows() -> Iterator[Row]:
-    """Compare a step with 4,000,000 classes to one with 10,000, and that one to a dense head's
-    step.
+    """Compare factored steps with many and with few classes, and a dense step.
 
     Also time a consolidation.
     """

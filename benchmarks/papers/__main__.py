@@ -62,7 +62,7 @@ def papers(
         bool,
         typer.Option(
             "--again",
-            help="repeat measurements made with older code or with another torch version or machine",
+            help="repeat measurements from older code, another torch version or another machine",
         ),
     ] = False,
     page_only: Annotated[

@@ -1,4 +1,4 @@
-"""Timings for jobs with `alone`: contenders take turns, and ratios are computed per round."""
+"""Timings for jobs that run `alone`: contenders take turns, and ratios are computed per round."""
 
 import math
 import time

@@ -58,8 +58,8 @@ def _between(steps: int) -> int:
 class _Design:
     """An arm is a loss and a noise level.
 
-    As in the paper, cross entropy gets an advantage: its best checkpoint by top-5 on the validation
-    split is tested as well.
+    As in the paper, cross entropy gets an advantage: the checkpoint with its best top-5 accuracy on
+    the validation split is tested, too.
     """
 
     cifar: Cifar

@@ -1,6 +1,6 @@
 """Paper 001, Lemmas 3.2, 3.4 and 3.5: closed forms and simulation on the K-class mixture.
 
-The losses are kway's, evaluated by a head whose rows are the classifier Theta.
+The losses are kway's; they are evaluated with a head whose rows are the classifier Theta.
 """
 
 import math
@@ -27,7 +27,7 @@ _CLOSE = 0.005  # relative tolerance of a simulation
 
 @dataclass(frozen=True)
 class Mixture:
-    """K classes around unit centers M [K, d] in random directions; noise covariance sigma^2 I."""
+    """K classes with unit centers M [K, d] in random directions and noise covariance sigma^2 I."""
 
     k: int
     d: int
@@ -44,7 +44,7 @@ class Mixture:
 def minimizer(centers: np.ndarray, ridge: float) -> np.ndarray:
     """Return M (M'M + ridge I)^-1 [K, d].
 
-    It minimizes the quadratic loss if ridge is K sigma^2 (Lemma 3.4, printed with sigma^2).
+    It minimizes the quadratic loss if ridge is K sigma^2 (Lemma 3.4 prints sigma^2).
     """
     gram = centers.T @ centers + ridge * np.eye(centers.shape[1])
     return np.linalg.solve(gram, centers.T).T
@@ -60,7 +60,7 @@ def least_quadratic(centers: np.ndarray, sigma: float) -> float:
 
 
 def ccql_minimizer(centers: np.ndarray, sigma: float, w: float) -> tuple[np.ndarray, float]:
-    """Return the minimizer Theta [K, d] of the correct-class quadratic loss, and the minimum.
+    """Return the minimizer Theta [K, d] of the correct-class quadratic loss, and its minimum.
 
     Each row i is a separate least-squares problem with the matrix (M'M + w mu_i mu_i') / K
     + sigma^2 (1 + w / K) I and the right-hand side (1 + w) mu_i / K.
@@ -132,7 +132,7 @@ def measure_quadratic(settings: Mapping[str, Any], _folders: Folders) -> Measure
 def measure_cross_entropy(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Compute CE at Theta = R M with noise of norm at most gamma (Lemma 3.2; a job).
 
-    The noise is uniform in the ball, or points straight to the nearest other center.
+    The noise is uniform in the ball, or points directly at the nearest other center.
     """
     from heads.losses import CrossEntropy
 
@@ -250,7 +250,7 @@ def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
 
 
 def _entropy_claims(found: _Found) -> list[Claim]:
-    """Claim Lemma 3.2 from the smallest relative margin below epsilon over all cases."""
+    """Return the claim of Lemma 3.2, judged by the smallest relative margin below epsilon."""
     margin = min(
         1 - loss / epsilon
         for of_draw in found.entropy

@@ -54,7 +54,7 @@ def main() -> int:
 def measure(settings: Mapping[str, Any], world: World) -> tuple[Any, dict[str, np.ndarray]]:
     """Return the losses and step times, and this rank's rows after the last step.
 
-    Losses and rows are by case (`weights loss`); step times are those of a larger head.
+    Losses and rows are keyed by case (`weights loss`); step times are those of a larger head.
     """
     losses, rows = {}, {}
     for case in settings["cases"]:
@@ -95,8 +95,8 @@ def _trained(
 ) -> Iterator[tuple[float, float]]:
     """Yield seconds and loss of each step.
 
-    All meshes use the same global batches. A rank gets its share of the rows; shares differ by at
-    most one row.
+    All meshes use the same global batches. Each rank gets its share of the rows; the shares differ
+    by at most one row.
     """
     draw = torch.Generator().manual_seed(0)
     factored = isinstance(head, FactoredHead)

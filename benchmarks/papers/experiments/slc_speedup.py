@@ -30,8 +30,8 @@ _REPEATED = 1 << 14  # number of distinct noise rows, which are repeated to fill
 def time_network(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Time the backbone, one logit, and the logits of 2^power classes on random noise (a job).
 
-    The backbone and the product with the class rows are timed separately, and the forward pass is
-    their sum. The backbone therefore does not run once per number of classes.
+    The backbone and the product with the class rows are timed separately, and their times are
+    added. The backbone therefore does not have to run again for each number of classes.
     """
     import torch
 
@@ -234,7 +234,7 @@ def _claims(
 
 
 def _share_remark(jobs: Mapping[tuple[str, int], Job], results: Results, power: float) -> str:
-    """Return a remark on the time of the backbone, which the speedup depends on."""
+    """Return a remark on the backbone's time, on which the speedup depends."""
     parts = []
     for (name, batch), job in jobs.items():
         seconds = results[job]["seconds"]

@@ -29,17 +29,17 @@ _FIXED = 100_000  # classes, while the number of features varies
 _CLASSES = tuple(10**power for power in range(3, 8))
 _DIMS = (32, 64, 128, 256, 512)
 _DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times this memory
-# Slopes are fitted from these sizes on, where the fixed cost of calls is negligible.
+# Slopes are fitted only to sizes of at least these, where the fixed cost of calls is negligible.
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
 # A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
 _FLAT = math.log10(1.1)
 
 
 def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
-    """Time a training step (forward, backward, update) of the heads `cases` (a job).
+    """Time a training step (forward, backward, update) of the head in each of `cases` (a job).
 
-    Each case is [kind, classes, dim]; its measure is named `kind classes dim`. The time includes
-    consolidations of the factored heads when they occur.
+    A case is [kind, classes, dim], and its measure is named `kind classes dim`. The times include
+    any consolidations of the factored heads.
     """
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +71,7 @@ def _head(kind: str, num_classes: int, dim: int, device: str) -> ClassHead:
 def _step(head: ClassHead) -> Callable[[], None]:
     """Return a training step on noise.
 
-    Every step draws new labels, so the rows it touches are not already in the cache.
+    Every step draws new labels, so the rows that it touches are not in the cache yet.
     """
     train, device = _trained_by(head), head.engine.weights.device
 
@@ -104,7 +104,7 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
 def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
     """Return the largest distance between the rows of both heads after the same steps.
 
-    It is relative to the movement of the row that moved furthest.
+    It is relative to the distance moved by the row that moved furthest.
     """
     dense = ClassHead(dim, num_classes, SphericalSoftmax(), bias=False)
     factored = FactoredHead(dim, num_classes, SphericalSoftmax())
@@ -178,7 +178,7 @@ def _cases(sizes: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 class _Times:
-    """Seconds of both heads by size, and their slopes for sizes of at least `least`."""
+    """Seconds of both heads by size, and their slopes over sizes of at least `least`."""
 
     def __init__(self, measures: Measures, *, column: int, least: int) -> None:
         self.measures = measures

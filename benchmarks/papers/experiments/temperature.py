@@ -50,8 +50,8 @@ def loss_of(tau: str) -> dict[str, Any]:
 def nonzero_shares(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Measure the fraction of nonzero elements of the loss's derivative by temperature (a job).
 
-    The derivative is taken with respect to the scores, at the initial weights over the training
-    images.
+    The derivative is taken with respect to the scores of the training images, at the initial
+    weights.
     """
     from data.shards.manifest import Manifest
     from trainer.recipe import build_recipe

@@ -1,4 +1,4 @@
-"""Paper 003's algorithms for the smooth top-k loss as printed, for comparison with kway's.
+"""Paper 003's algorithms for the smooth top-k loss, as printed, to compare with kway's.
 
 The code is plain torch and is differentiated by autograd unless stated otherwise.
 """

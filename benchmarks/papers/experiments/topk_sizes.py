@@ -53,8 +53,8 @@ class _Design:
         kind = run.arm.split()[0]
         loss = {"kind": kind} if kind == "ce" else {"kind": kind, "tau": _TAU}
         recipe = self.cifar.recipe(run, loss=loss, nesterov=True)
-        # The published sizes train for the same number of epochs. That would leave the stand-in
-        # with only a few steps, so its number of steps is fixed.
+        # In the paper, all sizes train for the same number of epochs. The stand-in would then take
+        # very few steps at small sizes, so its number of steps is fixed.
         share = float(run.arm.split()[1]) if self.cifar.is_published else 1.0
         steps = max(1, round(run.steps * share))
         recipe["train"]["duration"] = {"steps": steps}
@@ -143,7 +143,7 @@ def _claims(shares: tuple[float, ...], compared: Compared, kind: Kind) -> list[C
     claims = []
     for share in shares:
         ours = mean(by_seed(share))
-        # The paper calls the difference at the full size insignificant.
+        # The paper calls the difference with all images insignificant.
         if share < 1:
             claims.append(
                 paired(

@@ -1,9 +1,9 @@
 """Train arms on paper 000's synthetic data, draw by draw, and compare them.
 
-The paper states neither learning rates nor the number of passes. Each arm is trained at the best
-learning rate of its own search and at the `SHARED` rates, and a claim is settled only if all of
-these agree. Draws that compare cross entropy with itself, because the tree of a tree loss is flat,
-are omitted.
+The paper states neither the learning rates nor the number of passes. Each arm is trained at the
+best learning rate of its own search and at the `SHARED` rates, and a claim is settled only if the
+results at all of these rates agree. If the tree of a tree loss is flat, cross entropy would be
+compared with itself, so such draws are omitted.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -18,8 +18,9 @@ from benchmarks.papers.intervals import Mean, mean
 from benchmarks.papers.job import Job, Measures, Results
 from data.messages import pluralize
 
-# The theory suggests ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. A path of many
-# nodes moves a row a few times as far, so the steps of the grid must not be coarser than that.
+# The theory suggests a rate of ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. On a
+# path of many nodes, a step moves a row a few times as far, so neighboring rates of the grid must
+# not differ by a larger factor than that.
 RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHARED: Sequence[float] = (0.01, 0.1)
 AUTHORS_BASE = 2.0
@@ -51,8 +52,8 @@ NAMES = {
 class Trained:
     """The results of `arms` in a regime, draw by draw.
 
-    Each arm is trained at the best of `rates`, searched on separate draws, at the `SHARED` rates,
-    and at the rates of `also`.
+    Each arm is trained at the best of `rates` (searched on separate draws), at the `SHARED` rates
+    and at the rates in `also`.
     """
 
     regime: Regime
@@ -155,7 +156,8 @@ def readings() -> dict[str, Reading]:
 
 
 def claimed() -> dict[str, Reading]:
-    """Return the readings that decide a claim. The paper states no rates, so all must agree."""
+    """Return the readings that decide a claim. The paper states no rates, so they must all
+    agree."""
     return {
         "own best rates": own(),
         **{f"all at rate {rate:g}": shared(rate) for rate in SHARED},
@@ -183,7 +185,7 @@ def advantage(ours: tuple[Trained, Arm], theirs: tuple[Trained, Arm], read: Read
 
 
 def pooled(regimes: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> Mean | None:
-    """Return the mean advantage over regimes, paired by draw, without degenerate draws."""
+    """Return the mean advantage over regimes, paired by draw. Degenerate draws are excluded."""
     by_draw: dict[int, list[float]] = {}
     for one in regimes:
         for draw, gap in gaps((one, ours), (one, theirs), read).items():

@@ -81,7 +81,7 @@ def _section(trained: Trained, plots: PlotFolder) -> Section:
 
 
 def _against(trained: Trained, tree: str) -> Claim:
-    """Claim that the tree loss is better at each base, by every reading."""
+    """Claim that the tree loss is better at each base, in every reading."""
     trees = _of(trained, tree)
     found, evidence = [], []
     for words, read in claimed().items():
@@ -123,7 +123,7 @@ def _best_base(trained: Trained, tree: str, printed: float) -> Claim:
 
 
 def _highest(trained: Trained, tree: str, printed: float, read: Reading) -> tuple[Verdict, str]:
-    """Return the verdict of one reading, and its numbers."""
+    """Return the verdict of one reading, and the numbers behind it."""
     trees = _of(trained, tree)
     best = max(trees, key=lambda arm: mean(read(trained, arm)).value)
     others = [read(trained, arm) for arm in trees if arm.base != printed]

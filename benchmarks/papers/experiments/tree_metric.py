@@ -29,7 +29,7 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, agreed, verdi
 from heads.tree import build_cover_tree
 
 _CE = Arm("ce")
-# Most trees of the paper's regime are flat. Here they are not, and accuracy is far from 1.
+# In the paper's regime, most trees are flat. In this one, they are not, and accuracy is far from 1.
 _REGIME = Regime(n=300, d=8, k=30)
 _RATES: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _ARMS = tuple(Arm(loss) for loss in (*LOSSES, "vtree_chains") if loss != "ce")

@@ -1,7 +1,7 @@
 """Paper 000, synthetic experiment II (6.1.3, Figure 3): norms of the parameters by k.
 
 Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from Eq. 2.
-The V-tree's are not unique: their least norm among those that represent W* is used.
+The V-tree's are not unique; of those that represent W*, the ones with the least norm are used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -255,7 +255,7 @@ def _smaller_trained(norms: _Norms) -> Claim:
 def _trained_claim(
     norms: _Norms, statement: str, what: str, gap: Callable[[Mapping[str, float]], Mean]
 ) -> Claim:
-    """Claim that `gap` is positive at each arm's best learning rate and at every common one."""
+    """Claim that `gap` is positive at the arms' own best learning rates and at every common one."""
     found = {words: gap(rates) for words, rates in norms.readings().items()}
     numbers = ", ".join(f"{words} {one.text()}" for words, one in found.items())
     draws = len(norms.by_classes[0].draws)

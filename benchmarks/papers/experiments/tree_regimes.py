@@ -112,7 +112,7 @@ def _claims(all_trained: Sequence[Trained]) -> list[Claim]:
 
 
 def _against(ours: Arm, theirs: Arm, all_trained: Sequence[Trained]) -> Claim:
-    """Claim that the mean advantage over regimes is positive by every reading."""
+    """Claim that the mean advantage over regimes is positive in every reading."""
     over = {words: pooled(all_trained, ours, theirs, read) for words, read in claimed().items()}
     evidence = ", ".join(f"{words} {shown(gap, 4)}" for words, gap in over.items())
     own = _settled(all_trained, ours, theirs, next(iter(claimed().values())))

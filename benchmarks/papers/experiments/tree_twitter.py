@@ -25,7 +25,7 @@ _PUBLISHED = "sentence-transformers/LaBSE"
 
 
 class _Design:
-    """`texts`: "clean" removes the remains of emoji from the texts, "keep" does not."""
+    """`texts`: "clean" removes remains of emoji from the texts; "keep" leaves them in."""
 
     def __init__(self, budget: Budget, texts: str) -> None:
         self._is_full, self._texts = budget.is_full, texts
@@ -80,7 +80,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     candidates = grid((1e-4, 3e-5) if budget.is_full else (3e-3, 1e-3), (0.01, 0.1))
     shared = Rates(3e-5 if budget.is_full else 1e-3, 0.01)
     found = {}
-    # Remaining time is spent on the clean texts, which the claims are about.
+    # The remaining time goes to the clean texts, which the claims are about.
     for texts in ("keep", "clean"):
         comparison = Comparison(_Design(budget, texts), ARMS, candidates, shared, ("top1",))
         found[texts] = yield from comparison.procedure(
