@@ -139,8 +139,7 @@ def _packing(originals: Split, packed: Split) -> Row:
 
 
 def _one_worker(split: Split) -> Row:
-    """Compare kway's loader with a DataLoader over the hand-written dataset, with one worker
-    each."""
+    """Compare kway's loader with a DataLoader over the hand-written dataset, one worker each."""
     count = _in_batches(len(split), 12)
     dataset = TarImages(_tars(split), with_opencv)
     theirs = DataLoader(

@@ -49,7 +49,7 @@ def rows() -> Iterator[Row]:
 
 @dataclass
 class Run:
-    """Results of a pass over all classes; `differences` from scikit-learn are the largest by
+    """Results of a pass over all classes. `differences`: the largest from scikit-learn, by
     metric."""
 
     classes_at_once: int

@@ -111,8 +111,7 @@ def _bare(task: Task, batch: Batch) -> Callable[[], None]:
 def _trainer(
     recipe: Recipe, world: World, loader: InMemory, opened: ExitStack
 ) -> tuple[Task, Callable[[], None]]:
-    """Return a task, and a function that runs its training steps without evaluations or
-    checkpoints."""
+    """Return a task, and a function that runs its steps without evaluations or checkpoints."""
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()

@@ -115,8 +115,8 @@ def _headline(sections: Sequence[Section]) -> str:
         f"{len(of_papers) - degenerate} claims from the papers were tested with the same kind of "
         f"model and data as in the paper: {holds} hold, {fails} do not hold, and {unsettled} "
         "cannot be settled with this number of seeds. A claim that was evaluated in several ways, "
-        "such as at each loss's best learning rate and at shared ones, counts as settled only if "
-        "all evaluations agree."
+        "for example at each loss's best learning rate and at a shared one, counts as settled only "
+        "if all evaluations agree."
     )
 
 

@@ -28,7 +28,7 @@ _RECALLS = (0.9, 0.99)
 _DIM, _SIGMA = 32, 0.15
 _POINTS = 5  # number of evaluations during training
 # These losses scale to a million classes: ce and nce compute only the logits of the batch's classes
-# and of a random sample of the others; quadratic accounts for all classes exactly by means of the
+# and of a random sample of the others; quadratic accounts for all classes exactly, using the
 # factored head.
 _LOSSES = ("ce", "nce", "quadratic")
 # Learning rates per sample: the loss is a mean over the batch, so they are multiplied by its size.
@@ -217,7 +217,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         f"{sizes['measured']:,} of these classes, on 20 samples of each class and the same number "
         "of samples of random classes. In each step, ce and nce compute the logits of the batch's "
         f"classes and of {sizes['sampled']:,} random classes, whereas quadratic accounts for all "
-        "classes exactly by means of the factored head. The heads are initialized to zero and "
+        "classes exactly, using the factored head. The heads are initialized to zero and "
         f"trained with SGD, with {len(runs['ce'])} seeds. For each loss, the best of the same "
         f"{len(rates)} learning rates is chosen after {search} steps with another seed."
     )

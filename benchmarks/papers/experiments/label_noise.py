@@ -165,8 +165,8 @@ def _remarks(network: Cifar, compared: Compared) -> list[str]:
         interval = f"every {_between(compared.steps)} steps (in the paper, after each epoch)"
     remarks = [
         "The best checkpoint of cross entropy is the one with the highest top-5 accuracy on the "
-        f"validation split, evaluated {interval}. Its last checkpoint is shown for comparison. The "
-        "smooth top-5 loss uses the last checkpoint, as in the paper.",
+        f"validation split, which is evaluated {interval}. Its last checkpoint is shown for "
+        "comparison. The smooth top-5 loss uses the last checkpoint, as in the paper.",
     ]
     if not network.is_published:
         remarks.append(

@@ -165,7 +165,7 @@ def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
             f"{design.cifar.description()}. Training images: {sizes}. ccql uses w = sqrt(K - 1) "
             f"- 1. {compared.setup()} These numbers of steps are for {_ALL} classes; with {_FEW} "
             f"classes, they are multiplied by {_FEW / _ALL:g}. The rate is divided by 4 at the "
-            "same points of the training as in the paper: after "
+            "same points in training as in the paper: after "
             f"{', '.join(str(epoch) for epoch in _DROPS[:-1])} and {_DROPS[-1]} of {_EPOCHS} equal "
             "parts."
         ),

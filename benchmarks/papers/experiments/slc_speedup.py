@@ -243,7 +243,7 @@ def _share_remark(jobs: Mapping[tuple[str, int], Job], results: Results, power: 
     return (
         f"The time of the product with all 2^{power:g} class rows, relative to the backbone's, is "
         f"{'; '.join(parts)}. The time of one logit is negligible compared with both. A faster "
-        "backbone (on a GPU or compiled) would change the speedup, and the number of classes "
+        "backbone (on a GPU or compiled) would change both the speedup and the number of classes "
         "above which computing one logit is faster."
     )
 

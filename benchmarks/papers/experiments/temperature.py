@@ -159,8 +159,7 @@ def _section(
         tables=[_table(compared, shares)],
         plots=[plot],
         remarks=[
-            "The paper uses the same rate for all temperatures, which is the shared rate of this "
-            "experiment.",
+            "The paper uses one rate for all temperatures; here, it is the shared rate.",
             "The paper's Figure 2a shows the training error by epoch; this page shows only final "
             "accuracies.",
             *_of_stand_in(network),

@@ -98,7 +98,7 @@ def _section(
             "(heads/losses/symmetric.py) "
             "multiplies the 2k largest scores of a row one by one, computes the polynomials of "
             "the others from power sums with Newton's identities, and merges blocks of classes "
-            f"in log space like Algorithm 1. {_scores_text(stability, stable)}"
+            f"in log space, as in Algorithm 1. {_scores_text(stability, stable)}"
         ),
         claims=[*_speed_claims(found), *_stability_claims(stable["losses"], stable["gradients"])],
         tables=[

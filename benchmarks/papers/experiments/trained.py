@@ -156,8 +156,7 @@ def readings() -> dict[str, Reading]:
 
 
 def claimed() -> dict[str, Reading]:
-    """Return the readings that decide a claim. The paper states no rates, so they must all
-    agree."""
+    """Return the readings that decide a claim. The paper states no rates, so all must agree."""
     return {
         "own best rates": own(),
         **{f"all at rate {rate:g}": shared(rate) for rate in SHARED},

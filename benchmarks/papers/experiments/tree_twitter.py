@@ -130,7 +130,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             )
         ],
         remarks=[
-            "In the published texts, removing some emoji left behind the character U+FE0F "
+            "In the published texts, some emoji were removed but left behind the character U+FE0F "
             "(variation selector), which reveals the label. All tables except the last one use "
             "texts without this character, in which user names and URLs are also masked."
         ],
