@@ -38,7 +38,7 @@ ROUNDS = 5
 
 
 class OneImage:
-    """A source of one image of 40 x 40 pixels."""
+    """A source with a single image of 40 x 40 pixels."""
 
     modality = "image"
 

@@ -188,7 +188,7 @@ def _report() -> Callable[[Experiment, int, int, Budget], None]:
         last = now
         allowed = "" if budget.allowed is None else f" of {budget.allowed:.1f}"
         print(
-            f"{experiment.name}: {done} of {total} jobs requested so far, "
+            f"{experiment.name}: {done} of {total} jobs requested so far are finished, "
             f"{(now - began) / 60:.1f} min elapsed, budget used {budget.spent:.1f}{allowed} min",
             file=sys.stderr,
             flush=True,

@@ -129,7 +129,7 @@ class Comparison:
         )
 
     def tried(self, arm: str, rates: Rates, steps: int) -> Job:
-        """Return one run of the search."""
+        """Return the job of one run of the search."""
         run = Run(arm, rates, steps, seed=0, split="validation")
         return training(self.design.dataset(arm), self.design.recipe(run))
 

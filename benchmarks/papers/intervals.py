@@ -41,7 +41,7 @@ def mean(numbers: Sequence[float]) -> Mean:
     """Return the mean with its interval. Raises ValueError if `numbers` is empty."""
     values = np.asarray(numbers, dtype=np.float64)
     if not values.size:
-        raise ValueError("cannot take the mean of an empty sequence")
+        raise ValueError("cannot take the mean of an empty sequence: pass at least one number")
     if values.size == 1:
         return Mean(float(values[0]), math.inf, 1)
     half = stats.t.ppf(0.975, values.size - 1) * stats.sem(values)

@@ -52,7 +52,7 @@ class Median:
 def median(numbers: Sequence[float]) -> Median:
     """Return the median with its interval. Raises ValueError if `numbers` is empty."""
     if not len(numbers):
-        raise ValueError("cannot take the median of an empty sequence")
+        raise ValueError("cannot take the median of an empty sequence: pass at least one number")
     ordered = np.sort(np.asarray(numbers, dtype=np.float64))
     middle, n = float(np.median(ordered)), len(ordered)
     # Each number is below the true median with probability 1/2.

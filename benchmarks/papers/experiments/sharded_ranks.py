@@ -1,7 +1,9 @@
-"""Train heads for a few steps on a mesh of ranks: `python -m
-benchmarks.papers.experiments.sharded_ranks FOLDER [--launch N]`, with `settings.json` in FOLDER.
+"""Train heads for a few steps on a mesh of ranks.
 
-With --launch it starts N ranks with kway's launcher; without --launch it runs as one rank.
+    python -m benchmarks.papers.experiments.sharded_ranks FOLDER [--launch N]
+
+FOLDER contains `settings.json`. With --launch, the command starts N ranks with kway's launcher;
+without it, the process is one of these ranks.
 """
 
 import argparse
