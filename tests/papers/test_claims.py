@@ -559,7 +559,7 @@ def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> No
 def test_a_best_rate_at_the_edge_is_noted_in_the_claim_and_the_setup() -> None:
     found = compared(_TREE, at_edge=["simloss"])
     claims = tree_tables.claims("cifar100", found, Kind.STAND_IN)
-    note = "; best rate at an edge of the grid: simloss (0.1)"
+    note = "; the best rate is at an edge of the grid for simloss (0.1)"
     assert [claim.evidence.endswith(note) for claim in claims] == [False, False, True, True]
     assert note in found.setup()
 

@@ -61,7 +61,7 @@ def near(best: float) -> Callable[[str, float], Mapping[str, Any]]:
 def test_a_best_rate_at_the_edge_of_its_grid_is_reported(best: float, at_edge: bool) -> None:
     found = compared(comparison(), near(best))
     assert found.best.chosen["ce"].rates.lr == best
-    note = f"; best rate at an edge of the grid: ce ({best:g})"
+    note = f"; the best rate is at an edge of the grid for ce ({best:g})"
     assert found.best.edges("ce") == (note if at_edge else "")
     assert (note in found.setup()) == at_edge
     assert found.best.chosen["ce"].text().endswith("(edge)") == at_edge

@@ -258,7 +258,7 @@ def test_a_page_contains_every_claim_and_table_with_escaped_cells() -> None:
     assert "| 1 | 2\\|3 |" in text
     assert f"`{_COMMAND}`" in text
     assert "- A remark." in text
-    assert "1 claims of the papers" in text
+    assert "1 claims from the papers" in text
     assert "| one | Ten of them | CPU |" in text
 
 
@@ -272,7 +272,7 @@ def test_only_paper_claims_that_are_not_degenerate_are_counted() -> None:
     claims = [Claim("a", verdict, "", kind) for kind, verdict in wanted]
     section = Section("one", "001", "One", "", claims=claims)
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
-    assert "2 claims of the papers" in text
+    assert "2 claims from the papers" in text
     assert "1 hold, 0 do not hold, and 1 cannot be settled" in text
     assert "| paper | 1 | 0 | 1 | 1 |" in text
     assert "| stand-in | 1 | 0 | 0 | 0 |" in text
