@@ -114,7 +114,7 @@ def test_an_error_in_a_worker_is_raised_and_the_pool_continues(
     assert runner.measure([doubling(7)])[doubling(7)]["double"] == 14
 
 
-def test_a_killed_worker_raises_a_one_line_error_and_stored_results_are_kept(tmp_path: Path) -> None:
+def test_a_killed_worker_raises_a_one_line_error_and_keeps_stored_results(tmp_path: Path) -> None:
     first, other = doubling(1), doubling(2)
     killed = doubling(3, kills_after=first)
     with (

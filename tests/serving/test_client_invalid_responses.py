@@ -1,4 +1,4 @@
-"""The client with invalid and unexpected responses."""
+"""How the client handles invalid and unexpected responses."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def test_a_listener_without_events_fails_after_retry_seconds(answer: bytes) -> N
 
 
 @pytest.mark.parametrize("code", ["listener_lost", "watches_down"])
-def test_a_listener_reconnects_if_the_server_lost_it(code: str) -> None:
+def test_a_listener_reconnects_if_the_server_has_lost_it(code: str) -> None:
     lost = json.dumps({"frame": None, "error": {"code": code, "message": "no"}}).encode() + b"\n"
     with (
         answering(LINES + LISTENING + lost, LINES + LISTENING + ENDED) as (url, heads),

@@ -1,4 +1,4 @@
-"""Watches and feeds of the client, with the real application on a free port."""
+"""Watches and feeds of the client against the real application on a free port."""
 
 import json
 import socket
@@ -149,7 +149,7 @@ def test_feeds_and_listeners_are_retried_if_the_server_is_busy() -> None:
         assert len(heads) == 3
 
 
-def test_a_feed_yields_the_hits_of_your_own_watches(alice: Client, bob: Client) -> None:
+def test_a_feed_yields_the_hits_of_the_clients_own_watches(alice: Client, bob: Client) -> None:
     watch = create(alice, label="line\u2028end")
     sent = [Item("a cat", id="first", time="noon"), "a dog", b"not a text", "hund"]
     *events, done = alice.feed("door", sent)

@@ -65,7 +65,7 @@ def assert_as_queried(answer: Any, url: str, classes: list[int]) -> None:
     assert answer.as_numpy("matches").dtype == np.bool_
 
 
-def test_a_client_with_default_settings_gets_the_results_of_the_query_api(
+def test_a_client_with_default_settings_gets_the_same_results_as_the_query_api(
     client: InferenceServerClient, url: str
 ) -> None:
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
