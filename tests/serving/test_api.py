@@ -1,4 +1,6 @@
-"""`POST /v1/query` with each kind of body, `GET /v1/classes`, `GET /v1/model`, and unusual input."""
+"""`POST /v1/query` with each kind of body, `GET /v1/classes` and `GET /v1/model`, and unusual
+input.
+"""
 
 import asyncio
 import base64

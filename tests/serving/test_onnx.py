@@ -1,4 +1,4 @@
-"""The ONNX backbone: the same verdicts as torch, and errors if it cannot be used."""
+"""The ONNX backbone gives the same verdicts as torch, and errors are clear if it cannot be used."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def of_images(path: Path) -> Path:
 
 
 def of_crops(path: Path, images: Path) -> Path:
-    """Write the same network with ten crops per image."""
+    """Copy the bundle `images`, but with ten crops per image."""
     shutil.copytree(images, path)
     content = json.loads((path / "bundle.json").read_text())
     content["model"]["image"].update(resize=20, crops=10)
@@ -64,7 +64,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["images", "crops", "texts"])
-def test_onnxruntime_returns_the_verdicts_of_torch_for_any_batch_size(
+def test_onnxruntime_returns_the_same_verdicts_as_torch_for_any_batch_size(
     kind: str, bundles: dict[str, Path]
 ) -> None:
     model = Model.open(bundles[kind])
