@@ -20,7 +20,7 @@ _EXPECTED_ERRORS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start the installed Chromium in headless mode, or skip the test if Chromium is not installed."""
+    """Start the installed Chromium in headless mode, or skip the test if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:

@@ -1,4 +1,4 @@
-"""A route is declared in one place, and the server derives everything else from that declaration."""
+"""A route is declared in one place, and the server derives everything else from it."""
 
 import re
 from pathlib import Path

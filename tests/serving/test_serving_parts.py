@@ -1,4 +1,4 @@
-"""Components of a replica, tested without a server: answers, batches, metrics and the port check."""
+"""Components of a replica without a server: answers, batches, metrics and the port check."""
 
 import asyncio
 import json

@@ -35,7 +35,7 @@ def _disturbed(
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: its full number of trials, what they check, and a function that runs them."""
+    """A kind of fault: the full number of trials, what they check, and how to run them."""
 
     count: int
     meaning: str

@@ -12,7 +12,7 @@ _NUM_RANKS = (1, 2, 4)
 
 
 def quiet_runs(folder: Path, count: int) -> Iterator[Trial]:
-    """Run `count` short runs on 1, 2 and 4 ranks in turn. Each must exit with 0 and print no error."""
+    """Train `count` short runs on 1, 2 and 4 ranks in turn. Each must exit with 0 and no error."""
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     for index in range(count):

@@ -40,8 +40,8 @@ def same_results(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
 
 
 def between(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
-    """Resume the checkpoints that each strategy saved on 2 and 3 ranks with every strategy on 1 to
-    4 ranks.
+    """Save a checkpoint with each strategy on 2 and 3 ranks, and resume it with every strategy on 1
+    to 4 ranks.
     """
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)

@@ -1,4 +1,4 @@
-"""The results of trials. They are printed as the trials finish, and written to a page with a table."""
+"""The results of trials, which are printed as the trials finish and written to a page."""
 
 import statistics
 import time

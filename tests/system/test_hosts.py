@@ -1,4 +1,4 @@
-"""Runs on several hosts that are disconnected, lost or restarted. Each host is a network namespace."""
+"""Runs on several hosts (network namespaces) that are disconnected, lost or restarted."""
 
 import signal
 import time
@@ -42,7 +42,7 @@ def recipe_of(glyphs: Path, folder: Path, *, steps: int) -> Path:
 
 
 def stop_and_check(both: list[Launched], run: Path) -> None:
-    """Stop both launchers with a signal to one of them, and check that every step was logged once."""
+    """Stop both launchers by signaling one, and check that every step was logged once."""
     both[1].process.send_signal(signal.SIGTERM)
     assert [training.end() for training in both] == [75, 75], [t.output for t in both]
     assert sorted(losses(run)) == list(range(1, last_step(run) + 1))

@@ -1,4 +1,4 @@
-"""Installations of kway: without extras, from a wheel, and next to files that shadow its packages."""
+"""Installations of kway: without extras, from a wheel, and with files that shadow its packages."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""If endpoints or ports are in use by other programs, errors take one line and signals still work."""
+"""Endpoints and ports that other programs use cause one-line errors, and signals still work."""
 
 import os
 import signal

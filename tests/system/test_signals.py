@@ -124,9 +124,7 @@ def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, t
     assert "Traceback" not in running.output
 
 
-def test_a_signal_while_the_launcher_imports_torch_exits_with_the_preemption_code(
-    endless, tmp_path
-):
+def test_a_launcher_stopped_while_importing_torch_exits_as_preempted(endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         maps = Path(f"/proc/{run.process.pid}/maps")
         run.wait_for(lambda: "libtorch" in maps.read_text(), "torch")
@@ -135,7 +133,7 @@ def test_a_signal_while_the_launcher_imports_torch_exits_with_the_preemption_cod
         assert run.output == ""
 
 
-def test_a_signal_while_the_ranks_are_importing_exits_with_the_preemption_code(endless, tmp_path):
+def test_a_launcher_stopped_while_its_ranks_are_importing_exits_as_preempted(endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         run.wait_for(lambda: len(run.ranks) == 2, "ranks")
         os.kill(run.process.pid, signal.SIGTERM)

@@ -33,7 +33,7 @@ def trained(shards: Path, class_ranks: int | None, changes: dict[str, Any]) -> T
 def trained_with_each(
     shards: Path, class_ranks: int | None, changes: dict[str, Any], strategies: list[int]
 ) -> list[Trained]:
-    """Train with several strategies in turn on the same ranks, because starting processes is slow."""
+    """Train with one strategy after another on the same ranks, because starting ranks is slow."""
     return [
         trained(shards, class_ranks, {**changes, "train__strategy": STRATEGIES[number]})
         for number in strategies

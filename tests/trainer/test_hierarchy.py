@@ -1,4 +1,4 @@
-"""A recipe whose label tree is the hierarchy stored with the shards."""
+"""A recipe that uses the hierarchy stored with the shards as its label tree."""
 
 import pytest
 

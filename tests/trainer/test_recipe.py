@@ -63,7 +63,7 @@ def test_yaml_merge_keys_and_duration_units_are_merged(tmp_path):
     assert load_recipe(path, ["train.duration={steps: 3}"]).train.duration == Duration(steps=3)
 
 
-def test_a_mapping_without_kind_has_the_default_kind(tmp_path):
+def test_a_mapping_without_a_kind_gets_the_default_kind(tmp_path):
     path = recipe_file(tmp_path, MINIMAL + "optimizer: {lr: 0.3}\nhead: {weights: {}}\n")
     recipe = load_recipe(path)
     assert (recipe.optimizer.kind, recipe.optimizer.lr) == ("sgd", 0.3)

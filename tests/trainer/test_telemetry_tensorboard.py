@@ -1,4 +1,4 @@
-"""TensorBoard events contain the numbers of the JSONL file and each step only once."""
+"""TensorBoard events contain the same numbers as the JSONL file, and each step only once."""
 
 import subprocess
 import sys

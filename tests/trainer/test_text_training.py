@@ -1,4 +1,6 @@
-"""Training on texts, from shards to an evaluated run, and incompatible configurations."""
+"""Training on texts, from shards to an evaluated run, and the rejection of incompatible
+configurations.
+"""
 
 import json
 import shutil
@@ -33,7 +35,7 @@ def train_on_a_rank(recipe: Recipe) -> None:
     train(recipe, rank_world())
 
 
-def test_training_on_texts_is_the_same_on_three_ranks_and_on_one(
+def test_training_on_texts_gives_the_same_results_on_three_ranks_as_on_one(
     texts: Path, tmp_path: Path
 ) -> None:
     alone, three = (text_recipe(texts, tmp_path / name) for name in "ab")
@@ -57,7 +59,7 @@ def test_a_run_with_a_changed_tokenizer_is_rejected(texts: Path, tmp_path: Path)
 
 
 def of_type(model_type: str, **changes: object) -> dict:
-    """TINY_BERT with a different model type."""
+    """Return the configuration TINY_BERT with a different model type."""
     required = {"pad_token_id": 0, "vocab_size": 120, "max_position_embeddings": 64}
     return {**TINY_BERT, "model_type": model_type, **required, **changes}
 

@@ -14,7 +14,7 @@ BATCH_WAIT = 0.3
 # A class that only one test queries. Replicas cache the class weights that they have read.
 NEVER_QUERIED = 5
 # The open server: no tokens, and feed and listener limits that have no command-line option.
-# LISTENERS exceeds the 64 spare slots of a replica, so listeners need slots of their own.
+# LISTENERS exceeds the 64 spare slots that a replica keeps for requests without a limit.
 LISTENERS, IDLE_SECONDS = 70, 12.0
 
 _SERVE_CONFIG = """
