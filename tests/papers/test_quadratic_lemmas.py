@@ -41,7 +41,9 @@ def test_lemmas_are_compared_with_simulation(conducted: Callable[[Experiment], S
 
 
 @pytest.mark.parametrize(("k", "d"), [(4, 6), (7, 3)])
-def test_corrected_lemma_34_is_exact_on_a_sample_with_the_mixture_moments(k: int, d: int) -> None:
+def test_the_corrected_lemma_34_is_exact_on_a_sample_with_the_moments_of_the_mixture(
+    k: int, d: int
+) -> None:
     centers = Mixture(k, d, _SIGMA).centers(0)
     features, labels = _every_direction(centers)
     best = minimizer(centers, k * _SIGMA**2)

@@ -175,7 +175,7 @@ def test_an_image_model_accepts_base64_and_data_urls(tmp_path: Path) -> None:
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 
-def test_every_line_of_an_unaligned_model_has_a_notice(tmp_path: Path) -> None:
+def test_every_line_from_an_unaligned_model_has_a_notice(tmp_path: Path) -> None:
     path = write(tmp_path / "b")
     file = path / "bundle.json"
     content = json.loads(file.read_text())
@@ -222,7 +222,7 @@ def test_an_invalid_line_is_reported_in_order_and_the_stream_continues(
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 
-def test_the_error_of_an_invalid_line_has_its_id(api: FastAPI) -> None:
+def test_the_error_for_an_invalid_line_contains_its_id(api: FastAPI) -> None:
     invalid, _ = streamed(api, "?classes=husky", lines_of({"id": "frame 7", "txt": "a"}))
     assert (invalid["id"], invalid["error"]["message"]) == (
         "frame 7",
@@ -325,7 +325,7 @@ def test_lines_are_batched_and_reading_pauses_at_the_limit(
     assert max(sizes[1:]) > 1
 
 
-def test_lines_in_flight_are_limited_to_the_bytes_of_a_request(
+def test_the_lines_in_flight_are_limited_to_the_byte_limit_of_a_request(
     gate: tuple[threading.Event, list[int]], api: FastAPI
 ) -> None:
     opened, _ = gate

@@ -191,7 +191,7 @@ def test_closing_a_feed_frees_its_slot(alice: Client) -> None:
     assert isinstance(list(alice.feed("door", TEXTS))[-1], FeedDone)
 
 
-def test_a_listener_receives_hits_of_other_clients_until_the_watch_ends(
+def test_a_listener_receives_hits_in_frames_from_other_clients_until_the_watch_ends(
     alice: Client, bob: Client
 ) -> None:
     watch = create(alice)

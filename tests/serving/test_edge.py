@@ -508,7 +508,7 @@ def test_the_proxy_settings_match_the_route_declarations(tmp_path: Path) -> None
     assert saved.idempotent_paths == ["/v1/query"]
 
 
-def test_a_path_that_haproxy_cannot_match_is_an_error(written_by_ray: dict[str, str]) -> None:
+def test_a_path_that_haproxy_cannot_match_raises_an_error(written_by_ray: dict[str, str]) -> None:
     made = replace(settings(1), stream_paths=("/v1/a.b",))
     with pytest.raises(ValueError, match=r"route '/v1/a\.b'"):
         rewrite(written_by_ray["two"], made)

@@ -122,7 +122,7 @@ def test_texts_are_accepted_as_bytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_the_client_gets_the_message_of_an_error(client: InferenceServerClient) -> None:
+def test_the_client_receives_the_error_message(client: InferenceServerClient) -> None:
     inputs = [infer_input("images", [b"no image"], "BYTES"), infer_input("class_ids", [2], "INT64")]
     with pytest.raises(InferenceServerException, match=r"images\[0\]"):
         client.infer("pets", inputs)

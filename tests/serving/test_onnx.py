@@ -93,7 +93,7 @@ def test_a_warning_is_logged_if_the_onnx_backbone_cannot_be_used(
     assert "onnxruntime is not installed" in caplog.text
 
 
-def test_an_onnx_backbone_with_other_results_is_rejected_and_leaves_no_bundle(
+def test_an_onnx_backbone_with_different_results_is_rejected_and_leaves_no_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Off(OnnxBackbone):
@@ -146,7 +146,7 @@ def test_an_engine_that_the_bundle_does_not_support_is_rejected(tmp_path: Path) 
         Model(Bundle.open(write(tmp_path / "b")), engine="onnxruntime")
 
 
-def test_a_missing_gpu_is_an_error(bundles: dict[str, Path]) -> None:
+def test_a_missing_gpu_raises_an_error(bundles: dict[str, Path]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ValueError, match="device is cuda"):

@@ -64,7 +64,7 @@ def test_match_is_none_without_a_threshold(model: Model) -> None:
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
 
 
-def test_every_answer_of_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
+def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
     assert model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0])).notice is None
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
     other = Model.open(tmp_path / "b")

@@ -231,7 +231,7 @@ def test_the_table_shows_texts(bundle: Path) -> None:
         (("{texts}", "--texts", "{empty}"), "empty"),
     ],
 )
-def test_an_invalid_query_prints_one_line_error(
+def test_an_invalid_query_prints_a_one_line_error(
     url: str, bundle: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"a\xff")

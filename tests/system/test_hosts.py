@@ -61,7 +61,7 @@ def test_a_run_on_two_hosts_has_the_same_losses_as_on_one(glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_continues_after_a_host_is_disconnected_for_seconds(glyphs, tmp_path):
+def test_training_continues_after_a_host_is_disconnected_for_a_few_seconds(glyphs, tmp_path):
     recipe, run = recipe_of(glyphs, tmp_path, steps=100_000), tmp_path / "run"
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [start(stack, recipe, run, h, options_of(h, first)) for h in (first, second)]
@@ -103,7 +103,7 @@ def test_a_restarted_host_rejoins_the_run(nodes, glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_losing_the_rendezvous_host_is_a_one_line_error_on_the_other_host(glyphs, tmp_path):
+def test_losing_the_rendezvous_host_prints_a_one_line_error_on_the_other_host(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=100_000)
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [

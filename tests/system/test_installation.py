@@ -86,7 +86,7 @@ def test_a_head_can_be_trained_without_extras(base: Path, tmp_path: Path) -> Non
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_missing_extra_is_a_one_line_error_with_the_install_command(
+def test_a_missing_extra_prints_a_one_line_error_with_the_install_command(
     base: Path, tmp_path: Path
 ) -> None:
     command = ("-S", "-P", "-m", "launch")

@@ -131,7 +131,7 @@ def test_torchrun_ranks_hide_native_warnings_before_they_import_torch():
     assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
-def test_an_error_on_rank_0_alone_is_one_line_without_stack_frames_of_other_ranks(recipe):
+def test_an_error_on_rank_0_alone_prints_one_line_without_stack_frames_of_other_ranks(recipe):
     with unresponsive_port() as port:
         command = [*KWAY, "train", str(recipe), f"telemetry.port={port}", "--nproc", "2"]
         finished = run(command)

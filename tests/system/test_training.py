@@ -51,7 +51,9 @@ def test_torchrun_and_the_installed_command_give_the_same_losses(glyphs, tmp_pat
         (["head.loss.kind=batch_ce", "train.global_batch=1"], "train.global_batch is 1"),
     ],
 )
-def test_an_input_error_is_one_line_and_exit_code_2(overrides, message, glyphs, tmp_path, capsys):
+def test_an_input_error_prints_one_line_and_exits_with_2(
+    overrides, message, glyphs, tmp_path, capsys
+):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     assert main([str(recipe), *overrides]) == 2
     error = capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(torch.from_numpy(found), evaluated.scores[:, 2])
 
 
-def test_any_safetensors_reader_opens_the_class_weights(written: Path) -> None:
+def test_any_safetensors_reader_can_open_the_class_weights(written: Path) -> None:
     assert torch.equal(load_file(written / "class_weights.safetensors")["weight"], rows())
 
 
@@ -223,7 +223,9 @@ def test_the_lowest_score_of_enough_positives_reaches_the_recall_on_average(
     assert (least - 1) / least < recall
 
 
-def test_a_threshold_of_a_bundle_without_evaluation_is_an_error(tmp_path: Path) -> None:
+def test_requesting_a_threshold_from_a_bundle_without_evaluation_raises_an_error(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "b", changes={"recalls": ()}, measured=None)
     with Bundle.open(path) as bundle:
         assert bundle.positives(0) is None
@@ -248,7 +250,7 @@ def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(
             bundle.class_id(outside)
 
 
-def test_an_unknown_class_is_an_error_with_the_nearest_names(written: Path) -> None:
+def test_the_error_for_an_unknown_class_lists_the_nearest_names(written: Path) -> None:
     with pytest.raises(ValueError, match=r"'Huskey'.*'husky'"):
         Bundle.open(written).class_id("Huskey")
     with pytest.raises(ValueError, match="no name is similar"):
@@ -334,7 +336,9 @@ def flip_last_bit(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "fix"), [(1, "export the run again"), (5, "update kway")])
-def test_an_unsupported_format_is_an_error_with_the_fix(copy: Path, version: int, fix: str) -> None:
+def test_the_error_for_an_unsupported_format_contains_the_fix(
+    copy: Path, version: int, fix: str
+) -> None:
     edit(copy, format_version=version, surprise=True)
     with pytest.raises(ValueError, match=rf"format {version}.* reads formats 2 to 4: {fix}"):
         Bundle.open(copy)
@@ -435,7 +439,7 @@ def test_weights_with_the_wrong_shape_are_rejected(copy: Path) -> None:
         Bundle.open(copy)
 
 
-def test_backbone_weights_from_a_different_network_are_a_one_line_error(copy: Path) -> None:
+def test_backbone_weights_from_a_different_network_raise_a_one_line_error(copy: Path) -> None:
     file = copy / "encoder" / "config.json"
     file.write_bytes(file.read_bytes().replace(b'"embedding_size": 8', b'"embedding_size": 4'))
     with pytest.raises(ValueError, match=r"does not match encoder/config\.json") as caught:

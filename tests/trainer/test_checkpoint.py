@@ -201,7 +201,7 @@ def test_every_flipped_bit_is_detected(prefix, two_steps, tmp_path):
     ("version", "message"),
     [(FORMAT_VERSION + 1, "newer format"), (FORMAT_VERSION - 1, "use a new run folder")],
 )
-def test_an_unsupported_format_is_an_error_with_the_fix(version, message, tmp_path):
+def test_the_error_for_an_unsupported_format_contains_the_fix(version, message, tmp_path):
     path = save_plain(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
     with pytest.raises(ValueError, match=message):
@@ -240,7 +240,7 @@ def find_in(root: Path) -> str:
     return "found"
 
 
-def test_an_unreadable_root_is_an_error_on_every_rank(tmp_path):
+def test_an_unreadable_root_raises_an_error_on_every_rank(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     messages = run_on_ranks(2, find_in, tmp_path / "checkpoints")
     assert messages[0] == messages[1]

@@ -104,7 +104,7 @@ def save_between_collectives(root: Path) -> bool:
     return correct
 
 
-def test_collectives_of_a_save_and_of_training_do_not_interleave(tmp_path):
+def test_collectives_of_saving_and_training_do_not_interleave(tmp_path):
     assert run_on_ranks(2, save_between_collectives, tmp_path) == [True, True]
     assert loaded(tmp_path, MEGABYTE) == 5
 

@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_reported(glyphs, tmp_path, capsys):
         (["run=/proc/run"], "run is /proc/run, which cannot be created or written"),
     ],
 )
-def test_an_error_at_the_start_is_one_line_and_exit_code_2(
+def test_an_error_at_the_start_prints_one_line_and_exits_with_2(
     overrides, message, glyphs, tmp_path, capsys
 ):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
@@ -110,7 +110,7 @@ def test_unreadable_samples_in_the_first_batch_are_detected(glyphs, tmp_path, ca
     assert "kway shard verify" in capsys.readouterr().err
 
 
-def test_a_run_folder_in_use_is_an_error(glyphs, tmp_path, capsys):
+def test_a_run_folder_in_use_is_rejected(glyphs, tmp_path, capsys):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     with RunFolder(tmp_path / "run").locked():
         assert dry_run(recipe) == 2
@@ -118,7 +118,7 @@ def test_a_run_folder_in_use_is_an_error(glyphs, tmp_path, capsys):
     assert dry_run(recipe) == 0
 
 
-def test_a_port_in_use_is_an_error(glyphs, tmp_path, capsys):
+def test_a_port_in_use_is_rejected(glyphs, tmp_path, capsys):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

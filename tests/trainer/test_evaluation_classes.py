@@ -145,7 +145,7 @@ LARGE = ("size=512", "resize=520", "crops=10")
 
 
 @pytest.mark.parametrize("by_kway", [True, False], ids=["kway eval", "a rank"])
-def test_out_of_memory_is_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
+def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
     large = tmp_path / "run"
     shutil.copytree(run, large)
     recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])

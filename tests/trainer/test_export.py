@@ -218,7 +218,7 @@ def test_a_bundle_contains_the_validation_counts_at_each_class_threshold(run, tm
     assert f" | {mean_precision:.3f} |" in card
 
 
-def test_an_evaluation_from_an_older_version_is_an_error_with_the_fix(run, tmp_path):
+def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run, tmp_path):
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     tensors = load_file(path)
     del tensors["reached_pooled"]
@@ -263,7 +263,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_run_without_evaluation_is_an_error_with_the_fix(run, tmp_path):
+def test_the_error_for_a_run_without_evaluation_contains_the_fix(run, tmp_path):
     for path in RunFolder(run).evaluations.iterdir():
         path.unlink()
     with pytest.raises(FileNotFoundError, match="run `kway eval` on the run first"):

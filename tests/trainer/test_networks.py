@@ -118,7 +118,7 @@ def test_a_network_has_as_many_weights_as_its_paper_reports(
     assert f"{count / 1e6:.{len(millions.partition('.')[2])}f}" == millions
 
 
-def test_the_networks_of_single_logit_classification_have_the_layers_of_the_paper():
+def test_the_networks_for_single_logit_classification_have_the_layers_given_in_the_paper():
     mlp, cnn = published("mlp"), published("slc_cnn")
     assert num_weights(mlp) == 28 * 28 * 500 + 500 * 500 + 2 * (500 + 500)
     convolutions = [part for part in cnn.modules() if isinstance(part, nn.Conv2d)]
@@ -139,7 +139,7 @@ def test_the_networks_of_single_logit_classification_have_the_layers_of_the_pape
 
 
 @EVERY
-def test_features_are_the_mean_of_a_feature_map_of_hidden_size(model_type):
+def test_features_are_the_mean_of_a_feature_map_with_hidden_size_channels(model_type):
     backbone = build(small(model_type)).eval()
     inputs = noise(3)
     assert backbone.dim == backbone.settings.hidden_size
@@ -164,7 +164,7 @@ def test_a_network_without_weights_per_pixel_accepts_images_of_any_size(model_ty
 
 
 @EVERY
-def test_every_weight_has_a_gradient(model_type):
+def test_every_weight_gets_a_gradient(model_type):
     backbone = build(small(model_type)).train()
     found = backbone(noise(5))
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
@@ -226,7 +226,7 @@ def test_random_weights_depend_only_on_the_seed(model_type):
             assert not torch.equal(weight, other.get_parameter(name)), name
 
 
-def test_initial_weights_have_the_variance_of_he_et_al():
+def test_initial_weights_have_the_variance_proposed_by_he_et_al():
     cnn = build({"model_type": "slc_cnn", "num_channels": 1, "image_size": 16})
     for part in cnn.modules():
         if isinstance(part, nn.Conv2d):
@@ -403,7 +403,7 @@ def test_the_planner_measures_the_network(model_type):
         ),
     ],
 )
-def test_invalid_fields_are_reported_with_a_fix(fields, message):
+def test_errors_for_invalid_fields_contain_the_fix(fields, message):
     with pytest.raises(ValueError, match=message):
         build({"num_channels": 1, **fields})
 

@@ -116,7 +116,7 @@ def test_weight_decay_applies_to_matrices_and_the_head_but_not_to_vectors(config
 
 
 @pytest.mark.parametrize("config", DECAYING)
-def test_the_head_can_have_its_own_rate_and_decay(config):
+def test_the_head_can_have_its_own_learning_rate_and_weight_decay(config):
     network = model()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():

@@ -58,7 +58,7 @@ def test_failed_allocations_are_detected(allocate: Any) -> None:
     "error",
     [RuntimeError("Storage size calculation overflowed"), ValueError("memory"), OSError(2, "x")],
 )
-def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
+def test_other_errors_are_not_treated_as_out_of_memory(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 

@@ -71,7 +71,7 @@ def test_each_private_name_of_deepspeed_exists_and_works_as_expected(glyphs: Pat
         (lambda: private.link_moments(torch.nn.Parameter(), {}, {}), "_hp_mapping"),
     ],
 )
-def test_an_unsupported_deepspeed_is_an_error_with_its_version(
+def test_the_error_for_an_unsupported_deepspeed_contains_its_version(
     call: Callable[[], object], missing: str
 ) -> None:
     message = rf"DeepSpeed {deepspeed.__version__} .* has no {missing}\): install the version in"

@@ -111,7 +111,7 @@ def test_a_duration_override_replaces_the_unit(tmp_path):
         ),
     ],
 )
-def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
+def test_an_invalid_override_raises_a_one_line_error_with_the_key_and_the_fix(
     override, message, tmp_path
 ):
     with pytest.raises(ValueError, match=message) as caught:
@@ -151,7 +151,7 @@ def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
         ),
     ],
 )
-def test_conflicting_keys_are_a_one_line_error(overrides, message, tmp_path):
+def test_conflicting_keys_raise_a_one_line_error(overrides, message, tmp_path):
     path = recipe_file(tmp_path)
     with pytest.raises(ValueError, match=rf"^recipe {path}: {message}") as caught:
         load_recipe(path, overrides)

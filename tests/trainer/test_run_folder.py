@@ -109,7 +109,7 @@ def test_a_folder_that_is_not_a_run_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["file", "file/run"])
-def test_a_folder_that_cannot_be_created_is_an_error_that_names_the_key(path, tmp_path):
+def test_the_error_for_a_folder_that_cannot_be_created_names_the_key(path, tmp_path):
     (tmp_path / "file").write_text("mine")
     message = rf"^run is {tmp_path / path}, which cannot be created or written \(.+\): choose"
     with pytest.raises(OSError, match=message), RunFolder(tmp_path / path).locked():

@@ -88,7 +88,9 @@ def test_a_resumed_stream_reports_that_its_order_is_new(
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 
 
-def test_a_run_cannot_resume_with_other_tars(glyphs: Path, tars: Path, tmp_path: Path) -> None:
+def test_a_run_cannot_resume_with_different_tar_files(
+    glyphs: Path, tars: Path, tmp_path: Path
+) -> None:
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
     stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
@@ -116,7 +118,7 @@ def test_two_ranks_agree_on_the_skipped_samples(glyphs: Path, tars: Path, tmp_pa
         ({"loss": {"kind": "nce"}}, "head.loss.noise is frequency.*kway shard index.* uniform"),
     ],
 )
-def test_settings_that_need_class_counts_are_rejected_with_the_fix(
+def test_the_error_for_settings_that_need_class_counts_contains_the_fix(
     glyphs: Path, tars: Path, tmp_path: Path, head: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -289,13 +289,13 @@ def test_cls_pooling_of_a_feature_map_is_rejected(glyphs):
         ({"model_type": "t5"}, "t5 is an encoder-decoder"),
     ],
 )
-def test_an_invalid_configuration_is_a_one_line_error(glyphs, config, message):
+def test_an_invalid_configuration_raises_a_one_line_error(glyphs, config, message):
     with pytest.raises(ValueError, match=message) as caught:
         make_task(glyphs, backbone__config=config)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_backbone_is_reported_with_its_key(glyphs, tmp_path):
+def test_the_error_for_a_missing_backbone_names_the_key(glyphs, tmp_path):
     for name, reason in (
         ("nosuch", "the folder does not exist, and the hub"),
         ("", "the folder does not contain a model"),

@@ -268,7 +268,7 @@ def test_no_endpoint_is_opened_without_a_port(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_in_use_is_a_one_line_error_and_changes_no_files(rank, tmp_path, capsys):
+def test_a_port_in_use_raises_a_one_line_error_and_changes_no_files(rank, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n')
     of_rank = r" \(local rank 1\)" if rank else ""
     with socket.create_server(("127.0.0.1", 0)) as taken:

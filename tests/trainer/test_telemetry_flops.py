@@ -119,7 +119,7 @@ def test_mfu_is_absent_if_the_peak_is_unknown(texts, tmp_path):
     assert "mfu" not in records(tmp_path)[0]
 
 
-def test_it_is_printed_once_that_a_head_without_a_formula_has_no_mfu(glyphs, tmp_path):
+def test_one_line_reports_that_a_head_without_a_formula_has_no_mfu(glyphs, tmp_path):
     factored = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     recipe = glyph_recipe(glyphs, tmp_path, head=factored)
     lines: list[str] = []

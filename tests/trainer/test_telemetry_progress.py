@@ -44,7 +44,7 @@ def test_output_to_a_file_is_plain_unwrapped_lines(tmp_path, capsys, monkeypatch
     assert second.rstrip() == long.rstrip()
 
 
-def test_numbers_are_rounded_and_have_units():
+def test_numbers_are_printed_rounded_and_with_units():
     assert LARGE.line() == (
         "loss 12.3456  lr 5.00e-02  123456 samples/s  data wait 12%  MFU 46%  69.5 GiB  "
         "ETA 12:34:56"
@@ -112,7 +112,7 @@ def read_all(terminal: int) -> str:
         (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
     ],
 )
-def test_a_terminal_shows_a_bar_that_fits_below_unwrapped_lines(
+def test_a_terminal_shows_unwrapped_lines_above_a_bar_that_fits_its_width(
     columns: int, numbers: str, tmp_path: Path
 ):
     folder = tmp_path / ("long-name-" * 8)

@@ -25,7 +25,7 @@ def last_evaluation(recipe: Recipe) -> dict[str, float]:
     return load_evaluation(recipe.run / "evaluations", step=step).metrics
 
 
-def test_a_bert_learns_which_words_identify_the_class(texts: Path, tmp_path: Path) -> None:
+def test_bert_learns_which_words_identify_the_class(texts: Path, tmp_path: Path) -> None:
     recipe = text_recipe(texts, tmp_path / "run", train__duration={"epochs": 12})
     train(recipe, rank_world())
     assert last_evaluation(recipe)["top1"] > 0.8
@@ -138,13 +138,13 @@ def test_the_backbone_check_restores_training_mode_and_random_state() -> None:
         ),
     ],
 )
-def test_an_invalid_backbone_is_a_one_line_error(fields: dict, message: str) -> None:
+def test_an_invalid_backbone_raises_a_one_line_error(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         backbone_of(fields, "mean")
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_that_cannot_process_tokens_is_a_one_line_error() -> None:
+def test_a_backbone_that_cannot_process_tokens_raises_a_one_line_error() -> None:
     with pytest.raises(
         ValueError, match=r"xmod cannot process tokens .*: choose another"
     ) as caught:

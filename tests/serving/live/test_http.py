@@ -347,7 +347,7 @@ def test_classes_are_searched_and_paged(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/classes?limit=x"))[:2] == (422, "invalid_parameter")
 
 
-def test_health_model_and_openapi_routes_respond(client: httpx.Client) -> None:
+def test_the_health_model_and_openapi_routes_respond(client: httpx.Client) -> None:
     assert client.get("/health").json() == {"status": "ready"}
     model = client.get("/v1/model").json()
     assert model["limits"]["max_inputs"] == MAX_INPUTS
@@ -454,7 +454,7 @@ def test_a_folder_that_is_not_a_bundle_is_rejected_before_anything_starts(
         (("http://127.0.0.1:1", "--class", "husky", "{image}"), "http://127.0.0.1:1"),
     ],
 )
-def test_an_invalid_query_prints_one_line_error(
+def test_an_invalid_query_prints_a_one_line_error(
     server: Server,
     bundle: Path,
     tokens: Path,

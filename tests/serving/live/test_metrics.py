@@ -183,7 +183,7 @@ def is_answered(server: Server) -> bool:
 
 @pytest.mark.slow
 @needs_prometheus
-def test_the_counts_of_a_lost_replica_are_added_to_those_of_its_successor(
+def test_the_counts_of_a_lost_replica_and_its_successor_are_added(
     bundle: Path, tokens: Path, tmp_path: Path
 ) -> None:
     running = start(bundle, tmp_path / "stderr", "--replicas", 1)
