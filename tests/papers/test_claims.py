@@ -115,7 +115,7 @@ def test_an_advantage_is_a_difference_and_a_diverged_run_counts_as_zero() -> Non
     assert lost.value == pytest.approx(-0.2, abs=0.01)
 
 
-def test_a_zero_difference_does_not_hold_and_a_missing_one_is_degenerate() -> None:
+def test_the_verdict_on_a_zero_difference_is_negative_and_on_a_missing_one_degenerate() -> None:
     assert verdict(None) == "degenerate"
     same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
     assert (same.low, same.high) == (0, 0)
@@ -479,7 +479,7 @@ _CLASSES = (10, 100, 1000)
 
 
 def powers(power: float, number: int) -> np.ndarray:
-    """Return norms [draw, number of classes] that grow roughly as this power of the latter."""
+    """Return norms [draw, number of classes] that grow about as this power of the class count."""
     return np.stack([np.array(_CLASSES) ** exact for exact in around(power, number)])
 
 
@@ -539,7 +539,7 @@ def test_norms_are_compared_at_the_largest_number_of_classes() -> None:
     assert tree_norms._smaller_trained(norms({}, {"V": long, "W": short})).verdict == _NOT
 
 
-def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> None:
+def test_a_claim_about_norms_at_different_rates_is_settled_only_if_common_rates_agree() -> None:
     # At every common rate, V has the larger norm. At their own best rates, W has the larger one.
     level = powers(0.4, 7)
     found = norms(
@@ -606,7 +606,7 @@ def test_the_mean_relative_improvement_matches_a_manual_computation() -> None:
         assert verdicts(improved) == [expected] * 3
 
 
-def test_contradictory_readings_are_not_settled() -> None:
+def test_a_claim_with_contradictory_readings_is_not_settled() -> None:
     assert agreed(["holds", "holds"]) == _HOLDS
     assert agreed(["holds", "not settled"]) == agreed(["holds", "does not hold"]) == _OPEN
 

@@ -24,7 +24,7 @@ class Observing(Job):
 
 
 def _observed(settings: Mapping[str, Any], folders: Folders) -> Measures:
-    """Wait until the jobs in `awaits` have begun; return the times, process ID and thread count."""
+    """Wait until the jobs in `awaits` have begun. Return times, process ID and thread count."""
     begun = time.monotonic()  # comparable across the processes of a machine
     number = settings["number"]
     (folders.data / f"begun-{number}").touch()

@@ -55,7 +55,7 @@ def test_the_corrected_lemma_34_is_exact_on_a_sample_with_the_moments_of_the_mix
 
 
 @pytest.mark.parametrize("w", [0.0, 1.5, 500.0])
-def test_the_least_ccql_is_exact_and_a_minimum(w: float) -> None:
+def test_the_least_ccql_is_computed_exactly_and_is_a_minimum(w: float) -> None:
     centers = Mixture(5, 3, _SIGMA).centers(1)
     features, labels = _every_direction(centers)
     best, least = ccql_minimizer(centers, _SIGMA, w)

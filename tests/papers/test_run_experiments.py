@@ -67,7 +67,7 @@ def test_results_are_reused(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1", "2", "3"]
 
 
-def test_results_before_an_error_are_stored(tmp_path: Path) -> None:
+def test_results_obtained_before_an_error_are_stored(tmp_path: Path) -> None:
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         with pytest.raises(KeyError):
             runner.measure([job(1), Job("conduct_jobs:measured", {})])

@@ -102,7 +102,7 @@ def test_invalid_requests_are_rejected(
     assert (rejected.value.status, rejected.value.code) == (status, code)
 
 
-def test_requests_that_change_watches_are_sent_once() -> None:
+def test_requests_that_change_watches_are_sent_only_once() -> None:
     for method in ("create_watch", "renew_watch", "delete_watch"):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             received: list[bytes] = []

@@ -123,7 +123,7 @@ def wait_for(url: str, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_config_file_deploys(bundle: Path, images: list[Path]) -> None:
+def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path]) -> None:
     port = free_port("127.0.0.1", 0)
     printed = run("serve", bundle, "--print-config", "--port", port)
     with TemporaryDirectory() as name:

@@ -311,7 +311,7 @@ def test_a_long_websocket_text_is_not_parsed(url: str) -> None:
 
 
 @_RAY_WARNING
-def test_a_replica_rejects_longer_and_compressed_messages(
+def test_a_replica_rejects_messages_that_are_too_long_or_compressed(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Restore the original after the test.

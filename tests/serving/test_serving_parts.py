@@ -188,7 +188,7 @@ def test_no_forward_pass_is_run_for_a_disconnected_client() -> None:
     assert seen == [0.0, 2.0]
 
 
-def test_a_failed_batch_fails_only_its_requests() -> None:
+def test_a_failed_batch_fails_only_its_own_requests() -> None:
     def forward(inputs: list[Tensor]) -> Tensor:
         if any(bool(one < 0) for one in inputs):
             raise RuntimeError("forward failed")

@@ -32,7 +32,9 @@ def losses(run_folder: Path) -> dict[int, float]:
 
 
 def last_step(run_folder: Path) -> int:
-    """Return the last logged step, or 0 if there is none. The last line may be incomplete."""
+    """Return the last logged step, or 0 if there is none. The last line of the log may be
+    incomplete.
+    """
     path = run_folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -111,7 +113,7 @@ def launched(
     before: tuple[str, ...] = (),
     log: Path | None = None,
 ) -> Iterator[Launched]:
-    """Start `kway train recipe run=… --nproc num options…` and kill it at the end of the context.
+    """Start `kway train recipe run=… --nproc num options…`, and kill it when the context ends.
 
     `before` is a command prefix, such as `ip netns exec NAME`.
     """

@@ -179,7 +179,7 @@ def test_a_class_without_positives_uses_the_pooled_threshold(written: Path) -> N
         bundle.threshold(0, 0.5)
 
 
-def test_a_threshold_has_its_sample_count_and_expected_precision(
+def test_a_threshold_includes_its_sample_count_and_expected_precision(
     written: Path,
 ) -> None:
     bundle = Bundle.open(written)

@@ -242,7 +242,7 @@ def test_thresholds_for_another_recall_require_an_evaluation(run, tmp_path):
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1]
     assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # a recall of the recipe
+    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # a recall set in the recipe
 
 
 def test_the_onnx_backbone_computes_the_same_features_as_the_bundle(glyphs, run, tmp_path):

@@ -91,7 +91,7 @@ def test_a_state_survives_serialization() -> None:
         assert RankState.from_json(state.to_json()) == state
 
 
-def test_a_collective_is_pending_before_it_or_a_later_one_completes() -> None:
+def test_a_collective_is_pending_until_it_or_a_later_one_completes() -> None:
     status = {"0": {"last_completed_collective": "7"}}
 
     def entry(number: int, *, retired: bool = False, group: int = 0) -> dict[str, object]:

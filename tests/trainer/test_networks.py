@@ -240,7 +240,7 @@ def test_initial_weights_have_the_variance_proposed_by_he_et_al():
 
 
 @EVERY
-def test_the_mode_is_applied_to_every_batch_norm(model_type):
+def test_the_mode_is_applied_to_every_batch_norm_layer(model_type):
     for mode, kind in (("frozen", FrozenBatchNorm2d), ("sync", GroupBatchNorm2d)):
         backbone = build(small(model_type))
         store = dist.HashStore()

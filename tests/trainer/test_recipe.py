@@ -158,7 +158,7 @@ def test_conflicting_keys_raise_a_one_line_error(overrides, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_coupling_loss_needs_two_rows_and_others_need_one(tmp_path):
+def test_a_coupling_loss_needs_two_rows_and_other_losses_need_one(tmp_path):
     path = recipe_file(tmp_path)
     load_recipe(path, ["head.loss.kind=batch_ce", "train.global_batch=2"])
     load_recipe(path, ["head.loss.kind=ce", "train.global_batch=1"])

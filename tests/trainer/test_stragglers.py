@@ -13,7 +13,7 @@ def _filled(*steps: list[float], window: int, **options: float) -> Stragglers:
     return stragglers
 
 
-def test_a_rank_far_above_the_median_of_the_others_is_slow() -> None:
+def test_a_rank_that_takes_much_longer_than_the_median_of_the_others_is_slow() -> None:
     assert _filled([1.0, 1.1, 2.2, 0.9], window=1).slow_ranks() == {2: 2.2}
 
 

@@ -249,7 +249,7 @@ def test_the_ports_on_a_machine_follow_the_local_ranks(tmp_path, capsys):
     )
 
 
-def test_the_endpoint_is_closed_with_the_run(tmp_path):
+def test_the_endpoint_is_closed_when_the_run_ends(tmp_path):
     before = threading.active_count()
     with telemetry(tmp_path, port=0) as report:
         scraped(report)
@@ -294,7 +294,7 @@ def test_the_first_the_last_and_every_nth_step_are_logged(tmp_path):
     assert due == [1, 30, 60, 90, NUM_STEPS]
 
 
-def test_non_finite_numbers_are_null(tmp_path):
+def test_non_finite_numbers_are_written_as_null(tmp_path):
     def reject(constant: str) -> None:
         raise AssertionError(constant)
 
@@ -307,7 +307,7 @@ def test_non_finite_numbers_are_null(tmp_path):
     assert evaluation["classes"] == [None, 1.0]
 
 
-def test_evaluations_and_checkpoints_are_not_part_of_a_step(tmp_path):
+def test_evaluations_and_checkpoints_are_not_counted_as_part_of_a_step(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, phases=phases) as report:
         for name in ("evaluation", "checkpoint"):

@@ -336,9 +336,7 @@ def pids(server: Server) -> list[int]:
 
 
 def is_ended(feed: OpenFeed, image: bytes) -> bool:
-    """Send a frame and return whether the feed has broken off, that is, ended without its last
-    line.
-    """
+    """Send a frame and return whether the feed has broken off before its last line."""
     try:
         feed.send(frames([image]))
         hit = feed.line()

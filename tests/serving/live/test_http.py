@@ -288,7 +288,9 @@ def test_a_body_that_never_arrives_returns_408(server: Server) -> None:
 def test_150_slow_bodies_do_not_block_other_requests(
     server: Server, client: httpx.Client, images: list[Path]
 ) -> None:
-    """HAProxy buffers the first 16 kB of a body, so these bodies reach the replicas incomplete."""
+    """HAProxy buffers only the first 16 kB of a body, so these incomplete bodies reach the
+    replicas.
+    """
     start = HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 20_000
     body, slow, deadline = as_json(images[:1], classes=["husky"]), [], time.monotonic() + 30
     with ExitStack() as opened:
