@@ -17,7 +17,7 @@ def environment() -> dict[str, str]:
     """Return this process's environment without the variables that torchrun sets for a rank."""
     hidden = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**inherited, "OMP_NUM_THREADS": "1"}  # as torchrun sets by default, even for one rank
+    return {**inherited, "OMP_NUM_THREADS": "1"}  # torchrun's default for several ranks
 
 
 def run(
