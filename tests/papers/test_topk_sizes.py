@@ -1,4 +1,4 @@
-"""Paper 003 by training set size, at toy size."""
+"""Paper 003 with several training set sizes, at toy size."""
 
 from collections.abc import Callable
 
