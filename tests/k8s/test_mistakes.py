@@ -125,7 +125,7 @@ RULE_MISTAKES = [
     (JOB, "Job", f"{TRAINER}/image", "kway:latest", "no fixed tag"),
     (JOB, "Job", f"{TRAINER}/image", "localhost:5000/kway", "no fixed tag"),
     (JOB, "Job", f"{TRAINER}/args/0", "/recipes/recipe.yaml", "no volume is mounted"),
-    (JOB, "Job", f"{TRAINER}/volumeMounts/4", None, "uses /tmp: no volume"),
+    (JOB, "Job", f"{TRAINER}/volumeMounts/4", None, "uses /tmp, but no volume"),
     (JOB, "Job", f"{POD}/volumes/2", None, "mounts runs"),
     ("base/shards", "Job", f"{TRAINER}/args/1", "elsewhere/glyphs", "/work/elsewhere/glyphs"),
     ("base/export", "Job", f"{TRAINER}/workingDir", None, "uses /runs/glyphs"),
