@@ -1,5 +1,5 @@
-# kway on CPUs, or with --build-arg VARIANT=cu130 on NVIDIA GPUs: docs/containers.md.
-# Debian 12 has the Python version for which constraints.txt is tested.
+# Builds kway for CPUs, or for NVIDIA GPUs with --build-arg VARIANT=cu130 (docs/containers.md).
+# Debian 12 ships the Python version that constraints.txt is tested with.
 ARG DEBIAN=debian:bookworm-slim
 ARG VARIANT=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/${VARIANT}
@@ -27,8 +27,8 @@ RUN apt-get update \
  && python3 -m venv --without-pip /opt/kway
 WORKDIR /source
 COPY constraints.txt pyproject.toml ./
-# Install torch without dependencies, because torch's index has other versions of them than
-# constraints.txt. The installed build, such as 2.13.0+cpu, then becomes another constraint.
+# Install torch without its dependencies, because torch's index and constraints.txt have different
+# versions of them. Then add the installed build, such as 2.13.0+cpu, to the constraints.
 RUN pip --python /opt/kway/bin/python install --constraint constraints.txt \
       --no-deps --index-url "$TORCH_INDEX" torch \
  && pip --python /opt/kway/bin/python freeze > torch.txt
@@ -51,7 +51,7 @@ RUN useradd --uid 1000 --home-dir /tmp --no-create-home --shell /usr/sbin/nologi
  && install --directory --owner kway --group kway /work
 COPY --from=packages /opt/kway /opt/kway
 COPY --from=built /built/opt/kway /opt/kway
-# For users without a passwd entry: caches are written to HOME, and torch looks up the user name.
+# For users without a passwd entry: caches are written to HOME, and torch requires a user name.
 ENV PATH=/opt/kway/bin:$PATH HOME=/tmp USER=kway
 # Numeric, so that Kubernetes can verify runAsNonRoot.
 USER 1000:1000
@@ -67,5 +67,5 @@ HEALTHCHECK --start-period=120s --interval=10s --timeout=5s --retries=3 \
   CMD ["python", "-I", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 CMD ["serve", "/work/bundle", "--host", "0.0.0.0", "--token-file", "/run/secrets/tokens"]
 
-# ---- the default target: runs any command, as in the manifests of k8s/ ----
+# ---- default target: runs any kway command, as the manifests in k8s/ do ----
 FROM runtime AS kway

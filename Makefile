@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
-# The variable hides a notice about the theme's end of life in May 2027.
+# NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 .PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check docs figures screenshots soak clean
@@ -13,7 +13,7 @@ help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, but $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorboard]'
@@ -23,22 +23,22 @@ install: $(READY)  ## create .venv with all packages, pinned by constraints.txt
 demo: $(READY)   ## draw glyphs, train three heads, export one, serve and query it
 	$(BIN)/kway demo
 
-# Each file runs in one worker, so that fixtures shared by its tests, such as a server, are created
-# once.
+# Run each file in a single worker, so that fixtures shared by its tests, such as a server, are
+# created only once.
 test: $(READY)   ## run the default test suite in parallel
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
 
 test-slow: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m slow
 
-soak: $(READY)   ## run the full fault-injection tests, write docs/soak.md (>30 min)
+soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
-# Requires root, debootstrap and iproute2. CONTAINER= passes more options, see docs/containers.md.
+# Requires root, debootstrap and iproute2. Pass further options in CONTAINER= (docs/containers.md).
 container-check: $(READY)  ## build the Dockerfile without a container engine (10 min)
 	$(BIN)/python -m tests.container $(CONTAINER)
 
-check: $(READY)  ## run ruff, mypy and import-linter, check the links of the docs
+check: $(READY)  ## run ruff, mypy and import-linter, and check the links in the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

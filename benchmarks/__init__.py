@@ -1,1 +1,1 @@
-"""Benchmarks that print ratios of contenders. Run `python -m benchmarks.NAME` in the repository."""
+"""Benchmarks that compare contenders. Run `python -m benchmarks.NAME` from the repository root."""

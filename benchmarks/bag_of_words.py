@@ -1,9 +1,9 @@
-"""Accuracy of bag-of-words models on text shards, as a baseline for encoders.
+"""Accuracy of bag-of-words models on text shards, as baselines for encoders.
 
     python -m benchmarks.bag_of_words shards/tweets --run runs/twitter-mbert-small
 
-The baselines are logistic regression and a linear SVM on word unigrams and bigrams. With --run, the
-model of that run is evaluated on the same texts. The regularization strength of the baselines is
+The baselines are logistic regression and a linear SVM on word unigrams and bigrams. With --run,
+that run's model is evaluated on the same texts. The regularization strength of the baselines is
 selected by accuracy on a held-out 10% of the training texts. Each model is evaluated once on the
 test split.
 """

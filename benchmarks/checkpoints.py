@@ -123,7 +123,7 @@ def _times(folder: Path, world: World) -> Times:
 
 
 def _seconds(world: World, part: Callable[[], object]) -> float:
-    """Return the duration of a part on this rank. All ranks start it at the same time."""
+    """Return how long `part` takes on this rank. All ranks start it at the same time."""
     world.barrier()
     started = time.perf_counter()
     part()

@@ -21,7 +21,7 @@ SELF_SIMILAR = "self-similar vectors (clusters of 10 in clusters of 10)"
 
 
 def clustered(num: int, dim: int, *, seed: int, branching: int = 10, shrink: float = 0.5):
-    """Return vectors [num, dim] float32: clusters in clusters, scaled by `shrink` per level."""
+    """Return vectors [num, dim] float32: nested clusters, each level scaled by `shrink`."""
     rng = np.random.default_rng(seed)
     rows = np.zeros((1, dim), np.float32)
     width = 1.0
@@ -53,8 +53,8 @@ def violations(
     """Return the violated invariants of a cosine tree for sampled classes.
 
     For each sampled class, checks nesting, separation and covering at every level against all
-    classes, and checks that its parent is within base^-level and is the nearest class of the net
-    above. Distances are computed with a different formula than in the tree.
+    classes. Also checks that its parent is within base^-level and is the nearest class in the net
+    above. Distances are computed with a different formula than the one used by the tree.
     """
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     by_level = np.argsort(tree.level, kind="stable")
@@ -99,8 +99,8 @@ def measured(vectors: np.ndarray, kind: str, at_most: str, *, base: float = 1.3)
         f"{seconds:.1f} s",
         at_most,
         f"{cpu:.0f} CPU-seconds; {tree.num_nodes - num:,} pseudoclasses, "
-        f"{int(cover.level.max()) + 1} levels; on 500 sampled classes the invariants "
-        f"{found[0] if found else 'hold'}",
+        f"{int(cover.level.max()) + 1} levels; on 500 sampled classes: "
+        f"{found[0] if found else 'the invariants hold'}",
     )
 
 

@@ -1,8 +1,8 @@
 """All data-loading benchmarks in one table: `python -m benchmarks.data [SECTION ...]`.
 
-Ratios are medians over rounds in which the contenders take turns, shown with their targets.
-Comparisons on the same files come first. Without a folder of real images, synthetic images of
-ImageNet's size are used.
+Contenders take turns in each round. The table shows the median ratio over rounds next to its
+target. Comparisons on the same files come first. Without --images, the benchmarks use synthetic
+images as large as ImageNet's.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Code that users would write without kway to turn tars of JPEGs into batches.
+"""Code that users without kway would write to turn tars of JPEGs into batches.
 
 This module does not import kway. It contains a webdataset pipeline, and a map-style dataset that
 reads the same tars with `tarfile` and `pread`. Each uses a decoder (Pillow, simplejpeg or OpenCV),
@@ -24,7 +24,7 @@ SIDE = 224
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _ATTEMPTS = 10
 
-# Only local tars are read, so URLs that run shell commands can be disabled.
+# Only local tars are read, so disable webdataset's URLs that run shell commands.
 webdataset.utils.enforce_security = True
 
 # Bytes of a JPEG -> uint8 [3, 224, 224].
@@ -63,7 +63,7 @@ def _cropped(image: np.ndarray) -> np.ndarray:
 
 
 def _box(height: int, width: int) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of a random box like torchvision's RandomResizedCrop."""
+    """Return top, left, height and width of a random box, as in torchvision's RandomResizedCrop."""
     for _ in range(_ATTEMPTS):
         area = height * width * random.uniform(*_AREA)
         ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
@@ -91,7 +91,7 @@ def webdataset_batches(
 
 
 class TarImages(Dataset[tuple[np.ndarray, int]]):
-    """The samples of `tars` with random access: a list of offsets, and one `pread` per sample."""
+    """Random access to the samples of `tars`, by a list of offsets and one `pread` per sample."""
 
     def __init__(self, tars: Sequence[str], sampled: Sampled) -> None:
         self._sampled = sampled

@@ -35,7 +35,7 @@ from data.sources import ImageFolder
 BATCH = 71
 PACKED_SIDE = 256
 READS = 20_000
-# For each peer, the target for the loader's rate relative to the peer's on the same files.
+# By peer: the target for the ratio of the loader's rate to the peer's rate on the same files.
 TARGETS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
 
 
@@ -139,7 +139,7 @@ def _packing(originals: Split, packed: Split) -> Row:
 
 
 def _one_worker(split: Split) -> Row:
-    """Compare kway's loader with torch's over the hand-written dataset, with one process each."""
+    """Compare kway's loader with a DataLoader over the hand-written dataset, one worker each."""
     count = _in_batches(len(split), 12)
     dataset = TarImages(_tars(split), with_opencv)
     theirs = DataLoader(
@@ -171,7 +171,7 @@ def _loader(split: Split, workers: int = 0) -> TrainLoader:
 
 
 def _taking(batches: Iterator[object], count: int) -> Callable[[], None]:
-    """Return a function that takes batches of `count` images in total."""
+    """Return a function that takes batches until it has `count` images."""
 
     def take() -> None:
         for _ in range(count // BATCH):

@@ -38,7 +38,7 @@ ROUNDS = 5
 
 
 class OneImage:
-    """A source of one image of 40 x 40 pixels."""
+    """A source with a single image of 40 x 40 pixels."""
 
     modality = "image"
 
@@ -63,7 +63,7 @@ def make_shards(folder: Path, samples: int) -> None:
     """Make shards that are links to one tar. All index entries point to its single image.
 
     The tar is extended as a sparse file to the smallest possible size for the number of samples.
-    Its SHA-256 then differs from the manifest, which only `kway shard verify` checks.
+    Its SHA-256 then no longer matches the manifest, but only `kway shard verify` checks it.
     """
     source = OneImage()
     manifest = write_shards(source, folder, workers=0).manifest
@@ -105,7 +105,7 @@ class Memory(NamedTuple):
 
 
 def _summed(path: Path, ending: str, fields: Sequence[str]) -> list[int]:
-    """Return the sums of `fields` in bytes over the mappings of files that end in `ending`."""
+    """Return the sums of `fields` in bytes over the mappings of files with this `ending`."""
     sums, counts = dict.fromkeys(fields, 0), False
     for line in path.read_text().splitlines():
         name, *values = line.split()
@@ -130,7 +130,7 @@ def _hold(folder: Path, pipe: Connection, together: Barrier) -> None:
 
 
 def memory(folder: Path, samples: int) -> Iterator[Row]:
-    """Measure two processes that read the same split, like two ranks of a machine."""
+    """Measure two processes that read the same split, like two ranks on one machine."""
     context = get_context("spawn")
     together, pipes = context.Barrier(2), []
     for _ in range(2):

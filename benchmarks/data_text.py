@@ -1,4 +1,4 @@
-"""Text loading compared with the bare tokenizer on the same texts in the same order.
+"""Text loading compared with the tokenizer alone, on the same texts in the same order.
 
 By default, each text consists of three emoji names in various languages and is about as long as a
 tweet. Other texts are read from shards.
@@ -53,7 +53,7 @@ class ThreeNames:
 
 
 def rows(shards: Path | None) -> Iterator[Row]:
-    """Time the reading, tokenizing and padding of texts."""
+    """Time how long it takes to read, tokenize and pad texts."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if shards is None:

@@ -1,7 +1,7 @@
 """Cost of a factored head's step with many and with few classes, compared with a dense head.
 
-A step is forward, backward and update. Its labels are drawn from all classes, so the rows that it
-touches are usually not in the CPU cache if there are many classes. The cost and frequency of
+A step consists of forward, backward and update. Labels are drawn from all classes, so with many
+classes, the rows that a step touches are usually not in the CPU cache. The cost and frequency of
 consolidations are measured separately.
 """
 
@@ -37,8 +37,10 @@ class QuickHead(FactoredHead):
 
 
 def rows() -> Iterator[Row]:
-    """Compare steps with 4,000,000 and 10,000 classes and with a dense head; time a
-    consolidation."""
+    """Compare factored steps with many and with few classes, and a dense step.
+
+    Also time a consolidation.
+    """
     few, many = (QuickHead(DIM, classes, SphericalSoftmax()) for classes in (FEW, MANY))
     plain = ClassHead(DIM, FEW, SphericalSoftmax(), bias=False)
     contenders = {
@@ -98,7 +100,7 @@ def _consolidation(head: FactoredHead) -> Row:
 
 
 def _count(kind: str, lowest: float) -> int:
-    """Count the consolidations in a run on features of norm 3 around a center for each class.
+    """Count the consolidations in a run on features of norm 3 that surround a center per class.
 
     Features are clamped to at least `lowest`.
     """

@@ -1,5 +1,7 @@
-"""Gallery search compared with `numpy.dot` on the same memory-mapped features: the cost of scores,
-ordering and paging on top of the matrix product."""
+"""Gallery search compared with `numpy.dot` on the same memory-mapped features.
+
+The difference is the cost of scores, ordering and paging on top of the matrix product.
+"""
 
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ _LOSS = LossSpec(kind="batch_ce", aligned=True)
 
 
 def rows() -> Iterator[Row]:
-    """Compare the first search for a class, and its next page, with the matrix product."""
+    """Compare the first search for a class, and fetching its next page, with the matrix product."""
     with tempfile.TemporaryDirectory() as folder:
         features = _mapped_features(Path(folder) / "features.safetensors")
         weights = torch.randn(64, _DIM)

@@ -1,6 +1,6 @@
 """Peak memory of a head step in addition to its weights and their gradient, with K = 1,000,000.
 
-Each loss runs in a separate process, measured by the kernel's high-water mark.
+Each loss runs in a separate process, whose high-water mark is read from the kernel.
 
     python -m benchmarks.peak_memory ce      # one loss, in MB
 """
@@ -43,7 +43,7 @@ def peaks() -> Iterator[Row]:
 
 
 def extra_megabytes(kind: str) -> float:
-    """Return the peak memory of a step, minus the memory before it and the weights' gradient."""
+    """Return the peak memory of a step, less the memory before it and the weights' gradient."""
     torch.manual_seed(0)
     head = loss_head(kind, CLASSES, DIM)
     features = torch.randn(BATCH, DIM, requires_grad=True)

@@ -1,6 +1,6 @@
-"""Applications on uvicorn with which `kway serve` is compared. Arguments: KIND BUNDLE PORT.
+"""The applications on uvicorn that `kway serve` is compared with. Arguments: KIND BUNDLE PORT.
 
-`plain` is FastAPI with a single path; `application` is kway's application without Ray.
+`plain` is a FastAPI application with a single route; `application` is kway's without Ray.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Bundles for serving benchmarks: random networks with any number of classes.
 
-Class weights can be sparse files of full length that contain random rows only for the classes that
-are queried. The weights of 2^24 classes with ResNet-50 (137 GB) then fit on any disk. `pread` uses
-the same kernel path for sparse and regular files.
+Class weights can be stored in sparse files that have the full length but contain random rows only
+for the classes that are queried. This way, the weights of 2^24 classes with ResNet-50 (137 GB) fit
+on any disk. `pread` takes the same kernel path for sparse and regular files.
 """
 
 import json

@@ -1,9 +1,9 @@
 """CPU time and requests/s of `kway serve`, a plain FastAPI application and LitServe.
 
-Each server runs the model in one process with one torch thread, on the same bundle. The servers
-take turns. Several threads would spin while waiting for each other, which would add CPU time. The
-CPU time of a server covers all of its processes, including idle ones and those of Ray and HAProxy.
-The client runs on the same cores.
+All servers use the same bundle, and each runs the model in one process with one torch thread:
+several threads would add CPU time by spinning while they wait for each other. The servers take
+turns. The CPU time of a server covers all of its processes, including idle ones and those of Ray
+and HAProxy. The client runs on the same cores.
 """
 
 import base64
@@ -31,7 +31,7 @@ _PEERS = {"fastapi": "FastAPI + uvicorn", "litserve": "LitServe"}
 
 @dataclass(frozen=True)
 class _Case:
-    """A model, the side length of its images, and requests per turn by number of clients."""
+    """A model, the side of its images, and the requests per turn for each number of clients."""
 
     what: str
     network: dict[str, object]

@@ -28,7 +28,7 @@ from serving.schemas import Answer
 
 PATH = "/v1/query"
 _BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
-# LitServe polls its queue: without a timeout it uses a full core; a longer timeout delays batches.
+# LitServe polls its queue. Without a timeout, it uses a full core; longer timeouts delay batches.
 _BATCH_SECONDS = 0.002
 
 
@@ -74,7 +74,7 @@ class Waiting:
 class Batches:
     """Dynamic batching: requests that arrive while the model is running form the next batch.
 
-    One thread does all the work of a batch, which used the least CPU time of several variants.
+    One thread does all the work of a batch. Of several variants, this one used the least CPU time.
     """
 
     def __init__(self, model: Model) -> None:

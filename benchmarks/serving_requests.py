@@ -1,7 +1,7 @@
 """Requests through the complete server compared with the application alone and the model alone.
 
-The server is `kway serve` with one replica; its peers use the same number of threads. The client
-runs on the same cores.
+The server is `kway serve` with one replica, and its peers use the same number of threads. The
+client runs on the same cores.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def requests() -> Iterator[Row]:
 
 
 def batches() -> Iterator[Row]:
-    """Compare images/s through the server with the backbone in a loop at the same batch size."""
+    """Compare images/s through the server with a loop over the backbone at the same batch size."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
         write_random(bundle, SMALL, _CLASSES, size=SMALL_SIDE)

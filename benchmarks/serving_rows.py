@@ -33,8 +33,8 @@ def heads() -> Iterator[Row]:
         write_random(path, RESNET_50, _NUM_ROWS + 24, onnx=True)
         model = Model.open(path)
         heads = {str(num_classes): _head(path, num_classes) for num_classes in _HEADS}
-        # Measure the thread's CPU time: the thread does not wait for anything, and wall time
-        # depends on the load.
+        # Measure the thread's CPU time: the thread never waits, and wall time would depend on the
+        # machine's load.
         found = take_turns(
             heads, title="head of a query", rounds=_ROUNDS, seconds=60, clock=time.thread_time
         )
@@ -69,7 +69,7 @@ def heads() -> Iterator[Row]:
 
 
 def whole_query() -> Iterator[Row]:
-    """Compare a query, from the image's bytes to the verdict, with computing all K logits."""
+    """Compare a complete query, from image bytes to verdict, with computing all K logits."""
     with tempfile.TemporaryDirectory(prefix="kway-") as folder:
         path = Path(folder) / "many"
         write_random(path, RESNET_50, _MANY, onnx=True)
@@ -140,7 +140,7 @@ def start() -> Iterator[Row]:
 
 
 def _head(small: Path, num_classes: int) -> Callable[[], None]:
-    """Return a function that runs the head of `_QUERIES` queries on given features."""
+    """Return a function that runs the head for `_QUERIES` queries on fixed features."""
     path = Path(shutil.copytree(small, small.with_name(str(num_classes))))
     draw = np.random.default_rng(0)
     class_ids = np.sort(draw.choice(num_classes, min(_NUM_ROWS, num_classes), replace=False))
@@ -184,7 +184,7 @@ def _all_logits(model: Model, image: bytes, classifier: torch.nn.Linear) -> Call
 
 
 def _image() -> bytes:
-    """Return a JPEG of the size of ImageNet's images."""
+    """Return a JPEG with the typical size of ImageNet's images."""
     pixels = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
     large = cv2.resize(pixels, (500, 375), interpolation=cv2.INTER_CUBIC)
     return cv2.imencode(".jpg", large)[1].tobytes()

@@ -2,8 +2,8 @@
 agreement with scikit-learn.
 
 As in an evaluation, the scores of all samples are computed for one block of classes at a time;
-there is never a samples x classes tensor. Class frequencies are long-tailed. Some classes with
-samples are also measured with scikit-learn, but these measurements are not timed.
+there is never a samples x classes tensor. Class frequencies are long-tailed. Some of the classes
+that have samples are also measured with scikit-learn, which is not timed.
 """
 
 import time
@@ -42,14 +42,15 @@ def rows() -> Iterator[Row]:
         f"{CLASSES:,} classes x {SAMPLES:,} samples, d = {DIM}",
         f"{total:.0f} s, {found.peak_bytes / 1e6:,.0f} MB",
         "no N x K tensor",
-        f"scores {found.scoring_seconds:.0f} s of the time; all scores would be "
+        f"{found.scoring_seconds:.0f} s for the scores; a tensor of all scores would take "
         f"{4 * CLASSES * SAMPLES / 1e6:,.0f} MB; largest difference from scikit-learn: {off}",
     )
 
 
 @dataclass
 class Run:
-    """Results of a pass over all classes; `differences` from scikit-learn by metric."""
+    """Results of a pass over all classes. `differences`: the largest from scikit-learn, by
+    metric."""
 
     classes_at_once: int
     scoring_seconds: float = 0.0
@@ -59,7 +60,7 @@ class Run:
     differences: dict[str, float] = field(default_factory=dict)
 
     def agree(self, name: str, got: float, expected: float) -> None:
-        """Update the largest difference of a metric."""
+        """Update the largest difference found so far for a metric."""
         self.differences[name] = max(self.differences.get(name, 0.0), abs(got - expected))
 
 
@@ -72,7 +73,7 @@ def problem(classes: int, samples: int, dim: int) -> tuple[ClassHead, Tensor, Te
 
 
 def sampled_classes(labels: Tensor, num: int) -> set[int]:
-    """Return up to `num` classes with samples, and the most frequent class."""
+    """Return up to `num` random classes that have samples, and the most frequent class."""
     present, counts = labels.unique(return_counts=True)
     some = present[torch.randperm(len(present))[:num]].tolist()
     return {int(present[counts.argmax()]), *some}
@@ -104,7 +105,7 @@ def run(head: ClassHead, features: Tensor, labels: Tensor, checked: set[int]) ->
 def compare(
     found: Run, measures: ClassMeasures, scores: Tensor, labels: Tensor, checked: set[int]
 ) -> None:
-    """Compare the classes to check in a block with scikit-learn."""
+    """Compare the measures of the `checked` classes of a block with those of scikit-learn."""
     for column, class_id in enumerate(measures.class_ids.tolist()):
         if class_id not in checked:
             continue

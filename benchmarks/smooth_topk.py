@@ -1,7 +1,7 @@
 """Cost of smooth top-k relative to cross-entropy, and the accuracy of its float32 gradient.
 
-The statistics, value and gradient of the loss for given logits are compared with torch's
-cross_entropy. head_step.py measures complete head steps.
+For given logits, the loss's statistics, value and gradient are compared with torch's cross_entropy.
+head_step.py measures complete head steps.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
-"""Timing of contenders in turns, and ratios of their times.
+"""Time contenders in turn, and report the ratios of their times.
 
-Taking turns exposes all contenders to the same load on the machine. A ratio is the median over
-rounds of the ratio within a round. Every row of a report can have a target.
+Because they take turns, all contenders are exposed to the same load on the machine. Ratios are
+computed within each round, and their median over rounds is reported. Any row of a report can have a
+target.
 """
 
 import time
@@ -34,7 +35,7 @@ CONSOLE = _console()
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a report: what was measured, for which case, the result, and its target."""
+    """One line of a report: what was measured, in which case, the result, and its target."""
 
     what: str
     case: str
@@ -51,10 +52,10 @@ def take_turns(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
-    """Return the seconds of `clock` for each contender, [rounds].
+    """Return the seconds that each contender took in each round, as measured by `clock`.
 
     There is one warm-up round. The measurement stops early if another round would exceed the limit
-    of `seconds`, but not before the first round is complete.
+    of `seconds`, but at least one round is completed.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     began = 0.0

@@ -1,7 +1,7 @@
 """A step of the trainer compared with a bare training loop of the same model.
 
-The difference is the cost of sample order, agreement between ranks, telemetry and checks. The data
-are in memory, in one process.
+The difference is the cost of the sample order, agreement between ranks, telemetry and checks. Data
+are held in memory, and there is one process.
 """
 
 import tempfile
@@ -91,8 +91,8 @@ def _recipe(folder: Path) -> Recipe:
 def _bare(task: Task, batch: Batch) -> Callable[[], None]:
     """Return a plain PyTorch training loop with gradient clipping.
 
-    It shares its modules with the trainer, because a copy at other memory addresses can be up to 8%
-    faster or slower.
+    It shares its modules with the trainer: a copy at other memory addresses can be up to 8% faster
+    or slower.
     """
     parameters = list(task.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
@@ -111,8 +111,7 @@ def _bare(task: Task, batch: Batch) -> Callable[[], None]:
 def _trainer(
     recipe: Recipe, world: World, loader: InMemory, opened: ExitStack
 ) -> tuple[Task, Callable[[], None]]:
-    """Return a task, and a function that takes its training steps without evaluations and
-    checkpoints."""
+    """Return a task, and a function that runs its steps without evaluations or checkpoints."""
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()

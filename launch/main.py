@@ -1,7 +1,7 @@
-"""The `kway` command: its subcommands, and errors as one line with an exit code.
+"""The `kway` command: registers the subcommands, and reports errors in one line.
 
 Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted, 128 + n
-if signal n killed a rank, or ended this process while it was PID 1 of a container.
+if signal n killed a rank, or ended this process as PID 1 of a container.
 """
 
 import os
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command and report an invalid option, ValueError or OSError in one line.
+    """Run a command. Reports invalid options, ValueError and OSError in one line.
 
     The exit code for such an error is 2, or 1 if the error may be transient (`data/retry.py`). If
     `--traceback` is the first argument, the error is raised with its traceback instead.
@@ -102,7 +102,7 @@ def _exit_on_sigterm() -> None:
     """Make SIGTERM end this process if it is PID 1 of a container.
 
     The kernel does not deliver a signal to PID 1 unless there is a handler for it. Commands that
-    must save or finish requests before they exit install their own handler.
+    must save data or finish requests before they exit install their own handler.
     """
     if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
@@ -111,8 +111,8 @@ def _exit_on_sigterm() -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    # Exit immediately, like the default action of the signal. An exception could be delayed by
-    # cleanup that never finishes.
+    # Exit immediately, like the default action of the signal. An exception would run cleanup code,
+    # which might never finish.
     os._exit(KILLED + number)
 
 

@@ -17,7 +17,7 @@ def measure_label(name: str) -> str:
 
 
 def is_ratio(name: str) -> bool:
-    """Whether a metric is a ratio, which is displayed in percent."""
+    """Whether a metric is a ratio and is therefore displayed as a percentage."""
     return _known_label(name) is not None
 
 

@@ -1,7 +1,7 @@
 """Options that commands share, and options derived from the fields of a pydantic class.
 
-An option takes its name, type, default, bounds and help text from the field, so that each of them
-is declared only once. `data/option.py` defines markers for fields whose options differ:
+An option takes its name, type, default, bounds and help text from the field, so that each is
+declared only once. `data/option.py` defines markers for fields whose options differ:
 
     class Limits(BaseModel):
         request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(30, gt=0, le=3600)
@@ -37,13 +37,13 @@ AllowImport = Annotated[
     typer.Option(
         "--allow-import",
         metavar="MODULE:CLASS",
-        help="component of the run or bundle that may be imported; can be repeated",
+        help="custom class that the run or bundle may import; can be repeated",
     ),
 ]
 
 
 def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:
-    """Map field names to options, in the order of the fields, without those marked `Supplied`.
+    """Map the names of all fields that are not marked `Supplied` to options, in field order.
 
     marked_only: return only fields that are marked as `Option` or `Argument`.
     """
@@ -62,10 +62,10 @@ def with_options(
     *,
     without: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """Return a function for typer with `options` in place of the first parameter of `command`.
+    """Return a function for typer that has `options` in place of `command`'s first parameter.
 
     `command` receives the values of the options as a `Given` in that parameter. without: parameters
-    of `command` that keep their default and are not exposed as options.
+    of `command` that keep their defaults and do not become options.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [
@@ -154,7 +154,7 @@ class FieldOption:
 
     @property
     def _info(self) -> Any:
-        """typer's metadata of the option: help, metavar and bounds."""
+        """typer's metadata for the option: help, metavar and bounds."""
         about: dict[str, Any] = {"help": self.field.description, "metavar": self.marker.metavar}
         if isinstance(self.marker, Argument):
             return typer.Argument(**about)
@@ -209,7 +209,7 @@ def _marker(field: FieldInfo) -> Option | Supplied | None:
 
 
 def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "max"], float]]:
-    """Yield the bounds that typer can check. pydantic checks all of them."""
+    """Yield the bounds that typer can check. pydantic checks all bounds later."""
     for bound in field.metadata:
         if isinstance(bound, Ge):
             yield "min", bound.ge  # type: ignore[misc]
@@ -225,7 +225,7 @@ def _pairs(option: str, given: list[str], expected: str) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value) or name in pairs:
-            raise ValueError(f"{option} {text!r}: pass {expected}, each name once")
+            raise ValueError(f"{option} {text!r}: pass {expected}, with each name only once")
         pairs[name] = value
     return pairs
 

@@ -62,7 +62,7 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
 
 
 def plain_lines(verb: str, unit: str = "samples") -> Report:
-    """Return a reporter for output that is not a terminal: one line every few seconds."""
+    """Return a `report` for output that is not a terminal. It prints a line every few seconds."""
     rate = _Rate()
     last = time.monotonic()
 
@@ -83,7 +83,7 @@ def plain_lines(verb: str, unit: str = "samples") -> Report:
 
 
 class _Rate:
-    """Units per second since the first report. A resumed run starts far from zero."""
+    """Units per second, counted from the first report, as resumed jobs do not start at zero."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -97,8 +97,8 @@ class _Rate:
 
 
 def wide_console(columns: int) -> Console:
-    """Return a console. Without a terminal, its width is `columns`, because rich's default of 80
-    wraps tables."""
+    """Return a console. Without a terminal, its width is `columns`, because tables would wrap at
+    rich's default of 80."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 

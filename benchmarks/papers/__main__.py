@@ -54,14 +54,15 @@ def papers(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="number of parallel jobs; default: number of GPUs, or of CPU cores"
+            min=1,
+            help="number of parallel jobs; default: one per GPU, or one per CPU core without a GPU",
         ),
     ] = None,
     again: Annotated[
         bool,
         typer.Option(
             "--again",
-            help="repeat measurements made with older code, another torch version or machine",
+            help="repeat measurements from older code, another torch version or another machine",
         ),
     ] = False,
     page_only: Annotated[
@@ -69,10 +70,11 @@ def papers(
         typer.Option("--page-only", help="write the page from stored results without measuring"),
     ] = False,
 ) -> None:
-    """Reproduce the papers' experiments and write a page that compares the results.
+    """Reproduce the papers' experiments and write a page that compares the results with theirs.
 
     Without a name, list the experiments. Stored results are not measured again: run the same
-    command to resume an interrupted run. Results of older code are used and marked on the page.
+    command to resume an interrupted run. Results measured with older code are still used, and the
+    page marks them.
     """
     if page_only and (names or again):
         raise ValueError("--page-only cannot be combined with names or --again: remove them")
@@ -97,7 +99,7 @@ def papers(
     command = shlex.join(["python", "-m", _MODULE, *(["--page-only"] if page_only else given)])
 
     def write() -> int:
-        """Write the page and return its number of experiments; 0 if there are none."""
+        """Write the page, unless there are no experiments, and return their number."""
         sections = stored_sections(out, EXPERIMENTS)
         if sections:
             write_page(
@@ -114,7 +116,7 @@ def papers(
         number = write()
         if not number:
             raise ValueError(
-                f"{out} has no finished experiment: run python -m {_MODULE} all --out {out}"
+                f"{out} contains no finished experiments: run python -m {_MODULE} all --out {out}"
             )
     else:
         opened = JobRunner(
@@ -130,7 +132,7 @@ def papers(
 
 
 def _check_data(chosen: list[Experiment], data: Path) -> None:
-    """Raise FileNotFoundError for missing data before the long measurements."""
+    """Raise FileNotFoundError for missing data before the long measurements start."""
     for experiment in chosen:
         for needed in experiment.needs:
             if not (data / needed).exists():
@@ -170,8 +172,8 @@ def _default_workers() -> int:
 def _report() -> Callable[[Experiment, int, int, Budget], None]:
     """Return a callback that prints finished jobs, elapsed minutes and used budget every 10 s.
 
-    The budget is charged when a job ends, and for stored results. While a long job runs, only
-    the elapsed time changes.
+    A job is charged to the budget when it ends, and so is each stored result that is used. While a
+    long job runs, only the elapsed time changes.
     """
     last = began = 0.0
     current = ""
@@ -186,7 +188,7 @@ def _report() -> Callable[[Experiment, int, int, Budget], None]:
         last = now
         allowed = "" if budget.allowed is None else f" of {budget.allowed:.1f}"
         print(
-            f"{experiment.name}: {done} of {total} jobs requested so far, "
+            f"{experiment.name}: {done} of {total} jobs requested so far are finished, "
             f"{(now - began) / 60:.1f} min elapsed, budget used {budget.spent:.1f}{allowed} min",
             file=sys.stderr,
             flush=True,

@@ -1,7 +1,7 @@
-"""The time budget of an experiment in minutes, which decides how many rounds it runs.
+"""The time budget of an experiment in minutes, which determines how many rounds it runs.
 
-The time of a job is stored with its result. A resumed run, or one that finds all results stored,
-therefore makes the same decisions as an uninterrupted one.
+The time that a job took is stored with its result. A run that is resumed, or that finds all results
+stored, therefore makes the same decisions as an uninterrupted one.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 class Budget:
     """A budget of `minutes` for an experiment that is designed for `designed` minutes.
 
-    With None, the experiment has the published sizes. With 0, it is a toy run that only shows that
-    the code works. With fewer minutes than designed for, all sizes shrink by the same factor
-    (`size`). With more minutes, there are more rounds of seeds (`rounds`).
+    If `minutes` is None, the experiment uses the published sizes. If it is 0, the experiment is a
+    toy run that only shows that the code works. With fewer minutes than `designed`, all sizes
+    shrink by the same factor (`size`); with more, there are more rounds of seeds (`rounds`).
     """
 
     minutes: float | None
     designed: float
-    # The limit for the rounds: includes minutes that earlier experiments did not use.
+    # The limit for the rounds, which includes minutes that earlier experiments did not use.
     allowed: float | None = None
     spent: float = field(default=0.0, init=False)
     largest_round: float = field(default=0.0, init=False)
@@ -48,8 +48,8 @@ class Budget:
     def rounds(self, *, at_least: int = 3, at_most: int = 10) -> Iterator[int]:
         """Yield 0, 1, ... while another round fits into the budget.
 
-        A round is assumed to take as long as the longest one so far. Without a budget there are
-        `at_least` rounds.
+        A round is assumed to take as long as the longest one so far. If `minutes` is None, there
+        are `at_least` rounds.
         """
         for number in range(at_most):
             before = self.spent

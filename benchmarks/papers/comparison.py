@@ -50,7 +50,7 @@ class Run:
 
 
 class Design(Protocol):
-    """Datasets and recipes of the arms of a comparison."""
+    """The dataset and the recipe of each arm of a comparison."""
 
     def dataset(self, arm: str) -> Dataset:
         """Return a dataset with the splits `validation`, used to choose the rates, and `test`."""
@@ -65,11 +65,11 @@ class Design(Protocol):
 class Comparison:
     """Compare `arms`, usually losses, each at the rates of its own search and at `shared` rates.
 
-    For each of `measures`, the best candidate has the highest value on `validation`. Claims about
-    other measures use the rates chosen by the first one. With `refine`, the search by the first
-    measure continues from the best candidate in half-decade steps until the learning rates on both
-    sides of the best one are worse. `also` lists additional splits to evaluate. `all_logits` lists
-    the arms whose log-probabilities are also measured.
+    For each of `measures`, the search chooses the candidate with the highest value on `validation`.
+    Claims about other measures use the rates chosen by the first of them. With `refine`, the search
+    by the first measure continues from the best candidate in half-decade steps until the learning
+    rates on both sides of the best one are worse. `also` lists additional splits to evaluate.
+    `all_logits` lists the arms whose log-probabilities are also measured.
     """
 
     design: Design
@@ -129,7 +129,7 @@ class Comparison:
         )
 
     def tried(self, arm: str, rates: Rates, steps: int) -> Job:
-        """Return one run of the search."""
+        """Return the job of one run of the search."""
         run = Run(arm, rates, steps, seed=0, split="validation")
         return training(self.design.dataset(arm), self.design.recipe(run))
 
@@ -259,7 +259,7 @@ class Compared:
         return self.best.runs
 
     def readings(self) -> dict[str, Reached]:
-        """Return the results of each search that a claim is evaluated with, by name."""
+        """Return, by name, the results of each search for which a claim is evaluated."""
         if self.refined is None:
             return {"grid": self.best}
         return {"grid": self.best, "bracketed": self.refined}
@@ -290,24 +290,25 @@ class Compared:
         *first, last = self.by
         measures = f"{', '.join(first)} or {last}" if first else last
         found = (
-            f"Each run has {self.steps:,} steps, and there are {self.seeds} seeds. Each loss "
-            f"uses the best learning rate and weight decay of the same {self.num_candidates} "
-            f"candidates, chosen by {measures} on held-out training samples after "
-            f"{self.search_steps:,} steps{self.best.edges()}. The shared learning rate and "
-            f"weight decay are {self.shared.lr:g} and {self.shared.weight_decay:g}."
+            f"Each run takes {self.steps:,} steps, and there are {self.seeds} seeds. For each "
+            f"loss, the best of the same {self.num_candidates} pairs of learning rate and weight "
+            f"decay is chosen by {measures} on held-out training samples after "
+            f"{self.search_steps:,} steps{self.best.edges()}. The shared learning rate is "
+            f"{self.shared.lr:g}, and the shared weight decay is {self.shared.weight_decay:g}."
         )
         if self.refined is None:
             return found
         return (
-            f"{found} A bracketed search then continues from the best candidate in half-decade "
-            f"steps until the rates on both sides of the best one are worse{self.refined.edges()}."
+            f"{found} Starting from the best candidate, a bracketed search then moves in "
+            "half-decade steps until the rates on both sides of the best one are worse"
+            f"{self.refined.edges()}."
         )
 
 
 def values(runs: Sequence[Measures], measure: str, *, diverged: float) -> list[float]:
     """Return a measure of each run (`split/measure` for another split).
 
-    `diverged`: the value of a run that diverged.
+    `diverged`: the value to use for a run that diverged.
     """
     return [diverged if "diverged" in run else float(_at(run, measure)) for run in runs]
 

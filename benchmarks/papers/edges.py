@@ -1,4 +1,7 @@
-"""Check whether the best rate of a search is at an edge of its grid, which may be too small."""
+"""Check whether the best rate of a search is at an edge of its grid.
+
+If it is, a better rate may lie outside the grid.
+"""
 
 from collections.abc import Sequence
 
@@ -9,8 +12,8 @@ def is_at_edge(best: float, tried: Sequence[float]) -> bool:
 
 
 def edge_note(found: Sequence[str]) -> str:
-    """Return `; best rate at an edge of the grid: ce (0.3)` to append to the evidence of a claim.
+    """Return a note for the evidence of a claim; empty if `found` is empty.
 
-    Empty if `found` is empty.
+    For example: `; the best rate is at an edge of the grid for ce (0.3)`.
     """
-    return f"; best rate at an edge of the grid: {', '.join(found)}" if found else ""
+    return f"; the best rate is at an edge of the grid for {', '.join(found)}" if found else ""

@@ -34,7 +34,8 @@ class Experiment:
     """One experiment of the catalog.
 
     `minutes` is the budget that it is designed for. `full` describes the published sizes, which may
-    need a GPU (`wants_gpu`). `procedure` runs it; `needs` lists the files required below `--data`.
+    need a GPU (`wants_gpu`). `procedure` runs it; `needs` lists the files that it requires in the
+    `--data` folder.
     """
 
     name: str

@@ -10,7 +10,10 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean `value` of `n` numbers and half its 95% confidence interval (infinite for n = 1)."""
+    """The mean `value` of `n` numbers, with `half` the width of its 95% confidence interval.
+
+    With one number, `half` is infinite.
+    """
 
     value: float
     half: float
@@ -38,7 +41,7 @@ def mean(numbers: Sequence[float]) -> Mean:
     """Return the mean with its interval. Raises ValueError if `numbers` is empty."""
     values = np.asarray(numbers, dtype=np.float64)
     if not values.size:
-        raise ValueError("cannot take the mean of an empty sequence")
+        raise ValueError("cannot take the mean of an empty sequence: pass at least one number")
     if values.size == 1:
         return Mean(float(values[0]), math.inf, 1)
     half = stats.t.ppf(0.975, values.size - 1) * stats.sem(values)
@@ -46,7 +49,7 @@ def mean(numbers: Sequence[float]) -> Mean:
 
 
 def shown(found: Mean | None, digits: int = 3) -> str:
-    """Return a table cell; None means that a model was compared with itself."""
+    """Return a table cell. None means that a model was compared with itself."""
     return "degenerate" if found is None else found.text(digits)
 
 
@@ -56,5 +59,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Mean:
     It varies less than the difference of the means.
     """
     if len(ours) != len(theirs):
-        raise ValueError(f"cannot pair {len(ours)} with {len(theirs)} numbers")
+        raise ValueError(
+            f"cannot pair {len(ours)} numbers with {len(theirs)}: pass sequences of equal length"
+        )
     return mean([a - b for a, b in zip(ours, theirs, strict=True)])

@@ -13,8 +13,8 @@ _FORMAT = 1
 
 Measures = dict[str, Any]
 
-# The measure of a shard job that contains the name of its folder. If the folder is missing, the
-# shards are made again.
+# The measure of a shard job that names its folder. If the folder is missing, the shards are made
+# again.
 FOLDER = "folder"
 
 
@@ -22,7 +22,7 @@ FOLDER = "folder"
 class Folders:
     """The folders of a job: the user's `data`, the `shards` made from it, and its own `work`.
 
-    `work` persists until the job has finished, so that an interrupted job can resume.
+    `work` is kept until the job has finished, so that an interrupted job can resume.
     """
 
     data: Path
@@ -34,8 +34,8 @@ class Folders:
 class Job:
     """A call of `function` ("module:name" below benchmarks.papers) with (settings, folders).
 
-    It returns measures. Settings and measures are JSON. `alone`: the job measures times, so it runs
-    without other jobs and uses all cores.
+    It returns measures. Settings and measures are JSON. `alone`: the job measures times, so no
+    other job runs at the same time and it uses all cores.
     """
 
     function: str
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """The measures of a job, and the seconds that one worker took for it."""
+    """The measures of a job, and the seconds that it took on one worker."""
 
     measures: Measures
     seconds: float

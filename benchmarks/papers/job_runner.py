@@ -20,8 +20,8 @@ from benchmarks.papers.provenance import Provenance, outdated
 from data.files import commit
 from data.processes import end_with_parent
 
-# Called with the results so far and the number requested: at the start, after each result, and
-# every `_SECONDS_BETWEEN_REPORTS` while jobs run.
+# Called with the results so far and the number of jobs requested: at the start, after each result,
+# and every `_SECONDS_BETWEEN_REPORTS` seconds while jobs run.
 Report = Callable[[Results, int], None]
 _SECONDS_BETWEEN_REPORTS = 10
 
@@ -30,10 +30,10 @@ class JobRunner:
     """A pool of worker processes that run jobs.
 
     `data` is the user's folder. `out` contains results, shards and unfinished work, and is locked
-    by the runner. Each of `workers` processes runs one job at a time; 0: this process runs them.
-    Worker processes start with the first job and end with the runner. After an error, they are
-    terminated; the next run resumes their jobs. `again`: repeat stored measurements made with older
-    code, another torch version or another machine.
+    by the runner. Each of the `workers` processes runs one job at a time; if `workers` is 0, this
+    process runs the jobs. Worker processes start with the first job and end with the runner. After
+    an error, they are terminated, and the next run resumes their jobs. `again`: repeat stored
+    measurements made with older code, another torch version or another machine.
     """
 
     def __init__(self, data: Path, out: Path, *, workers: int, again: bool = False) -> None:
@@ -76,7 +76,8 @@ class JobRunner:
     def measure(self, jobs: Sequence[Job], report: Report = lambda found, total: None) -> Results:
         """Return the results of all jobs, including stored ones.
 
-        Re-raises the exceptions of jobs. The results of jobs that finished earlier are stored.
+        An exception in a job is raised again here; the results of jobs that finished before it are
+        stored.
         """
         requested = dict.fromkeys(jobs)
         found = {job: result for job in requested if (result := self._stored(job)) is not None}
@@ -103,7 +104,7 @@ class JobRunner:
         for job in jobs:
             if job.alone:
                 for measured in self._in_parallel([job], threads_of_a_job(1)):
-                    # The other workers were idle, so their time is also charged to the job.
+                    # The other workers had to stay idle, so their time is charged to the job, too.
                     yield {
                         one: Result(result.measures, result.seconds * self.workers)
                         for one, result in measured.items()
@@ -125,8 +126,8 @@ class JobRunner:
                     yield {futures.pop(future): future.result()}
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "a worker process was killed, possibly because memory ran out: run the same "
-                "command again to resume; --workers 1 needs less memory"
+                "a worker process was killed, possibly because memory ran out: to resume, run the "
+                "same command again, with --workers 1 to use less memory"
             ) from error
 
     def _started(self) -> ProcessPoolExecutor:
@@ -161,7 +162,8 @@ class JobRunner:
     def _provenance(self, job: Job) -> Provenance:
         """Return the provenance of a job that is about to run.
 
-        A job that resumes interrupted work has the provenance of the code that started it.
+        If the job resumes interrupted work, this is the provenance of the code that started the
+        work.
         """
         work = self._folders(job).work
         note = _note(work)
@@ -198,7 +200,7 @@ class JobRunner:
 
 
 def _note(work: Path) -> Path:
-    """Return the file that stores the provenance of the unfinished job with this work folder."""
+    """Return the file with the provenance of the unfinished job that uses this work folder."""
     return work.with_name(f"{work.name}.json")
 
 

@@ -20,18 +20,18 @@ PAPERS = {
 
 
 _REST = (
-    "Only the first row tests the papers. A *stand-in* claim is a statement of a paper that was "
-    "tested with a much smaller model or input, such as an MLP on images of 8 x 8 pixels or a "
-    "BERT with one layer. Such a test can neither confirm nor refute the statement. An "
-    "*additional* claim answers a question that no paper asks. A *trivial* claim is true by "
-    "construction. An *implementation* claim is about the speed or numerical stability of "
-    "kway's own code. A verdict is *degenerate* if both sides of the comparison are the same "
-    "model: for example, a tree loss whose tree has a single inner node equals cross entropy."
+    "Only the first row tests the papers. A *stand-in* claim is a claim from a paper, tested with "
+    "a much smaller model or input, such as an MLP on images of 8 x 8 pixels or a one-layer BERT. "
+    "Such a test can neither confirm nor refute the claim. An *additional* claim answers a "
+    "question that none of the papers asks. A *trivial* claim is true by construction. An "
+    "*implementation* claim is about the speed or numerical stability of kway's own code. A "
+    "verdict is *degenerate* if both sides of the comparison are the same model: for example, a "
+    "tree loss is the same as cross entropy if its tree has a single inner node."
 )
 
 _IMAGENET = (
-    "This command does not run the papers' ImageNet experiments at any budget. To run them, "
-    "train the recipes in `launch/recipes/` on many GPUs: Table 1 of paper 000 compares "
+    "`python -m benchmarks.papers` does not run the papers' ImageNet experiments at any budget. To "
+    "run them, train the recipes in `launch/recipes/` on many GPUs: Table 1 of paper 000 compares "
     "`imagenet-resnet50-vtree.yaml` with `imagenet-resnet50.yaml`, Tables 1 and 2 of paper 002 "
     "use `imagenet-resnet50-batch-ce.yaml`, and Table 2 of paper 003 uses "
     "`imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe lists its requirements and "
@@ -43,9 +43,9 @@ _DATA = """DATA is a folder with the published files that the experiments need:
 
 | path | source |
 | --- | --- |
-| `mnist/` | the four idx files of <http://yann.lecun.com/exdb/mnist/>, optionally gzipped |
+| `mnist/` | the four idx files from <http://yann.lecun.com/exdb/mnist/>, optionally gzipped |
 | `cifar-100-binary.tar.gz` | <https://www.cs.toronto.edu/~kriz/cifar.html> |
-| `tweeteval-emoji/` | `datasets/emoji` of <https://github.com/cardiffnlp/tweeteval> |
+| `tweeteval-emoji/` | `datasets/emoji` from <https://github.com/cardiffnlp/tweeteval> |
 | `emoji2vec/emoji2vec.bin` | <https://github.com/uclnlp/emoji2vec> |"""
 
 
@@ -78,14 +78,14 @@ def page_text(
     parts = [
         "# Reproducing the papers' experiments",
         "<!-- Written by python -m benchmarks.papers: change the experiments, not this file. -->",
-        f"`{command}` wrote this page. Measuring the results took "
+        f"This page was written by `{command}`. The measurements took "
         f"{sum(section.minutes for section in sections):.0f} minutes on all workers (page written "
-        f"on {machine}). `python -m benchmarks.papers NAME --data DATA` runs one experiment; each "
-        "section starts with the name of its experiment.",
-        "Intervals are 95% confidence intervals of the mean over seeds (Student's t), and "
-        "differences are paired by seed. For times, they are confidence intervals of the "
-        "median. At this confidence level, a few of the verdicts are expected to be wrong by "
-        "chance. Published numbers are in parentheses.",
+        f"on {machine}). To run a single experiment, use `python -m benchmarks.papers NAME --data "
+        "DATA`; each section starts with the name of its experiment.",
+        "All intervals are 95% confidence intervals: of the median for times, and otherwise of the "
+        "mean over seeds (Student's t). Differences are paired by seed. At this confidence level, "
+        "a few of the verdicts can be expected to be wrong by chance. Published numbers are in "
+        "parentheses.",
         "## Summary",
         _headline(sections),
         _counts(sections),
@@ -112,11 +112,11 @@ def _headline(sections: Sequence[Section]) -> str:
         sum(claim.verdict == one for claim in of_papers) for one in get_args(Verdict)
     )
     return (
-        f"{len(of_papers) - degenerate} claims of the papers were tested with the same kind of "
+        f"{len(of_papers) - degenerate} claims from the papers were tested with the same kind of "
         f"model and data as in the paper: {holds} hold, {fails} do not hold, and {unsettled} "
-        "cannot be settled with this number of seeds. Where a claim was evaluated in several "
-        "ways, for example with the best and with shared learning rates, it counts as settled "
-        "only if all evaluations agree."
+        "cannot be settled with this number of seeds. A claim that was evaluated in several ways, "
+        "for example at each loss's best learning rate and at a shared one, counts as settled only "
+        "if all evaluations agree."
     )
 
 
@@ -138,8 +138,8 @@ def _outdated(sections: Sequence[Section]) -> str:
         return ""
     return (
         "Some results of these experiments were measured with older code, a different torch "
-        f"version or (for timings) a different machine: {', '.join(names)}. Their sections state "
-        "the number of such results. To measure them again, run "
+        f"version or (for timings) on a different machine: {', '.join(names)}. Each of their "
+        "sections gives the number of such results. To measure them again, run "
         "`python -m benchmarks.papers NAME --again`."
     )
 

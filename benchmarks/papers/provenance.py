@@ -50,7 +50,7 @@ class Provenance:
         return Provenance(source, code, str(torch.__version__), hardware() if timed else "")
 
     def outdated(self) -> tuple[str, ...]:
-        """Return the differences from the provenance of a measurement made now."""
+        """Return how this provenance differs from that of a measurement made now."""
         now = Provenance._now(self.source, timed=bool(self.machine))
         differs = []
         if self.code != now.code:
@@ -65,7 +65,7 @@ class Provenance:
 def outdated(stored: Mapping[str, Any]) -> tuple[str, ...]:
     """Return `Provenance.outdated` for the JSON of a stored result.
 
-    Results of earlier versions have no provenance; they count as older code.
+    Results stored by earlier versions have no provenance; they count as measured with older code.
     """
     if "provenance" not in stored:
         return ("older code",)

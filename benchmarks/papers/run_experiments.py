@@ -30,9 +30,9 @@ def run_experiments(
 ) -> list[Section]:
     """Run the experiments within `minutes` in total and return their sections.
 
-    With None, the experiments have the published sizes. Otherwise, each experiment gets a share of
-    the minutes, which determines its sizes. Minutes that earlier experiments did not use are spent
-    on more rounds. Sections and plots are stored below `runner.out`.
+    If `minutes` is None, the experiments use the published sizes. Otherwise, each experiment gets a
+    share of the minutes, which determines its sizes. Minutes that earlier experiments did not use
+    are spent on more rounds. Sections and plots are stored in `runner.out`.
     """
     sections = []
     charged: set[Job] = set()
@@ -59,8 +59,8 @@ def run_experiments(
 def stored_sections(out: Path, experiments: Sequence[Experiment]) -> list[Section]:
     """Return the stored sections of finished experiments, in the order of `experiments`.
 
-    Sections in the format of an earlier version are omitted; running the experiment again
-    regenerates them from the stored results.
+    Sections in the format of an earlier version are omitted; to regenerate one from the stored
+    results, run its experiment again.
     """
     paths = [out / "sections" / f"{one.name}.json" for one in experiments]
     read = [
@@ -84,7 +84,8 @@ def _one(
 ) -> Section:
     """Run one experiment.
 
-    A job that several experiments share is charged to the first of them (`charged`).
+    A job that several experiments share is charged only to the first of them: `charged` contains
+    the jobs that have been charged already.
     """
     procedure = experiment.procedure(budget, PlotFolder(runner.out / "plots"))
     everything: Results = {}

@@ -17,8 +17,8 @@ Verdict = Literal["holds", "does not hold", "not settled", "degenerate"]
 class Kind(StrEnum):
     """The kind of a claim. Only `PAPER` counts toward the headline of the page."""
 
-    PAPER = "paper"  # a statement of the paper, tested with its kind of model and data
-    STAND_IN = "stand-in"  # a statement of the paper, tested with a much smaller model or input
+    PAPER = "paper"  # a claim from a paper, tested with its kind of model and data
+    STAND_IN = "stand-in"  # a claim from a paper, tested with a much smaller model or input
     ADDITIONAL = "additional"  # not stated in a paper
     TRIVIAL = "trivial"  # true by construction
     IMPLEMENTATION = "implementation"  # about the speed or stability of kway's code
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A PNG file of the page, its caption and its alternative text."""
+    """A PNG file on the page, with its caption and its alternative text."""
 
     file: str
     title: str
@@ -57,9 +57,9 @@ class Section:
     """One experiment on the page.
 
     `setup` describes what was run (networks, data, steps, seeds), `remarks` add caveats, and
-    `minutes` is how long the jobs took on all workers. `results` are the keys of the results used,
-    and `outdated` lists how many of them were measured with other code, another torch version or
-    another machine.
+    `minutes` is how long the jobs took on all workers. `results` contains the keys of the results
+    used, and `outdated` lists how many of them were measured with older code, another torch version
+    or another machine.
     """
 
     name: str
@@ -99,8 +99,8 @@ def paired(
 ) -> Claim:
     """Return the claim that `gain`, a mean of differences paired by seed, is positive.
 
-    `points`: the gain is a fraction, shown in percentage points. `note`: text appended to the
-    evidence.
+    `points`: show the gain, which is a fraction, in percentage points. `note`: text to append to
+    the evidence.
     """
     shown = f"{gain.percent(2)} points" if points else gain.text(4)
     return Claim(statement, verdict(gain), f"{shown} (paired, {gain.n} seeds){note}", kind)
@@ -109,8 +109,8 @@ def paired(
 def verdict(advantage: Mean | None) -> Verdict:
     """Return the verdict on the claim that `advantage` is positive.
 
-    The claim holds if the whole interval is positive, and fails if no part of it is. If `advantage`
-    is None, both sides were the same model.
+    The claim holds if the whole interval is positive, and fails if no part of it is. None means
+    that both sides are the same model, so the claim is degenerate.
     """
     if advantage is None:
         return "degenerate"
@@ -122,6 +122,7 @@ def verdict(advantage: Mean | None) -> Verdict:
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
     """Combine the verdicts of several evaluations of a claim, such as best and shared rates.
 
-    If they differ, the claim is "not settled": the choice of evaluation would decide it.
+    If they differ, the claim is "not settled", because its verdict depends on the choice of
+    evaluation.
     """
     return verdicts[0] if len(set(verdicts)) == 1 else "not settled"

@@ -37,13 +37,13 @@ class Dataset:
 
     - `side`: shrink images to `side` x `side` pixels.
     - `classes`: names of the classes to use; None means all classes.
-    - `noise`: fraction of training labels replaced by a random label of the same coarse class,
-      possibly the same label (paper 003, section 5.1).
+    - `noise`: fraction of training labels replaced with a random label from the same coarse class,
+      possibly the label itself (paper 003, section 5.1).
     - `validation`: number of training samples, at most a quarter, moved to the split `validation`.
     - `limits`: maximum number of samples per split.
-    - `vectors`: file of label vectors below the user's data, or COARSE.
+    - `vectors`: file of label vectors, relative to the user's data, or COARSE.
     - `options`: options of the source.
-    - `seed`: seed of the random choice of samples and labels.
+    - `seed`: seed for the random choice of samples and labels.
     """
 
     source: str
@@ -79,14 +79,16 @@ _SOURCES = {
 
 
 def make_shards(settings: Mapping[str, Any], folders: Folders) -> Measures:
-    """Make the shards of a `Dataset` (a job). Measures the number of samples per split."""
+    """Make the shards of a `Dataset` (a job). The measures are the numbers of samples per split."""
     dataset = Dataset(**settings)
     if dataset.source not in _SOURCES:
         raise ValueError(f"unknown source {dataset.source}: choose from {', '.join(_SOURCES)}")
     name, opened = _SOURCES[dataset.source]
     path = folders.data / name
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: add the published {name} to --data")
+        raise FileNotFoundError(
+            f"{path} does not exist: add the published {name} to the --data folder"
+        )
     options = dict(dataset.options)
     if dataset.source == "tweeteval-emoji":
         options["work"] = folders.work
@@ -203,12 +205,12 @@ class ModifiedSource:
 
     @cached_property
     def _labels(self) -> list[int]:
-        """The source's labels of the classes to use."""
+        """The source's labels for the classes to use."""
         names = [info.name for info in self.inner.classes()]
         if self.dataset.classes is None:
             return list(range(len(names)))
         if unknown := set(self.dataset.classes) - set(names):
             raise ValueError(
-                f"{self.dataset.source} has no class {min(unknown)}: correct the class name"
+                f"{self.dataset.source} has no class {min(unknown)}: correct the name in `classes`"
             )
         return [names.index(name) for name in self.dataset.classes]

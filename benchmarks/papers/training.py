@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer.task import Task
 
 _CURVE_POINTS = 100
-# Tokenizer entry of a recipe that stands for the tokenizer trained on the dataset's own texts.
+# Placeholder in a recipe for the tokenizer that is trained on the dataset's own texts.
 LEARNED = "made"
 
 
@@ -48,7 +48,7 @@ def training(
 
 
 def run_recipe(settings: Mapping[str, Any], folders: Folders) -> Measures:
-    """Train and evaluate (the job of `training`). Resumes from the last checkpoint."""
+    """Train and evaluate (the job that `training` returns). Resumes from the last checkpoint."""
     from trainer.process.signals import Preempted
     from trainer.recipe import build_recipe
     from trainer.train import train
@@ -100,7 +100,7 @@ def _evaluated(run: Path, split: str, step: int | None, world: Any) -> Measures:
 
 
 def _best_step(evaluations: Path, criterion: "BestConfig") -> int:
-    """Return the first of the best steps: the trainer keeps the checkpoint of that one."""
+    """Return the first of the best steps, which is the one whose checkpoint the trainer keeps."""
     found = [_evaluation(path) for path in sorted(evaluations.glob("step-*.json"))]
     sign = 1 if criterion.mode == "max" else -1
     best = max(found, key=lambda one: sign * float(one[criterion.measure]))

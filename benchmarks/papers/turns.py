@@ -1,4 +1,4 @@
-"""Timings for jobs with `alone`: contenders take turns, and ratios are computed per round."""
+"""Timings for jobs that run `alone`: contenders take turns, and ratios are computed per round."""
 
 import math
 import time
@@ -52,7 +52,7 @@ class Median:
 def median(numbers: Sequence[float]) -> Median:
     """Return the median with its interval. Raises ValueError if `numbers` is empty."""
     if not len(numbers):
-        raise ValueError("cannot take the median of an empty sequence")
+        raise ValueError("cannot take the median of an empty sequence: pass at least one number")
     ordered = np.sort(np.asarray(numbers, dtype=np.float64))
     middle, n = float(np.median(ordered)), len(ordered)
     # Each number is below the true median with probability 1/2.

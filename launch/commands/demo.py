@@ -1,4 +1,4 @@
-"""`kway demo`: the complete workflow on images rendered from the fonts of this machine."""
+"""`kway demo`: the complete workflow on images rendered with matplotlib's own fonts."""
 
 import shlex
 import signal
@@ -16,7 +16,9 @@ from data.messages import printable
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="output folder")] = Path("demo"),
     classes: Annotated[int, typer.Option(min=20, help="number of characters")] = 1000,
-    epochs: Annotated[float, typer.Option(min=0.01, help="length of each training run")] = 1.0,
+    epochs: Annotated[
+        float, typer.Option(min=0.01, help="number of epochs of each training run")
+    ] = 1.0,
 ) -> None:
     """Run the complete workflow, from shards to queries, on images of characters.
 
@@ -43,7 +45,7 @@ def demo(
     write(Glyphs(classes), shards)
 
     for run in runs.RUNS:
-        what = f"train {run.name} on {runs.NUM_PROCESSES} processes"
+        what = f"train {run.name} with {runs.NUM_PROCESSES} processes"
         recipe, *overrides = run.arguments(out, shards, epochs)
         announce(2, what, "train", recipe, "--nproc", runs.NUM_PROCESSES, *overrides)
         code = run.train(out, shards, epochs)
@@ -76,7 +78,7 @@ def demo(
 
 
 def exit_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that the demo stops its server on exit."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that the demo stops its server before it exits."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

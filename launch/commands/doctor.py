@@ -26,7 +26,7 @@ def doctor(
     recipe: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RECIPE", help="recipe to run on this machine (YAML file)", dir_okay=False
+            metavar="RECIPE", help="recipe that this machine should run (YAML file)", dir_okay=False
         ),
     ] = None,
     overrides: Annotated[
@@ -56,7 +56,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Check whether this machine can run training. Exits with 1 if training would fail."""
+    """Check whether this machine can run training. Exits with code 1 if training would fail."""
     from launch.doctor import examine
 
     workload = _workload(
@@ -109,13 +109,13 @@ def _workload(
 
 
 def _num_gpus() -> int:
-    """Count the GPUs without torch, because whether torch can be imported is itself a check."""
+    """Count the GPUs without importing torch, because the installation of torch may be broken."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 @contextmanager
 def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
-    """Show the current check on the last line if the output is a terminal."""
+    """Show the name of the current check on the last line if the output is a terminal."""
     if not console.is_terminal:
         yield lambda name: None
         return

@@ -1,4 +1,4 @@
-"""`kway eval`: evaluates a run's model, optionally per class and with the confused classes."""
+"""`kway eval`: evaluates a run's model, optionally with per-class metrics and confusions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,21 +47,21 @@ def evaluate(
     nproc: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
     classes: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="CSV file for a table with one row per class"),
+        typer.Option(metavar="FILE.csv", help="output CSV file with one row per class"),
     ] = None,
     sort: Annotated[
-        Order, typer.Option(help="column by which --classes is sorted, ascending")
+        Order, typer.Option(help="column by which the --classes file is sorted, in ascending order")
     ] = "index",
     worst: Annotated[
         int,
-        typer.Option(min=0, help="number of classes with the lowest average precision to print"),
+        typer.Option(min=0, help="print this many classes with the lowest average precision"),
     ] = 0,
     best: Annotated[
         int,
-        typer.Option(min=0, help="number of classes with the highest average precision to print"),
+        typer.Option(min=0, help="print this many classes with the highest average precision"),
     ] = 0,
     confusions: Annotated[
-        int, typer.Option(min=0, help="number of most frequent wrong predictions to print")
+        int, typer.Option(min=0, help="print this many of the most frequent confusions")
     ] = 0,
     allow_import: AllowImport = None,
 ) -> None:
@@ -125,7 +125,7 @@ def _here(wanted: "EvaluationRequest") -> int:
 
 
 def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
-    """Evaluate with several processes and return the step. On failure, exit with their code."""
+    """Evaluate with several processes and return the step. If they fail, exit with their code."""
     from launch.ranks.placement import Placement
     from launch.ranks.run import run_ranks
 

@@ -24,13 +24,13 @@ def export(
     min_positives: Annotated[
         int | None,
         typer.Option(
-            help="minimum number of validation samples for a class's own threshold; other classes "
-            "use the pooled threshold; default: depends on the recall: 9 for 0.9, 99 for 0.99",
+            help="minimum number of validation samples for which a class gets its own threshold "
+            "instead of the pooled one; default: depends on the recall (9 for 0.9, 99 for 0.99)",
             min=1,
         ),
     ] = None,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="also write the backbone for onnxruntime")
+        bool, typer.Option("--onnx", help="also export the backbone to ONNX, for onnxruntime")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
     allow_import: AllowImport = None,

@@ -29,7 +29,7 @@ def index(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the gallery")],
     batch_size: Annotated[
-        int, typer.Option(help="number of texts, or of image crops, per forward pass", min=1)
+        int, typer.Option(help="number of texts or image crops per forward pass", min=1)
     ] = 32,
     workers: Annotated[
         int | None, typer.Option(help="number of decoding threads; default: one per core", min=1)
@@ -79,7 +79,7 @@ def index(
 def _print_result(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     item = reads.removesuffix("s")
     if done.ignored:
-        others = pluralize(done.ignored, "other file")
+        others = pluralize(done.ignored, "file")
         print(f"note: ignored {others} without an image extension", file=sys.stderr)
     for name, reason in done.unreadable:
         print(printable(f"skipped: {name}: {reason}"), file=sys.stderr)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WIDE_COLUMNS = 140  # minimum terminal width for showing all columns
 _LEGEND = (
-    "aligned: with the Principle of Logit Separation. A single logit is a meaningful score.",
+    "aligned: with the Principle of Logit Separation, so a single logit is a meaningful score.",
     "paper: docs/papers.md lists papers 000 to 004.",
 )
 
@@ -44,7 +44,9 @@ def losses() -> None:
         table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
     console.print(table)
     if not shows_statistics:
-        conditions.append(f"Terminals of {_WIDE_COLUMNS} columns show the statistics per row, too.")
+        conditions.append(
+            f"The statistics per row require a terminal with {_WIDE_COLUMNS} columns or more."
+        )
     for line in ("", *_LEGEND, *conditions):
         console.print(Text(line))
 

@@ -1,4 +1,4 @@
-"""`kway plan`: estimates memory, traffic and step time of a recipe, without the cluster."""
+"""`kway plan`: estimates a recipe's memory, traffic and step time without access to the cluster."""
 
 import json
 import math
@@ -25,20 +25,20 @@ def plan(
         str, typer.Option(help="GPU model: h100, h200, a100, …; cpu: the CPU of this machine")
     ] = "h100",
     classes: Annotated[
-        int | None, typer.Option(min=2, help="number of classes; default: from the shards")
+        int | None, typer.Option(min=2, help="number of classes; default: taken from the shards")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="samples per epoch; default: from the shards")
+        int | None, typer.Option(min=1, help="samples per epoch; default: taken from the shards")
     ] = None,
     link_gbps: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="bandwidth from a GPU to other machines, Gbit/s; default: from the GPU model",
+            help="bandwidth from a GPU to other machines, in Gbit/s; default: depends on --gpu",
         ),
     ] = None,
     host_memory: Annotated[
-        float | None, typer.Option(min=0.001, help="main memory of a machine, GiB")
+        float | None, typer.Option(min=0.001, help="main memory of each machine, in GiB")
     ] = None,
     dry_run: Annotated[
         bool,
@@ -48,11 +48,11 @@ def plan(
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print JSON, in bytes and seconds")
+        bool, typer.Option("--json", help="print JSON, with bytes and seconds as units")
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Estimate memory per GPU, network traffic and step time of a recipe on a cluster."""
+    """Estimate the memory per GPU, network traffic and step time of a recipe on a cluster."""
     if link_gbps is not None and not math.isfinite(link_gbps):
         raise ValueError(f"--link-gbps is {link_gbps}: pass a number of Gbit/s, such as 400")
     if host_memory is not None and not math.isfinite(host_memory):

@@ -1,4 +1,4 @@
-"""`kway query`: single-class queries to a bundle in this process or to a running server."""
+"""`kway query`: sends single-class queries to a running server, or answers them in this process."""
 
 import json
 import re
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from serving.model import Model
     from serving.schemas import Answer, ClassThreshold
 
-# Number of texts, or of image crops, in one forward pass.
+# Number of texts or image crops per forward pass.
 _BATCH = 16
 # Maximum number of characters of a text in the table.
 _SHOWN = 60
 
-# A server's address without its scheme: `localhost`, or a host with a port.
+# A server's address without a scheme: `localhost`, or a host with a port.
 _LIKE_A_SERVER = re.compile(r"(localhost|[\w.-]+:\d+|\[[\da-fA-F:]+\](:\d+)?)(/.*)?")
 
 # Image files, or texts.
@@ -53,10 +53,10 @@ def query(
         typer.Option(help="target recall that selects the per-class thresholds"),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="minimum score of a match, for all classes")
+        float | None, typer.Option(help="minimum score of a match, the same for all classes")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="file with the token for the server")
+        Path | None, typer.Option(help="file that contains a token for the server")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
@@ -225,7 +225,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
 
 
 def _in_words(threshold: "ClassThreshold") -> str:
-    """Describe the validation samples behind a threshold, and how many samples reach it."""
+    """Describe which validation samples determined a threshold, and how many samples reach it."""
     name = threshold.class_name
     if threshold.threshold is None:
         return f"{name}: no threshold for this recall: pass --threshold"
@@ -238,7 +238,7 @@ def _in_words(threshold: "ClassThreshold") -> str:
     else:
         shown = (
             f"expected precision {threshold.expected_precision:.2f}; reached by "
-            f"{threshold.class_reached} of the {threshold.class_samples} samples of the class, "
+            f"{threshold.class_reached} of the {threshold.class_samples} samples of the class "
             f"and by {threshold.all_reached} samples of all classes"
         )
     return f"{name}: threshold {threshold.threshold:.3f}, {origin}; {shown}"

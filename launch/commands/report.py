@@ -1,4 +1,4 @@
-"""`kway report`: compares runs in plots and tables, in one HTML file."""
+"""`kway report`: compares runs with plots and tables in a single HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def report(
         Path, typer.Option("-o", "--out", help="output HTML file; an existing file is replaced")
     ] = Path("report.html"),
 ) -> None:
-    """Compare runs in plots and tables on one self-contained HTML page.
+    """Compare runs with plots and tables on a single, self-contained HTML page.
 
     Runs may be in progress, interrupted or damaged. The page lists the files that could not be
     read.

@@ -28,8 +28,8 @@ def serve(
         str,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="number of processes that each load the model; 1:4: one to four, depending on "
-            "the load",
+            help="number of processes, each of which loads the model; 1:4: one to four, depending "
+            "on the load",
         ),
     ] = str(ServingConfig().replicas),
     no_tokens: Annotated[
@@ -56,7 +56,7 @@ def serve(
 ) -> None:
     """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
 
-    Prints `ready` once it accepts requests, after 10 to 40 s, and runs until Ctrl-C.
+    Startup takes 10 to 40 s. Prints `ready` once it accepts requests, and runs until Ctrl-C.
     """
     # Import here, so that other commands start quickly.
     from serving.deploy.server import running
@@ -103,7 +103,7 @@ def serve(
 
 
 def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
-    """Raise ValueError if other machines can reach the server and it requires no token."""
+    """Raise ValueError if other machines can reach the server without a token."""
     if config.token_file is not None:
         _check_tokens(config.token_file)  # report a bad file before Ray starts
     elif config.host not in _LOOPBACK and not no_tokens:

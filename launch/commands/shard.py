@@ -62,13 +62,13 @@ def check(
     ] = 100_000,
     threshold: Annotated[
         float,
-        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be a suspect"),
+        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be suspect"),
     ] = 0.02,
     rows: Annotated[
-        int, typer.Option(min=0, help="number of characters to list in addition to the suspects")
+        int, typer.Option(min=0, help="number of characters to list in addition to suspect ones")
     ] = 10,
     strict: Annotated[
-        bool, typer.Option("--strict", help="exit with 2 if there is a suspect")
+        bool, typer.Option("--strict", help="exit with code 2 if any character is suspect")
     ] = False,
 ) -> None:
     """Find characters that leak the label of a text, such as parts of emoji."""
@@ -87,7 +87,7 @@ def check(
         return
     print(printable(f"{folder}: suspect: {found}"))
     if strict:
-        error = f"error: {folder}: {found}: write the shards again without it"
+        error = f"error: {folder}: {found}: remove it from the texts and write the shards again"
         print(printable(error), file=sys.stderr)
         raise typer.Exit(2)
 
@@ -104,7 +104,7 @@ def verify(
     ] = False,
     workers: Workers = None,
 ) -> None:
-    """Read every byte and list all damage. Exits with 2 if anything is damaged."""
+    """Read every byte and list all damage. Exits with code 2 if anything is damaged."""
     from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
@@ -138,7 +138,7 @@ def verify(
 def show(
     folder: Shards,
     split: Annotated[
-        str | None, typer.Option(help="split of the examples; default: the first split")
+        str | None, typer.Option(help="split to show examples from; default: the first split")
     ] = None,
     samples: Annotated[
         int | None,
@@ -147,7 +147,7 @@ def show(
     sheet: Annotated[
         Path | None,
         typer.Option(
-            "--contact-sheet", metavar="FILE.png", help="PNG file for a contact sheet of the images"
+            "--contact-sheet", metavar="FILE.png", help="output file for a contact sheet of images"
         ),
     ] = None,
 ) -> None:
@@ -189,7 +189,7 @@ def index(
         typer.Option(
             "--out",
             "-o",
-            help="folder for index, manifest and links to the tars; default: FOLDER",
+            help="folder for the index, manifest and links to the tars; default: FOLDER",
         ),
     ] = None,
     classes: Annotated[
@@ -200,7 +200,7 @@ def index(
         list[str] | None,
         typer.Option(
             metavar="NAME=GLOB",
-            help="tars of a split; default: derived from their names; can be repeated",
+            help="tars that belong to a split; default: derived from file names; can be repeated",
         ),
     ] = None,
     sample: Annotated[
@@ -214,8 +214,8 @@ def index(
         str | None,
         typer.Option(
             metavar="N|FILE.json",
-            help='expected number of samples, or a file such as {"a.tar": 1000}; a mismatch is an '
-            "error",
+            help="expected number of samples, or a JSON file with the number for each tar, such as "
+            '{"a.tar": 1000}; a mismatch is an error',
         ),
     ] = None,
     skip_bad: Annotated[
@@ -250,7 +250,7 @@ def index(
         print(f"skipped: {problem}", file=sys.stderr)
     if indexed.problems.count:
         problems = pluralize(indexed.problems.count, "problem")
-        print(f"warning: {problems} skipped", file=sys.stderr)
+        print(f"warning: ignored {problems}", file=sys.stderr)
     if indexed.skipped is not None:
         print_skipped(indexed.skipped)
     print(printable(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 Vectors = Annotated[
     Path | None,
     typer.Option(
-        help="label vectors by class name: word2vec .bin, fastText .vec, GloVe .txt (also .gz), "
-        ".npz or .safetensors with names"
+        help="file of label vectors by class name: word2vec .bin, fastText .vec, GloVe .txt (also "
+        ".gz), or .npz or .safetensors with names"
     ),
 ]
 DropDuplicates = Annotated[
     bool,
     typer.Option(
         "--drop-duplicates",
-        help="remove training samples whose bytes are identical to a sample of another split",
+        help="remove training samples that are byte-identical to a sample of another split",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="output folder")]
@@ -50,7 +50,7 @@ PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples pe
 
 
 def source_commands() -> dict[str, Any]:
-    """Map names to commands, without the sources that only read folders for another source."""
+    """Map names to commands. Sources that only read folders for another source are omitted."""
     app = typer.Typer()
     replacements = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
@@ -106,7 +106,7 @@ def _shard(
                 ignored=source.skipped(),
             )
         except ValueError:
-            source.clean_up()  # the input has to change, so this run cannot be resumed
+            source.clean_up()  # the input must be fixed first, so this run cannot be resumed
             raise
         source.clean_up()
     if source.compares_splits:
@@ -131,11 +131,11 @@ def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandS
         return source_class
     files: Sequence[Path] = given["files"]
     if len(files) == 1 and files[0].is_dir():
-        why = f"for {source_class.reads}, but {files[0]} is {instead.reads}"
+        why = f"only for {source_class.reads}, but {files[0]} is {instead.reads}"
         given["folder"] = given.pop("files")[0]
         _reject(given, source_class, instead, why)
         return instead
-    _reject(given, instead, source_class, f"for {instead.reads}, not for {source_class.reads}")
+    _reject(given, instead, source_class, f"only for {instead.reads}, not for {source_class.reads}")
     return source_class
 
 
@@ -179,13 +179,13 @@ def _print_notes(source: CommandSource) -> None:
 
 
 def _print_duplicates(out: Path) -> None:
-    """Print one line for each split with duplicates of its own samples or of training samples."""
+    """Print one line per split that repeats its own samples or contains training samples."""
     found = find_duplicates(out)
     for split in found:
         if split.in_training or split.repeated:
             print(printable(f"duplicates: {split}"))
     if any(split.in_training for split in found):
-        print("to remove test samples from training, use --drop-duplicates and another --out")
+        print("to remove them from training, pass --drop-duplicates and another --out")
 
 
 def write(
@@ -201,8 +201,8 @@ def write(
 ) -> None:
     """Write the shards of `source` and print a summary.
 
-    vectors: `source` with label vectors from a file instead of its own. notes: called after
-    writing; returns lines to print. ignored: files that the source does not read.
+    vectors: `source` with label vectors from a file instead of its own. notes: a function that is
+    called after writing and returns lines to print. ignored: files that the source does not read.
     """
     from data.shards.writer import write_shards
 
@@ -232,5 +232,5 @@ def write(
         print(f"warning: skipped {bad}", file=sys.stderr)
     if written.duplicates:
         duplicates = pluralize(written.duplicates, "duplicate")
-        print(f"removed from training: {duplicates} of other splits")
+        print(f"removed from training: {duplicates} of samples in other splits")
     print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))

@@ -18,8 +18,8 @@ from launch.terminal import table_cell
 if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
 
-_ALL_CLASSES = 30  # up to this number of classes, list each class
-_ENDS = 5  # with more classes, list this number of the largest and of the smallest classes
+_ALL_CLASSES = 30  # up to this many classes, list every class
+_ENDS = 5  # with more classes, list this many of the largest and the smallest
 _BAR = 28
 _TEXT = 200
 
@@ -50,7 +50,7 @@ def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents
 def class_table(manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
     """Return a table of the samples per class over all splits.
 
-    If there are many classes, it contains a histogram and the largest and smallest classes.
+    With many classes, it shows a histogram and only the largest and smallest classes.
     """
     counts = np.sum([split.counts for split in splits], axis=0)
     order = np.argsort(-counts, kind="stable")
@@ -81,7 +81,7 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
 
 
 def leak_table(report: "LeakReport", rows: int) -> Table:
-    """Return a table with one row for each suspect and for `rows` more characters."""
+    """Return a table with one row per suspect, followed by `rows` other characters."""
     table = Table("character", "texts", "class", "precision", "lift", "bits", "drop", "suspect")
     for leak in report.leaks[: len(report.suspects) + rows]:
         table.add_row(

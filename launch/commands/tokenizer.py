@@ -22,7 +22,7 @@ def tokenizer(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the tokenizer")],
     vocab_size: Annotated[
-        int, typer.Option(min=10, help="number of tokens, including special ones")
+        int, typer.Option(min=10, help="number of tokens, including special tokens")
     ] = 30_000,
     split: Annotated[str, typer.Option(help="split to train on")] = "train",
     max_texts: Annotated[
@@ -36,8 +36,8 @@ def tokenizer(
         int | None,
         typer.Option(
             min=1,
-            help="number of characters in the vocabulary, starting with the most frequent; "
-            "default: a quarter of the vocabulary",
+            help="maximum number of characters in the vocabulary (the most frequent are kept); "
+            "default: a quarter of the vocabulary size",
         ),
     ] = None,
     workers: Annotated[

@@ -14,7 +14,7 @@ from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import STOP_SIGNALS
 
-_MACHINES = "Several machines (options of torchrun)"
+_MACHINES = "Several machines (as in torchrun)"
 
 
 def train(
@@ -34,9 +34,7 @@ def train(
     ] = 0,
     shutdown_timeout: Annotated[
         int,
-        typer.Option(
-            min=0, help="time that the ranks have to save after a stop signal, in seconds"
-        ),
+        typer.Option(min=0, help="time that the ranks get to save after a stop signal, in seconds"),
     ] = SHUTDOWN_SECONDS,
     nnodes: Annotated[
         str,
@@ -85,12 +83,12 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="start the ranks and exit before the first step; writes nothing"
+            "--dry-run", help="start the ranks and exit before the first step; write nothing"
         ),
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Train a recipe, or resume it from its newest checkpoint.
+    """Train a recipe's model, or resume its run from the newest checkpoint.
 
     On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, the run saves a checkpoint and stops.
     A second Ctrl-C stops it immediately.
@@ -98,7 +96,7 @@ def train(
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted
     (run the command again), 130 interrupted, 128 + n if signal n killed a rank.
     """
-    with _nothing_to_save():  # importing torch with the recipe takes seconds
+    with _nothing_to_save():  # the imports below include torch and take seconds
         from trainer.recipe import dump_recipe, load_recipe
 
         resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
@@ -136,7 +134,7 @@ def train(
 
 @contextmanager
 def _nothing_to_save() -> Iterator[None]:
-    """Until the ranks start, make a stop signal end this process with the exit code of a stop."""
+    """Until the ranks start, exit at once on a stop signal, with code 75 or, for Ctrl-C, 130."""
 
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
@@ -151,11 +149,11 @@ def _nothing_to_save() -> Iterator[None]:
 
 
 def _check_ports(first: int | None, num_processes: int) -> None:
-    """Raise ValueError before the ranks start if there are too few ports for their metrics."""
+    """Raise ValueError if the ranks' metrics would need ports above the last port."""
     if first and first + num_processes - 1 > LAST_PORT:
         raise ValueError(
-            f"telemetry.port is {first}, but the {num_processes} ranks need one port each, up to "
-            f"{LAST_PORT}: choose a lower port"
+            f"telemetry.port is {first}, but the {num_processes} ranks need one port each, and the "
+            f"last port is {LAST_PORT}: choose a lower port"
         )
 
 

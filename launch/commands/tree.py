@@ -1,4 +1,4 @@
-"""`kway tree`: builds a label tree from vectors, shards, an encoder or a hierarchy, or draws it.
+"""`kway tree`: builds a label tree from vectors, shards, an encoder or a hierarchy, or draws one.
 
 The path determines the kind of source. Options that apply to a different kind of source
 are rejected.
@@ -53,15 +53,13 @@ def build(
         Literal["vectors", "hierarchy"] | None,
         typer.Option(
             "--from",
-            help="source in the shards; default: the label vectors, or the hierarchy if there "
-            "are none",
+            help="what to build the tree from if SOURCE is a folder of shards; default: its label "
+            "vectors if it has any, otherwise its hierarchy",
         ),
     ] = None,
     kind: Annotated[
         Literal["vtree", "utree"],
-        typer.Option(
-            help="kind of the inner nodes of a cover tree: pseudoclasses (vtree) or classes (utree)"
-        ),
+        typer.Option(help="inner nodes of a cover tree: pseudoclasses (vtree) or classes (utree)"),
     ] = "vtree",
     base: Annotated[
         float,
@@ -76,7 +74,7 @@ def build(
     ] = None,
     missing: Annotated[
         Literal["error", "mean", "zero"],
-        typer.Option(help="vector of a class name that is missing from the file"),
+        typer.Option(help="how to handle class names that are missing from the vector file"),
     ] = "error",
     keep_chains: Annotated[
         bool,
@@ -131,12 +129,12 @@ def _print_statistics(named: "NamedTree", *, projected: bool) -> None:
         remedy = (
             "use other vectors, or dense class weights"
             if projected
-            else "high-dimensional vectors without clusters are all equally far apart; build the "
-            f"tree with --project {_TRIVIAL_PROJECTION}, or use other vectors"
+            else "high-dimensional vectors without clusters are all equally far apart, so pass "
+            f"--project {_TRIVIAL_PROJECTION}, or use other vectors"
         )
         print(
-            f"warning: the tree is almost flat, {statistics.largest_family_share:.0%} of its "
-            f"nodes are children of one node: {remedy}",
+            f"warning: the tree is almost flat ({statistics.largest_family_share:.0%} of its nodes "
+            f"are children of one node): {remedy}",
             file=sys.stderr,
         )
 
@@ -168,7 +166,7 @@ class TreeOptions:
 
 
 def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
-    """Build the label tree of a source. Also returns the kind of source used.
+    """Build the label tree of a source. Returns the tree and the kind of source used.
 
     Raises ValueError or OSError for errors that the user can fix.
     """
@@ -206,7 +204,7 @@ def _check(source: Path, origin: Origin, options: TreeOptions) -> None:
         reject_options(
             options.given,
             ("--keep-chains",),
-            "only for hierarchies: a cover tree has no nodes with a single child",
+            "only for hierarchies, because every inner node of a cover tree has several children",
         )
     else:
         reject_options(
@@ -248,7 +246,7 @@ def _from_hierarchy(source: Path, options: TreeOptions) -> "NamedTree":
         return read_wordnet(source).tree(names, collapse=collapse)
     hierarchy = read_parent_table(source)
     if several := hierarchy.num_with_several_parents():
-        note = f"note: {several:,} names in {source} have several parents: using the first parent"
+        note = f"note: {several:,} names in {source} have several parents; using the first one"
         print(printable(note), file=sys.stderr)
     names = options.classes.names if options.classes else hierarchy.leaves()
     return hierarchy.tree(names, collapse=collapse)
@@ -282,7 +280,7 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
     if without:
         shown = ", ".join(without[:10]) + (", …" if len(without) > 10 else "")
         filler = "the mean vector" if options.missing == "mean" else "zeros"
-        what = f"{len(without):,} class names have no vector in {source}, using {filler}"
+        what = f"{len(without):,} class names have no vector in {source}; using {filler} instead"
         print(printable(f"warning: {what}: {shown}"), file=sys.stderr)
     return names, vectors
 

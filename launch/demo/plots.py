@@ -24,7 +24,7 @@ _RECALL = 0.9
 
 @dataclass(frozen=True)
 class Logits:
-    """A run's logits [N, K] on the held-out images, and their labels [N]."""
+    """A run's logits [N, K] on the held-out images, and the labels [N] of the images."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -32,7 +32,7 @@ class Logits:
 
 
 def draw(out: Path, world: World, path: Path) -> None:
-    """Plot the demo's runs to `path` (PNG)."""
+    """Plot the demo's runs and write the figure to `path` (PNG)."""
     matplotlib.use("Agg")
     logits = {run: _logits(out, run, world) for run in (DENSE_CE, DENSE_BATCH_CE)}
     figure = Figure(figsize=(13, 8.5), layout="constrained")
@@ -62,7 +62,7 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
 
 
 def _typical_class(found: list[Logits]) -> int:
-    """The class with the median AUPRC over losses, among those with the most held-out images."""
+    """Of the classes with the most held-out images, the one whose total AUPRC is the median."""
     labels = found[0].labels
     counts = np.bincount(labels)
     class_ids = torch.from_numpy(np.flatnonzero(counts == counts.max()))
@@ -97,8 +97,8 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
 
 
 def _draw_one_threshold(ax: Axes, found: dict[DemoRun, Logits]) -> None:
-    """Plot precision over recall with one threshold for all classes. This requires logits that are
-    comparable across classes and images."""
+    """Plot precision over recall with one threshold for all classes. The precision is high only if
+    logits are comparable across classes and images."""
     for run, logits in found.items():
         own = np.zeros(logits.logits.shape, dtype=bool)
         own[np.arange(len(own)), logits.labels] = True

@@ -35,7 +35,7 @@ class DemoQuery:
 
 
 def make_queries(shards: Path, folder: Path, *, seed: int = 0) -> list[DemoQuery]:
-    """Select three held-out images at random and write them to `folder` as PNG.
+    """Select three held-out images at random and write them to `folder` as PNG files.
 
     The first is queried for its own class, the second for a random other class, and the third for
     the class with the most similar name.
@@ -94,7 +94,7 @@ def send(url: str, query: DemoQuery) -> dict[str, Any]:
 
 
 def verdict_table(queries: list[DemoQuery], verdicts: list[dict[str, Any]]) -> Table:
-    """The queries, the server's verdicts, and whether they are correct."""
+    """A table of the queries and the server's verdicts, and whether the verdicts are correct."""
     table = Table(title="Single-class queries for three held-out images, recall 0.9")
     for column in ("image", "queried class", "score", "threshold", "match", "true class"):
         is_number = column in ("score", "threshold")

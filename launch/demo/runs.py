@@ -16,7 +16,7 @@ NUM_PROCESSES = 2
 
 
 def recipe_path() -> Path:
-    """The path of the recipe, relative to the current folder if the recipe is inside it."""
+    """The path of the recipe. It is relative if the recipe is below the current directory."""
     return RECIPE.relative_to(Path.cwd()) if RECIPE.is_relative_to(Path.cwd()) else RECIPE
 
 
@@ -35,7 +35,7 @@ class DemoRun:
         return out / "runs" / f"{self.weights}-{self.loss}"
 
     def arguments(self, out: Path, shards: Path, epochs: float) -> list[str]:
-        """The recipe and its overrides, as arguments of `kway train`."""
+        """The recipe and its overrides, as arguments for `kway train`."""
         return [
             str(recipe_path()),
             f"data.shards={json.dumps(str(shards))}",
@@ -79,7 +79,7 @@ _CAPTION = (
 
 
 def comparison(out: Path) -> tuple[Table, str]:
-    """A comparison of the runs' metrics, as a table for the terminal and as Markdown."""
+    """The metrics of all runs, as a table for the terminal and as a Markdown table."""
     table = Table(
         title="Accuracy on held-out styles",
         caption=_CAPTION,

@@ -1,4 +1,4 @@
-"""The input of a doctor check, `Workload`, and its output, `Finding`.
+"""`Workload`, the input of a doctor check, and `Finding`, its output.
 
 Does not import torch, because the installation of torch may be broken.
 """
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 Level = Literal["ok", "warning", "error"]
-# Batches in the shared memory of a loader process: two prefetched, one being created and one being
-# copied (`data/loading/workers.py`).
+# Batches that a loader process keeps in shared memory: two prefetched, one being created and one
+# being copied (`data/loading/workers.py`).
 _BATCHES_PER_WORKER = 4
 _ASSUMED_WORKERS = 4
 _ASSUMED_BATCH = 256
@@ -34,17 +34,17 @@ class Finding:
 
 
 def ok(topic: str, found: str) -> Finding:
-    """Create a finding without a problem."""
+    """Create a finding for a check that found no problem."""
     return Finding("ok", topic, found)
 
 
 def warning(topic: str, found: str, remedy: str) -> Finding:
-    """Create a finding for training that starts, but may be slow or fail later."""
+    """Create a finding for a problem that may slow down training or make it fail later."""
     return Finding("warning", topic, found, remedy)
 
 
 def error(topic: str, found: str, remedy: str) -> Finding:
-    """Create a finding for training that does not start, or would lose data."""
+    """Create a finding for a problem that prevents training from starting or may lose data."""
     return Finding("error", topic, found, remedy)
 
 
@@ -56,7 +56,7 @@ def in_gib(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """The training run for which this machine is checked.
+    """The training run that this machine is checked for.
 
     workers: loader processes per rank, or None without a recipe. shared_bytes: memory in /dev/shm
     that the loader processes of all ranks on this machine use. Its default assumes four workers per
@@ -80,7 +80,7 @@ class Workload:
 def workload_of(
     recipe: "Recipe", *, ranks: int, port: int | None, peers: tuple[str, ...]
 ) -> Workload:
-    """Return the workload of `recipe` with all of its `ranks` on this machine."""
+    """Return the workload of `recipe` if this machine runs all of its `ranks`."""
     data = recipe.data
     if data.text is None:
         sample = data.largest_side**2 * data.image.channels

@@ -15,8 +15,8 @@ from typing import Any
 
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
-# A collective times out after 10 s (`rank.py`). Importing torch takes a long time, in particular
-# with a cold page cache.
+# Longer than the timeout of a collective, 10 s (`rank.py`), because importing torch can also take
+# long, especially with a cold page cache.
 _TIMEOUT_SECONDS = 60
 _LONGEST = 160
 
@@ -28,14 +28,14 @@ class _Rank:
     stderr: Path
 
     def completed(self) -> dict[str, dict[str, Any]]:
-        """Return the records of the collectives that the rank has completed, by name, in order."""
+        """Map the names of the collectives that the rank has completed to its records, in order."""
         lines = self.stdout.read_text(encoding="utf-8").splitlines()
         return {record["done"]: record for record in map(json.loads, lines)}
 
     def last_error(self) -> str:
         """Return the last line of the rank's traceback, shortened."""
         lines = self.stderr.read_text(errors="replace").strip().splitlines()
-        last = (lines or ["it printed nothing"])[-1]
+        last = (lines or ["no error message"])[-1]
         return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]
 
 
@@ -55,14 +55,14 @@ def nccl(workload: Workload) -> Iterator[Finding]:
         # NCCL does not support two ranks on one device.
         finding = smoke_test("nccl", 1)
         if finding.level == "ok":
-            finding = ok("NCCL", f"{finding.found}; a single GPU does not exchange data")
+            finding = ok("NCCL", f"{finding.found}; with one GPU, no data is exchanged")
         yield finding
     else:
         yield smoke_test("nccl", count)
 
 
 def smoke_test(backend: str, size: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Finding:
-    """Run every collective on `size` ranks. The finding names a collective that failed or hung."""
+    """Run every collective on `size` ranks. If one fails or hangs, the finding names it."""
     import torch.distributed as dist
 
     topic = {"gloo": "gloo", "nccl": "NCCL"}[backend]
@@ -124,11 +124,11 @@ def _verdict(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
     line = f"{len(ranks)} ranks: all {len(expected)} collectives passed in {seconds:.1f} s"
     line += f"; all_reduce {in_gib(speed)}/s"
     if topic == "NCCL" and len(ranks) > 1 and speed < 1 << 30:
-        return warning(topic, line, "slow for GPUs: check peer access, run with NCCL_DEBUG=INFO")
+        return warning(topic, line, "slow for GPUs: check peer access and run with NCCL_DEBUG=INFO")
     return ok(topic, line)
 
 
 def _remedy(topic: str) -> str:
     if topic == "gloo":
         return "set GLOO_SOCKET_IFNAME to an interface that is up (lo for a single machine)"
-    return "run again with NCCL_DEBUG=WARN; try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1"
+    return "run again with NCCL_DEBUG=WARN; try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1"

@@ -1,4 +1,4 @@
-"""torch, the CUDA devices and their driver, and peer access between the devices."""
+"""Checks of torch, the CUDA devices and their driver, and peer access between the devices."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _USED_SHARE = 0.1  # share of a device's memory in use before training starts
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:
-    """Check torch, the CUDA version that it was built for, and whether it can use the GPUs."""
+    """Report the version of torch and its CUDA version, and check that it can use the GPUs."""
     try:
         import torch
     except (ImportError, OSError) as failure:

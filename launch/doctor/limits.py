@@ -1,7 +1,7 @@
-"""Limits of the system and the container: files, processes, shared memory, memory, CPUs, threads.
+"""Checks of system and container limits: files, processes, shared and main memory, CPUs, threads.
 
-Container limits are the limits of Linux control groups, version 1 or 2. The limit of a group also
-applies to all groups below it, so the smallest limit on the path to the root is in effect.
+Container limits come from Linux control groups, version 1 or 2. The limit of a group also applies
+to its descendants, so the smallest limit on the path to the root takes effect.
 """
 
 import os
@@ -26,22 +26,23 @@ _UNLIMITED = 1 << 60  # version 1 reports a number near 2^63 if there is no limi
 def open_files(workload: Workload) -> Iterator[Finding]:
     """Check the limit on open files.
 
-    Each process keeps every shard that it reads open, and has one or two sockets per other rank.
+    Each process needs one file for every shard that it reads, and one or two sockets for every
+    other rank.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
         yield ok("open files", f"{_number(soft)} per process")
         return
-    remedy = f"ulimit -n {min(1 << 16, hard) if hard > 0 else 1 << 16} before training"
+    remedy = f"run ulimit -n {min(1 << 16, hard) if hard > 0 else 1 << 16} before training"
     if 0 < hard < _FEW_FILES:
         remedy = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     make = error if soft < _TOO_FEW_FILES else warning
-    line = f"{soft} per process, for the shards that it reads and its sockets"
+    line = f"{soft} per process, which must suffice for its shards and sockets"
     yield make("open files", line, remedy)
 
 
 def processes(workload: Workload) -> Iterator[Finding]:
-    """Check the process limits of the user and of the container, which include threads."""
+    """Check the limits on processes and threads of the user and of the container."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [limit for limit in (soft, process_limit()) if limit is not None and limit > 0]
     smallest = min(limits, default=None)
@@ -68,7 +69,7 @@ def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Findin
         yield ok("shared memory", f"{line}; {need}")
         return
     remedy = (
-        "docker run --shm-size=16g (Kubernetes: an emptyDir of medium Memory at /dev/shm), or "
+        "docker run --shm-size=16g (Kubernetes: an emptyDir with medium Memory at /dev/shm), or "
         "lower data.workers"
     )
     make = error if workload.shared_bytes > usage.free else warning
@@ -110,14 +111,16 @@ def cpus(workload: Workload) -> Iterator[Finding]:
             "CPUs",
             f"{usable:g} of the machine's {count} are available, but torch starts threads for all "
             "of them",
-            "reserve whole CPUs for the job, or use a smaller machine: threads that wait for a CPU "
-            "slow down every step",
+            "reserve whole CPUs for the job, or use a smaller machine, because threads that wait "
+            "for a CPU slow down every step",
         )
     workers = workload.workers or 0
     loaders = f" with {workers} loaders each" if workers else ""
     line = f"{usable:g} for {workload.ranks} ranks{loaders}"
     if workload.ranks * (1 + workers) > 2 * usable:
-        yield warning("CPUs", line, "lower data.workers or --nproc: the processes share CPUs")
+        yield warning(
+            "CPUs", line, "lower data.workers or --nproc, because the processes share CPUs"
+        )
     elif usable >= count:
         yield ok("CPUs", line)
 
@@ -126,7 +129,9 @@ def threads(workload: Workload) -> Iterator[Finding]:
     """Check OMP_NUM_THREADS, which torchrun and kway train set if it is unset."""
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
-        yield ok("threads", "OMP_NUM_THREADS is unset: kway train divides the cores by the ranks")
+        yield ok(
+            "threads", "OMP_NUM_THREADS is unset: kway train divides the cores among the ranks"
+        )
         return
     if not text.isdecimal() or int(text) == 0:
         yield error("threads", f"OMP_NUM_THREADS is {text!r}", "unset it, or set it to 1")
@@ -155,7 +160,7 @@ def process_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP
 
 
 def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> float | None:
-    """Return the CPU time limit in CPUs, such as 1.5, or None."""
+    """Return the limit on CPU time as a number of CPUs, such as 1.5, or None."""
     quotas = []
     for folder in _folders(root, membership, "cpu"):
         if (new := folder / "cpu.max").is_file():
@@ -182,7 +187,7 @@ def _texts(root: Path, membership: Path, controller: str, names: tuple[str, ...]
 
 
 def _folders(root: Path, membership: Path, controller: str) -> Iterator[Path]:
-    """Yield the control group of this process and its ancestors, for versions 1 and 2."""
+    """Yield the folders of this process's control group and of the group's ancestors."""
     if not membership.is_file():
         return
     for line in membership.read_text().splitlines():
@@ -193,6 +198,6 @@ def _folders(root: Path, membership: Path, controller: str) -> Iterator[Path]:
             base = root / controller
         else:
             continue
-        # Ancestors of a container's own group are not mounted inside the container.
+        # Inside a container, the ancestors of the container's group are not mounted.
         inner = base / path.lstrip("/")
         yield from (group for group in (inner, *inner.parents) if group.is_relative_to(base))

@@ -1,4 +1,4 @@
-"""The interfaces that gloo and NCCL select by their own rules, and ports, peers and clocks."""
+"""Checks of the host name, the interfaces that gloo and NCCL select, ports, peers and clocks."""
 
 import ctypes
 import errno
@@ -14,7 +14,7 @@ import psutil
 
 from launch.doctor.check import Finding, Workload, error, ok, warning
 
-_CHOOSE = "set GLOO_SOCKET_IFNAME to the interface of the cluster network (ip -brief address)"
+_CHOOSE = "set GLOO_SOCKET_IFNAME to the interface of the cluster network (see ip -brief address)"
 _TIMEOUT_SECONDS = 3
 _MAX_SKEW_SECONDS = 5
 _TIME_ERROR = 5  # return value of adjtimex for an unsynchronized clock
@@ -22,7 +22,7 @@ _SET_CLOCKS = "synchronize the clocks of all machines: systemctl enable --now ch
 
 
 def host_name(workload: Workload) -> Iterator[Finding]:
-    """Check the addresses of the host name. gloo listens on them unless an interface is set."""
+    """Check the addresses of the host name, on which gloo listens unless an interface is set."""
     name = socket.gethostname()
     addresses = _addresses(name)
     if not addresses:
@@ -45,7 +45,7 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
         missing = [name for name in wanted.split(",") if name not in present]
         if missing:
             line = f"GLOO_SOCKET_IFNAME is {wanted}: {', '.join(missing)} does not exist"
-            yield error("interface", line, f"choose from {', '.join(present)}, or unset it")
+            yield error("interface", line, f"set it to one of {', '.join(present)}, or unset it")
         else:
             yield ok("interface", f"GLOO_SOCKET_IFNAME is {wanted}")
         return
@@ -54,7 +54,7 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
     # All of 127.0.0.0/8 is loopback; Debian maps the host name to 127.0.1.1.
     owner = owners[0] if owners else "lo"
     if owner == "lo":
-        yield ok("interface", f"gloo uses lo ({address}), which only reaches this machine")
+        yield ok("interface", f"gloo uses lo ({address}), which reaches only this machine")
     else:
         yield ok("interface", f"gloo uses {owner} ({address})")
 
@@ -62,7 +62,8 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
 def nccl_interface(workload: Workload) -> Iterator[Finding]:
     """Check NCCL_SOCKET_IFNAME if it is set.
 
-    It lists prefixes of interface names. After `=` it lists exact names; `^` negates the list.
+    Its value is a list of prefixes of interface names, or of exact names after `=`. A leading `^`
+    negates the list.
     """
     wanted = os.environ.get("NCCL_SOCKET_IFNAME")
     if not wanted:
@@ -73,7 +74,7 @@ def nccl_interface(workload: Workload) -> Iterator[Finding]:
         yield ok("interface", f"NCCL_SOCKET_IFNAME={wanted} selects {', '.join(selected)}")
     else:
         line = f"NCCL_SOCKET_IFNAME={wanted} matches none of {', '.join(present)}"
-        yield error("interface", line, "correct or unset it (ip -brief address)")
+        yield error("interface", line, "correct or unset it (see ip -brief address)")
 
 
 def _nccl_selects(wanted: str, name: str) -> bool:
@@ -109,7 +110,7 @@ def ports(workload: Workload) -> Iterator[Finding]:
         yield ok("ports", "loopback has free ports; pass --port N to check a rendezvous port")
         return
     with socket.socket() as server:
-        # The rendezvous store sets this too, so that a port in TIME_WAIT is free.
+        # The rendezvous store also sets this option, so a port in TIME_WAIT counts as free.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("", workload.port))
@@ -123,7 +124,7 @@ def ports(workload: Workload) -> Iterator[Finding]:
 def _why_taken(port: int, failure: OSError) -> tuple[str, str]:
     if failure.errno != errno.EADDRINUSE:
         return failure.strerror or str(failure), "choose another port above 1023"
-    # The system does not reveal the process IDs of other users' connections.
+    # The system does not show which processes of other users own a connection.
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
             is_here = connection.laddr and connection.laddr.port == port
@@ -141,7 +142,7 @@ def _other_port() -> str:
 def clock(workload: Workload) -> Iterator[Finding]:
     """Check whether a time service synchronizes the clock, as reported by the kernel."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    # adjtimex with modes 0 only reads. The struct has at most 208 bytes.
+    # With modes 0, adjtimex only reads the clock state. The struct has at most 208 bytes.
     reading = (ctypes.c_byte * 1024)()
     state = ctypes.CDLL(None).adjtimex(reading)
     if state != _TIME_ERROR:
@@ -149,7 +150,7 @@ def clock(workload: Workload) -> Iterator[Finding]:
     elif workload.several_machines:
         yield warning("clock", f"{now}, not synchronized by a time service", _SET_CLOCKS)
     else:
-        yield ok("clock", f"{now}, not synchronized, which only matters for several machines")
+        yield ok("clock", f"{now}, not synchronized, which matters only with several machines")
 
 
 def peers(workload: Workload) -> Iterator[Finding]:
@@ -162,7 +163,7 @@ def peers(workload: Workload) -> Iterator[Finding]:
             yield error(
                 "peer",
                 f"{peer} does not respond: {failure}",
-                "start a server on it (python -m http.server PORT), and open the port in firewalls",
+                "start a server there (python -m http.server PORT) and open the port in firewalls",
             )
             continue
         if skew is None:
@@ -179,12 +180,14 @@ def split_address(address: str) -> tuple[str, int]:
     """Split `host:port`. Raises ValueError for any other format."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"--peer {address!r} is not HOST:PORT: pass, for example, node2:29400")
+        raise ValueError(
+            f"--peer {address!r} is not HOST:PORT: pass an address such as node2:29400"
+        )
     return host.strip("[]"), int(port)
 
 
 def _clock_ahead(host: str, port: int) -> float | None:
-    """Return how far the host's clock is ahead of ours, in seconds, or None if unknown.
+    """Return by how many seconds the host's clock is ahead of ours, or None if unknown.
 
     Uses the `Date` header of an HTTP response, which has a resolution of one second.
     """

@@ -63,7 +63,7 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 def names() -> Iterator[str]:
-    """Yield the names that a rank reports, in order: `all_reduce float32`, …, `barrier`."""
+    """Yield the names that a rank reports, in this order: `all_reduce float32`, …, `barrier`."""
     for collective in COLLECTIVES:
         for dtype in _DTYPES[: 1 if collective is barrier else None]:
             kind = "" if collective is barrier else f" {str(dtype).removeprefix('torch.')}"

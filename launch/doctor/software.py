@@ -1,5 +1,4 @@
-"""Checks of Python, the required packages, torchvision's match with torch, and environment
-variables."""
+"""Checks of Python, the required packages, torchvision and the environment variables."""
 
 import os
 import platform
@@ -19,12 +18,15 @@ _PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_",
 _NUM_SHOWN = 6
 # Name -> (values that slow down training, their effect).
 _SLOW = {
-    "CUDA_LAUNCH_BLOCKING": (("1",), "the CPU waits for each kernel: only for debugging"),
+    "CUDA_LAUNCH_BLOCKING": (("1",), "the CPU waits for each kernel; use it only for debugging"),
     "NCCL_P2P_DISABLE": (("1",), "the GPUs of a machine exchange data through main memory"),
     "NCCL_SHM_DISABLE": (("1",), "GPUs without peer access exchange data through the network"),
     "NCCL_IB_DISABLE": (("1",), "InfiniBand and RoCE are not used"),
-    "NCCL_DEBUG": (("INFO", "TRACE"), "every rank prints many lines: only for debugging"),
-    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked by another collective"),
+    "NCCL_DEBUG": (("INFO", "TRACE"), "every rank prints many lines; use it only for debugging"),
+    "TORCH_DISTRIBUTED_DEBUG": (
+        ("DETAIL",),
+        "every collective is checked with an additional collective",
+    ),
     "TORCH_NCCL_BLOCKING_WAIT": (("1",), "the CPU waits for each collective"),
 }
 
@@ -38,8 +40,8 @@ def packages(workload: Workload) -> Iterator[Finding]:
     """Check that every required package has a supported version. Also lists missing extras."""
     wanted = requirements()
     if not wanted:
-        remedy = "run pip install -e '.[all]' in its folder"
-        yield warning("packages", "kway is not installed: its requirements are unknown", remedy)
+        remedy = "run pip install -e '.[all]' in the folder of kway"
+        yield warning("packages", "kway is not installed, so its requirements are unknown", remedy)
         return
     absent = []
     for extra in EXTRAS:
@@ -113,4 +115,4 @@ def variables(workload: Workload) -> Iterator[Finding]:
         shown = ", ".join(f"{name}={os.environ[name]}" for name in rest[:_NUM_SHOWN])
         yield ok("variables", f"{shown}{more}")
     elif not slow:
-        yield ok("variables", "no variable of NCCL, gloo or torch.distributed is set")
+        yield ok("variables", "no variables of NCCL, gloo or torch.distributed are set")

@@ -1,4 +1,4 @@
-"""The folder of runs: free space, and the file system operations that checkpoints need."""
+"""Checks of the run folder: free space, and the file system operations that checkpoints need."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _LOW_SPACE, _NO_SPACE = 20 << 30, 1 << 30
 _TRIAL_BYTES = 8 << 20
-_TEMPORARY = {"tmpfs": "is lost on reboot", "overlay": "is deleted with its container"}
+_TEMPORARY = {"tmpfs": "is cleared on reboot", "overlay": "is deleted with its container"}
 
 
 def disk_space(workload: Workload) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def _try_commit(folder: Path) -> float:
 
 def _what_failed(failure: OSError) -> str:
     what = failure.strerror or str(failure)
-    return f"a file operation that checkpoints need failed: {what}"
+    return f"checkpoints cannot be written, because a file operation failed: {what}"
 
 
 def _remedy(failure: OSError) -> str:
@@ -87,7 +87,7 @@ def _remedy(failure: OSError) -> str:
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "grant this user write access, or choose another `run` folder"
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return "free space, or raise the limit (quota, ulimit -f)"
+            return "free disk space, or raise the limit (quota, ulimit -f)"
         case errno.ENOLCK | errno.EOPNOTSUPP | errno.ENOSYS | errno.EINVAL:
             return (
                 "use a `run` folder whose file system supports flock and rename (NFS: start lockd)"

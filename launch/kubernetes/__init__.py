@@ -1,4 +1,4 @@
-"""Renders manifests from k8s/ with kustomize, and checks them beyond their schemas."""
+"""Renders manifests from k8s/ with kustomize, and finds errors that schemas do not catch."""
 
 from launch.kubernetes.checks import problems
 

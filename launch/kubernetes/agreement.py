@@ -1,4 +1,4 @@
-"""Checks that a recipe, the number of pods and ranks, and the manifests are consistent."""
+"""Checks that the recipe and the numbers of pods and ranks agree with the manifests."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -27,7 +27,7 @@ _CACHE = "data.cache.folder"
 
 
 def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
-    """Raise ValueError if the `data` x `class` mesh or the batch does not fit nodes x ranks."""
+    """Raise ValueError if nodes x ranks does not fit the `data` x `class` mesh or the batch."""
     from trainer.world import mesh_shape  # imports torch
 
     mesh_shape(recipe.train.class_group, size=nodes * ranks, local_size=ranks)
@@ -65,7 +65,7 @@ def check_agreement(
     manifests: Sequence[Manifest], recipe: Recipe, *, nodes: int, gpus: int, overlay: str
 ) -> None:
     """Raise ValueError if the manifests start a different number of pods or ranks than requested,
-    or if a file of the recipe is not on one of their volumes."""
+    or if a path in the recipe is not on one of the mounted volumes."""
     found = [job for job in jobs(manifests) if job.trainer is not None]
     if not found:
         raise ValueError(
@@ -97,7 +97,7 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
     trainer = job.trainer or {}
     folder = PurePosixPath(trainer.get("workingDir", "/"))
     home = environment(trainer).get("HOME", "/")
-    # Only claims can contain input: an emptyDir starts empty, and Secrets do not contain data.
+    # Inputs must be on claims: an emptyDir starts empty, and Secrets do not contain data.
     reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
     writing = {
         "run": ("writable claim", writable_mounts(job.pod, trainer, (CLAIM,))),
@@ -110,13 +110,13 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
         resolved = str(folder / (f"{home}{path[1:]}" if path.startswith("~/") else path))
         if not is_below(resolved, allowed):
             raise ValueError(
-                f"{key} is {path}, or {resolved} in the pods of overlay {overlay}, but no {what} "
+                f"{key} is {path} ({resolved} in the pods of overlay {overlay}), but no {what} "
                 f"is mounted there: choose a folder below {', '.join(sorted(allowed))}"
             )
 
 
 def _is_fetched(recipe: Recipe) -> bool:
-    """Return whether the recipe reads remote data, so that the cache is used."""
+    """Return whether the recipe reads remote data and therefore uses the cache."""
     tars = () if recipe.data.stream is None else recipe.data.stream.addresses
     return not isinstance(recipe.data.shards, Path) or any(_URL in tar for tar in tars)
 

@@ -1,4 +1,4 @@
-"""Finds errors in manifests that schema validation does not find. Does not validate schemas."""
+"""Finds errors in manifests that schema validation misses. Does not repeat that validation."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ RULES = (*REFERENCE_RULES, *GROUP_RULES, *RAY_RULES)
 
 
 def problems(manifests: Sequence[Manifest]) -> list[str]:
-    """Return one line for each problem, with its object, in the order of the rules.
+    """Return one line for each problem, including the object's name, in the order of the rules.
 
     Raises ValueError for an invalid resource quantity.
     """

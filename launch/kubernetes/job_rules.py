@@ -127,7 +127,7 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
         )
     settings = [word for word in line if "is_host" in word]
     if not settings:
-        yield "--rdzv-conf does not set is_host: pod 0 cannot resolve its own name at startup"
+        yield "--rdzv-conf lacks is_host: add it, as pod 0 cannot resolve its own name at startup"
     elif re.search(r"is_host=\w", settings[0]):
         yield (
             "is_host is the same in all pods: set it to 1 if JOB_COMPLETION_INDEX is 0, and to 0 "
@@ -136,7 +136,7 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
 
 
 def ports_are_declared(job: Job) -> Iterator[str]:
-    """Check that metrics and rendezvous use the declared container ports."""
+    """Check that the metrics and the rendezvous use the declared container ports."""
     if (trainer := job.trainer) is None:
         return
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
@@ -145,12 +145,12 @@ def ports_are_declared(job: Job) -> Iterator[str]:
     stated = given.get("telemetry.port")
     if str(ports.get("metrics")) != stated:
         yield (
-            f"telemetry.port is {stated or 'not set'}, but container port metrics is "
+            f"telemetry.port is {stated or 'not set'}, but the container port named metrics is "
             f"{ports.get('metrics')}: use the same number"
         )
     if given.get("telemetry.host") != "0.0.0.0":
         host = given.get("telemetry.host", "not set")
-        yield f"telemetry.host is {host}: set it to 0.0.0.0, so that Prometheus can reach metrics"
+        yield f"telemetry.host is {host}: set it to 0.0.0.0, so that Prometheus can connect"
     found = (option(line, "--rdzv-endpoint") or "").partition(":")[2]
     port = option(line, "--master-port") or found
     if port.isdecimal() and int(port) not in ports.values():
@@ -163,7 +163,7 @@ def variables_are_given(job: Job) -> Iterator[str]:
         names = {entry.get("name") for entry in container.get("env", ())} | {_INDEX}
         for name in re.findall(r"\$\(([\w.-]+)\)", " ".join(words(container))):
             if name not in names and not (job.given and name.startswith(_TRAINER_PREFIX)):
-                yield f"container {container.get('name')}: variable $({name}) is not defined"
+                yield f"container {container.get('name')}: $({name}) is not defined: add it to env"
 
 
 def _codes(rule: Manifest) -> tuple[int, ...]:
@@ -186,20 +186,23 @@ JOB_RULES = (
 
 
 def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that a JobSet restarts all pods together, has DNS names for them and starts one Job."""
+    """Check that a JobSet restarts all pods together, gives them DNS names and starts one Job."""
     for manifest, group in _groups(manifests):
         if not at(group, "failurePolicy").get("maxRestarts"):
             yield f"{name_of(manifest)}: failurePolicy.maxRestarts is not set: set it to 1 or more"
         for key in ("enableDNSHostnames", "publishNotReadyAddresses"):
             if at(group, "network").get(key, True) is not True:
-                yield f"{name_of(manifest)}: network.{key} is false: pods cannot find pod 0"
+                yield (
+                    f"{name_of(manifest)}: network.{key} is false, so pods cannot find pod 0: "
+                    "set it to true"
+                )
         for replicated in group.get("replicatedJobs", ()):
             if (number := replicated.get("replicas", 1)) != 1:
-                yield f"{name_of(manifest)} starts {number} Jobs of one run: set replicas to 1"
+                yield f"{name_of(manifest)} starts {number} Jobs for one run: set replicas to 1"
 
 
 def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check the container name and the Job label that Kubeflow Trainer requires."""
+    """Check that the container name and the Job label are those that Kubeflow Trainer requires."""
     for manifest, group in _groups(manifests):
         if manifest.get("kind") != "TrainingRuntime":
             continue

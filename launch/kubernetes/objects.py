@@ -1,4 +1,4 @@
-"""Kubernetes manifests as plain mappings: pods, the jobs that replicate them, mounts, quantities.
+"""Accessors for Kubernetes manifests: pods, the Jobs that create them, mounts and quantities.
 
 Manifests are the mappings that the YAML parser returns. A missing entry is treated as empty.
 Nothing is validated here.
@@ -93,7 +93,7 @@ class Job:
 
 
 def at(tree: Any, *keys: str) -> Manifest:
-    """Return the mapping at this path of keys, or an empty one if it is missing."""
+    """Return the mapping at this path of keys, or an empty mapping if there is none."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree if isinstance(tree, Mapping) else {}
@@ -142,7 +142,7 @@ def _of_job_set(manifest: Manifest, job_set: Manifest) -> Iterator[Job]:
 
 
 def pods(manifests: Sequence[Manifest]) -> list[Pod]:
-    """Return every pod that applying the manifests would start."""
+    """Return all pods that the manifests start."""
     found = [job.pod for job in jobs(manifests)]
     for manifest in manifests:
         kind, spec, where = manifest.get("kind"), at(manifest, "spec"), name_of(manifest)
@@ -171,7 +171,7 @@ def environment(container: Manifest, given: Mapping[str, str] | None = None) -> 
 
 
 def words(container: Manifest, given: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command and its arguments, with `$(NAME)` expanded if its value is a literal."""
+    """Return the command and its arguments, with `$(NAME)` expanded if its value is literal."""
     variables = environment(container, given)
     found = []
     for word in (*container.get("command", ()), *container.get("args", ())):
@@ -206,7 +206,7 @@ def mount_paths(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str
 def writable_mounts(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str]:
     """Return the mount paths of volumes of these kinds that are writable.
 
-    Both the mount and the claim of a volume can make it read-only.
+    A volume is read-only if either its mount or its claim is.
     """
     return [
         str(mount.get("mountPath"))
@@ -240,7 +240,5 @@ def multiply(text: object, factor: int) -> str:
 def _split_quantity(text: object) -> tuple[Decimal, str]:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]{0,2})", str(text))
     if found is None or found[2] not in _FACTORS:
-        raise ValueError(
-            f"{text!r} is not a valid quantity: write a quantity such as 500m or 1.5Gi"
-        )
+        raise ValueError(f"{text!r} is not a valid quantity: use a quantity such as 500m or 1.5Gi")
     return Decimal(found[1]), found[2]

@@ -1,4 +1,4 @@
-"""Rules for all pods: privileges, resources, and the locations of files.
+"""Rules for all pods: privileges, resources, ports, signals, and where files are mounted.
 
 Each rule yields one line per problem.
 """
@@ -45,11 +45,11 @@ def privileges_are_minimal(pod: Pod) -> Iterator[str]:
     spec = pod.spec
     for key in ("hostPID", "hostIPC"):
         if spec.get(key):
-            yield f"{key} exposes the other processes of the node: remove it"
+            yield f"{key} exposes other processes on the node: remove it"
     if spec.get("hostNetwork") and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
-        yield "hostNetwork cannot resolve other pods: set dnsPolicy to ClusterFirstWithHostNet"
+        yield "with hostNetwork, set dnsPolicy to ClusterFirstWithHostNet to resolve other pods"
     if spec.get("automountServiceAccountToken") is not False and not pod.needs_token:
-        yield "automountServiceAccountToken is not false: set it, because the pod needs no token"
+        yield "automountServiceAccountToken is not false: set it to false to mount no token"
     for sysctl in at(spec, "securityContext").get("sysctls", ()):
         if sysctl.get("name") not in _SYSCTLS:
             yield f"sysctl {sysctl.get('name')} is not allowed in a restricted pod: remove it"
@@ -71,7 +71,7 @@ def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str
         yield f"procMount {context['procMount']} exposes more of /proc: remove it"
     for port in container.get("ports", ()):
         if "hostPort" in port:
-            yield f"hostPort {port['hostPort']} opens a port of the node: use a Service"
+            yield f"hostPort {port['hostPort']} opens a port on the node: use a Service"
     if context.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation is not false: set it to false"
     if context.get("readOnlyRootFilesystem") is not True:
@@ -79,13 +79,13 @@ def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str
     if "ALL" not in capabilities.get("drop", ()) or capabilities.get("add"):
         yield "capabilities are not dropped: set drop to [ALL] and add none"
     if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
-        yield "either runAsNonRoot is not true or runAsUser is 0: run as another user"
+        yield "the container may run as root: set runAsNonRoot to true, and runAsUser above 0"
     if at(both, "seccompProfile").get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccompProfile is missing: set its type to RuntimeDefault"
 
 
 def resources_are_stated(pod: Pod) -> Iterator[str]:
-    """Check that CPU and memory are stated, and that memory volumes fit the limit."""
+    """Check that CPU and memory are set, and that memory volumes fit within the memory limit."""
     for container in pod.containers:
         name, resources = container.get("name"), at(container, "resources")
         requests, limits = at(resources, "requests"), at(resources, "limits")
@@ -95,8 +95,8 @@ def resources_are_stated(pod: Pod) -> Iterator[str]:
         for resource, amount in requests.items():
             if resource in limits and quantity(amount) > quantity(limits[resource]):
                 yield (
-                    f"container {name}: the request {resource} {amount} is above the limit "
-                    f"{limits[resource]}"
+                    f"container {name}: the {resource} request {amount} is above the limit "
+                    f"{limits[resource]}: lower it, or raise the limit"
                 )
         for resource in requests.keys() | limits.keys():
             if "/" in resource and requests.get(resource) != limits.get(resource):
@@ -117,7 +117,7 @@ def _memory_volumes(pod: Pod, container: Manifest, limit: object) -> Iterator[st
             yield f"memory volume {mount['name']} has no sizeLimit: set one"
         elif limit is not None and quantity(size) >= quantity(limit):
             yield (
-                f"memory volume {mount['name']} of {size} does not fit the memory limit {limit} of "
+                f"memory volume {mount['name']} ({size}) is not below the memory limit {limit} of "
                 f"container {container.get('name')}: lower sizeLimit, or raise the limit"
             )
 
@@ -139,12 +139,15 @@ def paths_are_mounted(pod: Pod) -> Iterator[str]:
             if mount.get("name") not in pod.volumes:
                 yield (
                     f"container {container.get('name')} mounts {mount.get('name')}, which is not a "
-                    "volume of the pod"
+                    "volume of the pod: add the volume"
                 )
         folders = [*_ALWAYS_PRESENT, *(mount.get("mountPath", "") for mount in mounts)]
         for path in _paths(container):
             if not is_below(path, folders):
-                yield f"container {container.get('name')} uses {path}: no volume is mounted there"
+                yield (
+                    f"container {container.get('name')} uses {path}, but no volume is mounted "
+                    "there: mount one"
+                )
 
 
 def _paths(container: Manifest) -> Iterator[str]:
@@ -197,7 +200,7 @@ def shared_memory_is_mounted(pod: Pod) -> Iterator[str]:
 def secrets_are_files(pod: Pod) -> Iterator[str]:
     """Check that Secrets are mounted as files, not passed as environment variables.
 
-    Every child process inherits variables, and `docker inspect` shows them.
+    Child processes inherit environment variables, and `docker inspect` shows them.
     """
     for container in pod.containers:
         sources = [at(entry, "secretRef") for entry in container.get("envFrom", ())]
@@ -211,7 +214,7 @@ def secrets_are_files(pod: Pod) -> Iterator[str]:
 
 
 def signals_reach_kway(pod: Pod) -> Iterator[str]:
-    """Check that shells `exec` kway, so that kway receives SIGTERM and sets the exit code."""
+    """Check that shell scripts `exec` kway, so that it receives SIGTERM and sets the exit code."""
     for container in pod.containers:
         line = words(container)
         if not line or PurePosixPath(line[0]).name not in ("sh", "bash"):
@@ -234,15 +237,18 @@ def ports_have_names(pod: Pod) -> Iterator[str]:
             yield f"port {port.get('containerPort')} has no name: set one"
         elif len(name) > _PORT_NAME_LENGTH or names.count(name) > 1:
             yield (
-                f"port name {name} is either not unique or longer than {_PORT_NAME_LENGTH} "
-                "characters"
+                f"port name {name} is not unique or is longer than {_PORT_NAME_LENGTH} characters: "
+                "choose another name"
             )
     for container in pod.containers:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             for how in ("httpGet", "tcpSocket"):
                 wanted = at(container, probe, how).get("port", 0)
                 if isinstance(wanted, str) and wanted not in names:
-                    yield f"container {container.get('name')}: {probe}: there is no port {wanted}"
+                    yield (
+                        f"container {container.get('name')}: {probe} uses port {wanted}, which is "
+                        "not declared: declare it"
+                    )
 
 
 POD_RULES = (

@@ -49,7 +49,7 @@ def redis_exists(manifests: Sequence[Manifest]) -> Iterator[str]:
         options = at(service, "spec", "rayClusterConfig", "gcsFaultToleranceOptions")
         host, _, port = str(options.get("redisAddress", "")).partition(":")
         if host and port not in map(str, services.get(host, ())):
-            yield f"{name_of(service)}: redisAddress {host}:{port} is not a port of a Service"
+            yield f"{name_of(service)}: redisAddress {host}:{port} does not match any Service"
 
 
 def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -77,11 +77,11 @@ def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
             ports = [p for c in pod.containers for p in c.get("ports", ())]
             declared = [p.get("containerPort") for p in ports if p.get("name") == "serve"]
             if declared != [http.get("port")]:
-                yield f"{pod.where}: port serve is {declared}, but the API uses {http.get('port')}"
+                yield f"{pod.where}: port serve is {declared}, but the API is on {http.get('port')}"
 
 
 def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that preStop waits for in-flight requests: Ray exits immediately on SIGTERM."""
+    """Check that preStop waits for in-flight requests, because Ray exits at once on SIGTERM."""
     for service in of_kind(manifests, "RayService"):
         request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
         for pod in _pods(service):

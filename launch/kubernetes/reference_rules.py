@@ -28,7 +28,7 @@ from launch.kubernetes.objects import (
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that Services, policies and Deployments select a pod with the ports they name."""
+    """Check that Services, policies and Deployments select pods that declare the ports they use."""
     all_pods = pods(manifests)
     for manifest in manifests:
         spec = at(manifest, "spec")
@@ -93,7 +93,7 @@ def config_maps_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
-    """Yield the keys of a ConfigMap that the pod uses as items, subPaths or files in arguments."""
+    """Yield the ConfigMap keys that the pod uses in items, in subPaths or as files in arguments."""
     for item in at(volume, "configMap").get("items", ()):
         yield str(item.get("key"))
     for container in pod.containers:
@@ -128,8 +128,8 @@ def pods_have_dns_names(manifests: Sequence[Manifest]) -> Iterator[str]:
         service = at(services, str(job.pod.spec.get("subdomain")), "spec")
         if service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
             yield (
-                f"{job.where}: create a headless Service with the name of its subdomain "
-                f"({job.pod.spec.get('subdomain')}) and publishNotReadyAddresses"
+                f"{job.where}: create a headless Service that is named after the subdomain "
+                f"({job.pod.spec.get('subdomain')}) and sets publishNotReadyAddresses"
             )
 
 
@@ -195,7 +195,7 @@ def training_is_reachable(manifests: Sequence[Manifest]) -> Iterator[str]:
             yield f"{job.where}: add a NetworkPolicy that admits only its own pods to all ports"
         ports = _metrics(job)
         if not any(_opens(rule, port) for rule in rules for port in ports[:1]):
-            yield f"{job.where}: no NetworkPolicy admits Prometheus to port {ports[0]}: open it"
+            yield f"{job.where}: no NetworkPolicy admits Prometheus to port {ports[0]}: add one"
         elif not all(any(_opens(rule, port) for rule in rules) for port in ports):
             yield (
                 f"{job.where}: its ranks serve metrics on ports {ports[0]} to {ports[-1]}, but the "

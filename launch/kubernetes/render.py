@@ -1,4 +1,4 @@
-"""Renders the manifests of a training run for a recipe and a number of pods and GPUs.
+"""Renders the manifests of a training run for a given recipe and given numbers of pods and GPUs.
 
 kustomize builds the overlay unchanged. A kustomization between the overlay and base/training sets
 the recipe and the numbers of pods and ranks. Another one on top of the overlay sets the image, the
@@ -21,7 +21,7 @@ from launch.kubernetes.objects import GPU, load, load_all, multiply
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe
 
-# Next to the packages, both in a checkout and in an installation.
+# k8s/ is next to the packages both in a checkout and in an installation.
 FOLDER = Path(__file__).parents[2] / "k8s"
 OVERLAYS = FOLDER / "overlays"
 _BUILD_SECONDS = 60
@@ -123,7 +123,7 @@ def _without_claims(text: str) -> str:
 
 
 def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
-    """Wrap base/training in a kustomization, on which all overlays then build."""
+    """Wrap base/training in a kustomization that all overlays then build on."""
     (base / "training").rename(base / "training-as-shipped")
     training = base / "training"
     training.mkdir()
@@ -193,7 +193,8 @@ def _image(text: str) -> dict[str, str]:
 def _checked(namespace: str) -> str:
     if not _NAME.fullmatch(namespace):
         raise ValueError(
-            f"--namespace {namespace} is not a valid name: use up to 63 of a-z, 0-9 and -"
+            f"--namespace {namespace} is not a valid name: use at most 63 characters, only a-z, "
+            "0-9 and -"
         )
     return namespace
 
@@ -220,7 +221,7 @@ def kustomize_command() -> list[str]:
 
 
 def build(folder: Path) -> str:
-    """Build a kustomization and return YAML. Raises ValueError with the output of kustomize."""
+    """Return the YAML that a kustomization builds. Raises ValueError with kustomize's error."""
     command = [*kustomize_command(), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
     if done.returncode:

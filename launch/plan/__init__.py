@@ -1,1 +1,1 @@
-"""`kway plan`: estimates memory, traffic and step time of a recipe, without the cluster."""
+"""`kway plan`: estimates a recipe's memory, traffic and step time without access to the cluster."""

@@ -14,7 +14,7 @@ _MIN_SAVING = 0.1  # smallest reported saving, as a fraction of the missing memo
 
 @dataclass(frozen=True)
 class Change:
-    """Overrides (or `--nodes`) to apply after all earlier changes, and the resulting peak."""
+    """Overrides (or `--nodes`) to apply on top of all earlier changes, and the resulting peak."""
 
     what: str
     peak: int
@@ -81,7 +81,7 @@ def warnings(plan: Plan) -> list[str]:
             train.precision not in machine.flops
         ),
         f"class groups of {cluster.class_ranks} ranks span several nodes of {cluster.gpus} GPUs: "
-        "set train.class_group to node or a divisor of it": (
+        "set train.class_group to node or to a divisor of the GPUs per node": (
             cluster.crosses_nodes("class") and train.class_group != "world"
         ),
         "the label tree is not available: the plan assumes the largest possible tree": (

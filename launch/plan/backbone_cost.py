@@ -23,8 +23,8 @@ from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_bl
 from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
-# Temporaries that the backward pass of `trainer/backbone/batch_norm.py` needs in addition to those
-# of torch's kernel, as a number of float32 copies of the operation's first tensor.
+# Temporaries that the backward pass of `trainer/backbone/batch_norm.py` allocates in addition to
+# those of torch's kernel, in float32 copies of the operation's first tensor.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
 # Autocast runs these in float32 on CUDA, but in 16 bits on the CPU.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
@@ -36,9 +36,9 @@ class BackboneCost:
 
     units: the shapes of all weights, grouped as FSDP gathers them; the root unit is last.
     inputs: the micro-batch on the device.
-    activations: bytes that are live when forward ends. backward_peak: the largest number of live
-    bytes until backward ends, including the gradients of the weights. Neither includes weights or
-    inputs. batch_norms: channels of each synchronized layer. norms_again: channels of the
+    activations: bytes that are live at the end of forward. backward_peak: largest number of bytes
+    that are live during backward, including the gradients of the weights. Neither includes weights
+    or inputs. batch_norms: channels of each synchronized layer. norms_again: channels of the
     synchronized layers that activation checkpointing recomputes.
     forward, backward: the operations of each pass.
     """
@@ -118,7 +118,7 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
 
 
 def _units(backbone: Backbone) -> Iterator[Shapes]:
-    """Yield weights grouped as in `trainer/strategies/fsdp.py`, by innermost unit."""
+    """Yield the shapes of the weights of each FSDP unit, as in `trainer/strategies/fsdp.py`."""
     grouped: set[int] = set()
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
         own = [p for p in module.parameters() if id(p) not in grouped]
@@ -131,7 +131,7 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
     if backbone.modality == "text":
         text = recipe.data.text
         if text is None:
-            raise ValueError("the inputs of the backbone are texts: set data.text")
+            raise ValueError("the backbone reads texts, but data.text is not set: set it")
         tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone()}
     side = recipe.data.largest_side

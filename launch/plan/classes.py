@@ -2,7 +2,7 @@
 
 The numbers come from the shards if the shards are on this machine, otherwise from the command line.
 For dense weights, no tensor of size K is allocated. A label tree is built from the shards, because
-its shape cannot be determined otherwise.
+there is no other way to determine its shape.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Classes:
     """Counts of classes and of nodes of the label tree.
 
     nodes: nodes to shard; inner: nodes with children; depth: mean number of nodes on the path of a
-    class; boundary: nodes that ranks other than their owner need. exact: False if the label tree is
-    not available, in which case the other counts are upper bounds.
+    class; boundary: nodes that ranks other than their owners need. exact: False if the label tree
+    is not available and the other counts are therefore upper bounds.
     """
 
     num_classes: int
@@ -83,7 +83,7 @@ def classes_of(
     label_vectors: np.ndarray | None = None,
     class_ranks: int,
 ) -> Classes:
-    """Return the classes that a run of the recipe would have.
+    """Return the class counts of a run of the recipe.
 
     `label_vectors` [K, D] replace those of the shards. Raises ValueError if neither `given` nor the
     recipe nor the shards determine the number of classes.

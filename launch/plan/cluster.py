@@ -17,8 +17,7 @@ import torch
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
 
-# Latency of a small NCCL collective. This is an assumption based on the order of magnitude that
-# nccl-tests reports.
+# Assumed latency of a small NCCL collective, of the order of magnitude that nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
 _BITS = 8
@@ -50,7 +49,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A number of nodes, each with one rank per GPU.
+    """A cluster of identical nodes, with one rank per GPU.
 
     The classes are sharded across each group of `class_ranks` consecutive ranks.
     """
@@ -82,7 +81,7 @@ class Cluster:
         return True
 
     def latency(self, group: Group) -> float:
-        """Return the duration of a collective without any data, in seconds."""
+        """Return the duration of a collective that sends no data, in seconds."""
         return _ACROSS_SECONDS if self.crosses_nodes(group) else _NODE_SECONDS
 
     def bytes_per_second(self, group: Group) -> float:
@@ -99,12 +98,12 @@ class Cluster:
         return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
 
     def nontrivial(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """Return the collectives that send data: not empty, and with more than one rank."""
+        """Return the collectives that send data: those with a size above 0 and several ranks."""
         return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
 
 
 def _ring_share(operation: Operation, ranks: int) -> float:
-    """Return bytes sent relative to the tensor's size (all-reduce: Patarasu and Yuan 2009)."""
+    """Return the ratio of bytes sent to tensor size (all-reduce: Patarasu and Yuan 2009)."""
     if ranks == 1:
         return 0.0
     if operation in ("broadcast", "reduce"):
@@ -137,7 +136,7 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
 
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
-    """Measure this machine's CPU and memory, divided among its ranks."""
+    """Measure this machine's CPU and memory, and divide them among its ranks."""
     matrix = torch.randn(_SIDE, _SIDE)
     product = _fastest(lambda: torch.mm(matrix, matrix))
     block = torch.zeros(_COPIED // 4)

@@ -12,8 +12,7 @@ from trainer.strategies.cost import FLOAT32, Spread
 Moment = Literal["head", "backward", "optimizer"]
 MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")
 _INT64 = _FLOAT64 = 8
-# The CUDA context, workspaces of cuBLAS and cuDNN, and NCCL's buffers. This value is assumed, not
-# measured.
+# The CUDA context, the workspaces of cuBLAS and cuDNN, and NCCL's buffers. Assumed, not measured.
 _CUDA_RESERVE = 2 << 30
 
 
@@ -57,7 +56,7 @@ class Memory:
 
     @property
     def missing(self) -> int:
-        """Bytes by which the peak exceeds the capacity; negative if the peak fits."""
+        """Bytes by which the peak exceeds the capacity; zero or negative if the peak fits."""
         return self.peak - self.capacity
 
     @property
@@ -100,7 +99,7 @@ def memory_of(
 
 
 def class_index(head: HeadShape) -> int:
-    """Return the bytes of the index in `ClassWeights` and of the loss's constants.
+    """Return the bytes of the index in `ClassWeights` plus those of the loss's constants.
 
     Every rank stores the row of every class. For its own classes it also stores the paths, their
     lengths and the order in which gradients are summed.
@@ -159,7 +158,7 @@ def _head(head: HeadShape, shard: int) -> list[Line]:
 
 
 def _blocks(head: HeadShape) -> int:
-    """Return the bytes saved for all blocks, and those of the temporaries of one block."""
+    """Return the bytes saved for all blocks plus the temporaries of one block."""
     block, loss = head.group_rows * head.block_classes, head.loss
     half = head.itemsize < FLOAT32
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32

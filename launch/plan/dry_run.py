@@ -1,7 +1,7 @@
-"""Builds ranks of a cluster one after another in this process, to show and check their shards.
+"""Builds selected ranks of a cluster in this process, one by one, to show and check their shards.
 
-torch's fake process group replaces the other ranks. Meshes, groups and the FSDP strategy are the
-real ones, on meta tensors. For dense class weights, no tensor of size K is allocated.
+torch's fake process group replaces the other ranks. The meshes, the groups and the FSDP strategy
+are real but use meta tensors. For dense class weights, no tensor of size K is allocated.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ class Ranks:
 
 
 def dry_run(recipe: Recipe, request: PlanRequest) -> Ranks:
-    """Build the first, the middle and the last rank, and the rank with the fewest classes.
+    """Build the first, middle and last ranks, and the rank with the fewest classes.
 
     Raises ValueError, as training would, if the class group does not divide the ranks, or if the
     shards of the ranks do not add up to the full size.
@@ -151,7 +151,7 @@ def _world(rank: int, request: PlanRequest, shape: tuple[int, int]) -> Iterator[
 
 
 def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:
-    """Return the started strategy if it shards the weights, that is, if they are DTensors."""
+    """Return the recipe's strategy if its weights are DTensors, otherwise the base strategy."""
     config = recipe.train.strategy
     if world.size == 1 or not config.weights_are_dtensors:
         return Strategy(backbone)
@@ -184,7 +184,7 @@ def _check_sums(recipe: Recipe, classes: Classes, class_ranks: int, size: int) -
 
 
 def _fewest(classes: Classes, class_ranks: int) -> int:
-    """Return the first of the ranks with the smallest shard."""
+    """Return the first rank that has the smallest shard."""
 
     def size(rank: int) -> int:
         start, stop = shard_range(classes.nodes, rank, class_ranks)

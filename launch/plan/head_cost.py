@@ -1,4 +1,4 @@
-"""The cost of the head: its shard, the rows per call, its blocks, and memory saved for backward.
+"""The cost of the head: its shard, rows per call, blocks, and the memory saved for backward.
 
 The loss's memory and traffic per logit are measured on one small block.
 """
@@ -23,8 +23,8 @@ from launch.plan.operations import OperationRecorder
 from trainer.config import Recipe
 from trainer.strategies.cost import FLOAT32
 
-# Large enough to make costs that do not depend on the block size negligible, yet small enough to
-# run in a few milliseconds.
+# Large enough that costs independent of the block size are negligible, and small enough to run in a
+# few milliseconds.
 _ROWS, _CLASSES = 256, 2048
 _VECTOR_DIM = 300
 
@@ -97,15 +97,15 @@ def _constant_bytes(loss: Loss) -> int:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """One of the `calls` of the head in a step, on the rank with the largest shard.
+    """One of the `calls` to the head in a step, on the rank with the largest shard.
 
     rows, group_rows, world_rows: rows of this rank, of its class group and of all ranks.
     nodes: this rank's weight vectors, of `dim` numbers each (`per_node` with the bias).
     normalizes: the vectors of a block are divided by their norms.
-    computed: classes of this rank that a step computes, in `blocks` of `block_classes`.
-    graphs: the graphs of all blocks are kept until backward. Otherwise `kept_numbers` logits are
-    kept, which saves the share `kept_share` of recomputing them.
-    itemsize: bytes per number in matrix products; feature_itemsize: bytes per number of features.
+    computed: classes of this rank whose logits a step computes, in `blocks` of `block_classes`.
+    graphs: the graphs of all blocks are kept until backward. Otherwise, a buffer of `kept_numbers`
+    logits is kept, and the share `kept_share` of the logits is not recomputed.
+    itemsize: bytes per number in matrix products; feature_itemsize: bytes per number in features.
     """
 
     classes: Classes
@@ -130,7 +130,7 @@ class HeadShape:
 
     @property
     def logits(self) -> int:
-        """Logits of one call on this rank."""
+        """Number of logits that one call computes on this rank."""
         return self.group_rows * self.computed
 
     @property
@@ -187,7 +187,7 @@ def head_shape(
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
-    """Return the number of classes that a training step computes: all or the sampled classes."""
+    """Return for how many of its classes a rank computes logits: all classes or sampled ones."""
     own = classes.max_classes(group)
     if head.loss.over_nodes:
         return classes.max_nodes(group)  # upper bound: only siblings of the batch's paths count
@@ -216,7 +216,7 @@ class _Blocks:
         half: bool,
         cuda: bool,
     ) -> "_Blocks":
-        """Divide the classes by calling the engine's own code on fake tensors."""
+        """Divide the classes into blocks by running the engine's own code on fake tensors."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")

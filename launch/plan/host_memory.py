@@ -1,4 +1,4 @@
-"""Main memory that the ranks of a machine need to read the class list, build the head and train.
+"""Main memory that a machine's ranks need to read the class list, build the head and train.
 
 Every rank parses the manifest and stores the class list as Python objects. Loader processes are not
 counted, because they are forked and share the list copy-on-write.
@@ -25,9 +25,8 @@ HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
 _PROCESS_BYTES = 450 << 20
 _INT64 = 8
 _SAMPLED = 1000
-# Bytes per node of the label tree, while the head is built and afterwards, and the number of copies
-# of the initial rows while it is built. These were measured with 300,000 classes and 9 or 41
-# columns.
+# Bytes per node of the label tree while the head is built and after that, and the number of copies
+# of the initial rows while the head is built. Measured with 300,000 classes and 9 or 41 columns.
 _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 
 
@@ -35,8 +34,8 @@ _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 class ClassListCost:
     """Bytes of main memory per class, measured with 100,000 and 1,000,000 classes.
 
-    kept: throughout the run. parsing: at the peak, while the manifest is parsed and its checksum
-    computed.
+    kept: held throughout the run. parsing: the peak while the manifest is parsed and its checksum
+    is computed.
     """
 
     kept: float
@@ -50,7 +49,7 @@ class ClassListCost:
 
     @classmethod
     def assumed(cls) -> "ClassListCost":
-        """Return the cost without a class list: names of 24 characters, no attributes."""
+        """Return the cost if no class list is available: names of 24 characters, no attributes."""
         return cls(*cls._of_class(ClassInfo(name="a" * 24)))
 
     @staticmethod
@@ -58,7 +57,7 @@ class ClassListCost:
         """Return the cost of one class.
 
         In addition to the objects, parsing needs memory for the file. The checksum needs the
-        classes as mappings and as ASCII JSON, in the form of both text and bytes.
+        classes as mappings and as ASCII JSON, both as text and as bytes.
         """
         kept, mappings = 591 + sys.getsizeof(info.name), 440
         if info.attributes:
@@ -72,7 +71,7 @@ class ClassListCost:
 class HostLine:
     """Bytes of one item of a rank's main memory in each phase.
 
-    manifest: while the manifest is parsed. head: at the peak while the head is built.
+    manifest: while the manifest is parsed. head: the peak while the head is built.
     """
 
     what: str
@@ -103,7 +102,7 @@ class HostMemory:
 
     @property
     def peak(self) -> int:
-        """Peak bytes over all ranks of a machine."""
+        """Peak bytes of all ranks of a machine together."""
         return self.ranks * self.total(self.peak_moment)
 
     @property
@@ -148,7 +147,7 @@ def host_memory(
 
 
 def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
-    """Return the bytes of the host copy of a rank's data (`trainer/checkpoints/writer.py`).
+    """Return the bytes of the host copy of a rank's checkpoint (`trainer/checkpoints/writer.py`).
 
     The copy is reused for the next save.
     """
@@ -158,8 +157,8 @@ def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster
     factored = recipe.head.weights.kind == "factored"
     copies = 1 + (recipe.train.ema is not None)
     of_head = copies + (0 if factored else recipe.optimizer.num_moments)
-    # Each shard of the head exists once per class group. The groups divide its tensors among them,
-    # and each writes complete tensors.
+    # Each shard of the head exists once per class group. The groups divide its tensors among
+    # themselves, and each group writes whole tensors.
     size = -(-of_head // cluster.data_ranks) * shard
     whole = (copies + recipe.optimizer.num_moments) * backbone.numel * FLOAT32
     size += -(-(whole + copies * backbone.buffers) // cluster.ranks)

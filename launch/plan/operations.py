@@ -1,4 +1,4 @@
-"""Records torch operations as they run: live bytes, and the work of each operation.
+"""Records the live bytes of torch operations as they run, and the work of each operation.
 
 Under `FakeTensorMode` nothing is computed or allocated, so models of any size can be recorded.
 """
@@ -16,9 +16,10 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 
-# Determines the rate of an operation's products. half: 16-bit inputs. convolution: a float32
-# convolution, which cuDNN computes in TF32 by default (`torch.backends.cudnn.allow_tf32`). single:
-# any other float32 product, which uses TF32 only if `torch.backends.cuda.matmul.allow_tf32` is set.
+# The kind of an operation's products, which determines their rate. half: 16-bit inputs.
+# convolution: a float32 convolution, which cuDNN computes in TF32 by default
+# (`torch.backends.cudnn.allow_tf32`). single: any other float32 product, which uses TF32 only if
+# `torch.backends.cuda.matmul.allow_tf32` is set.
 Products = Literal["half", "convolution", "single"]
 _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 
@@ -67,7 +68,7 @@ class OperationRecorder(TorchDispatchMode):
         return out
 
     def reset(self) -> None:
-        """Reset the work and the peak. Live storages remain live."""
+        """Clear the work and restart the peak at the bytes that are live now."""
         self.work, self.peak = [], self.live
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
@@ -81,7 +82,7 @@ class OperationRecorder(TorchDispatchMode):
         self.work.append(Work(_flops(func, args, kwargs, out), moved, products))
 
     def _track(self, tensor: Tensor) -> None:
-        # Count storages, not tensors: views share a storage, which is live until the last is freed.
+        # Count storages, not tensors: a storage is live until the last of its views is freed.
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._known or key in self._live:

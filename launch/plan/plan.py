@@ -1,4 +1,4 @@
-"""Plans a recipe on a cluster: combines the costs of its parts."""
+"""Plans a run of a recipe on a cluster by combining the costs of its parts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ class Plan:
 class PlanRequest:
     """The inputs of a plan in addition to the recipe. None: take the value from the shards.
 
-    host_bytes: main memory of a machine. If it is None, the memory is known only on CPUs.
+    host_bytes: main memory of a machine. If it is None, it is measured on CPUs and unknown on GPUs.
     """
 
     machine: Machine
@@ -134,7 +134,7 @@ def make_plan(
 
 
 def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray | None) -> int:
-    """Return the bytes of the shards' label vectors, which every rank stores, or 0."""
+    """Return the bytes of the label vectors, which every rank stores, or 0 if there are none."""
     if given is not None:
         return given.nbytes
     if manifest is None or manifest.label_vectors is None:

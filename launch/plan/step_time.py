@@ -1,4 +1,4 @@
-"""A lower bound on the time of a step with the given operations.
+"""A lower bound on the step time, derived from the operations of a step.
 
 Each operation takes as long as its products at peak rate or its bytes at memory bandwidth,
 whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate of their
@@ -106,7 +106,7 @@ def _phase(
     mine = [c for c in collectives if c.phase == phase]
     hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
     waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
-    # Hidden collectives overlap with the work of the phase. Only the excess adds to the time.
+    # Hidden collectives overlap with the work of the phase, so they add only what exceeds it.
     links = waited + max(0.0, hidden - compute - memory)
     across = any(cluster.crosses_nodes(c.group) for c in mine)
     return PhaseTime(phase, compute, memory, links, across)
@@ -124,7 +124,7 @@ def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
 
 
 def _head_work(head: HeadShape) -> list[Work]:
-    """Return the work of logits, their recomputation, and gradients of features and weights."""
+    """Return the work for the logits, for recomputing them, and for all gradients of the head."""
     products: Products = "half" if head.itemsize < FLOAT32 else "single"
     product = 2 * head.logits * head.dim
     again = 1 - head.kept_share

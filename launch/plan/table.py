@@ -1,4 +1,4 @@
-"""Prints a plan as tables that fit 80 columns, one table per topic, or converts it to JSON."""
+"""Prints a plan as tables that fit in 80 columns, one per topic, or converts it to JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -38,7 +38,7 @@ def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console
 
 
 def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> dict[str, Any]:
-    """Return the same numbers for programs, in bytes and seconds."""
+    """Return the numbers of the tables as a JSON-compatible mapping, in bytes and seconds."""
     memory, host, time, cluster = plan.memory, plan.host, plan.time, plan.cluster
     return {
         "nodes": cluster.nodes,
@@ -172,13 +172,13 @@ def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
     run = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
     yield f"at peak rates: {rate:,.0f} samples/s{run}"
     yield _host_verdict(plan)
-    device = "GPU memory" if plan.cluster.machine.kind == "cuda" else "memory of a rank"
+    device = "GPU memory" if plan.cluster.machine.kind == "cuda" else "the memory of a rank"
     if memory.fits:
         need = f"{size(memory.peak)} in {memory.peak_moment}"
-        yield f"{device} fits: {need}, {memory.peak / memory.capacity:.0%} of the capacity"
+        yield f"fits in {device}: {need}, {memory.peak / memory.capacity:.0%} of the capacity"
         return
     yield (
-        f"{device} does not fit: {size(memory.peak)} in {memory.peak_moment}, "
+        f"does not fit in {device}: {size(memory.peak)} in {memory.peak_moment}, "
         f"{size(memory.capacity)} available. Apply these changes in order:"
     )
     for number, change in enumerate(changes, 1):
@@ -193,12 +193,12 @@ def _host_verdict(plan: Plan) -> str:
     phase = _HOST_PHASES[host.peak_moment]
     need = f"{size(host.peak)} per machine ({pluralize(host.ranks, 'rank')} {phase})"
     if host.capacity is None:
-        return f"main memory: {need}; pass --host-memory to compare"
+        return f"main memory: {need}; to check whether this fits, pass --host-memory"
     if host.fits:
-        return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of the capacity"
+        return f"fits in main memory: {need}, {host.peak / host.capacity:.0%} of the capacity"
     return (
-        f"main memory does not fit: {need}, {size(host.capacity)} available. Start fewer ranks on "
-        "each machine, or train fewer classes"
+        f"does not fit in main memory: {need}, {size(host.capacity)} available. Start fewer ranks "
+        "per machine, or use fewer classes"
     )
 
 

@@ -1,7 +1,7 @@
-"""The collectives of a step, except those of the strategy.
+"""The collectives of the head, of batch norm and of the trainer in a step.
 
-They are collectives of the head (`heads/engine.py`, `heads/factored.py`), of batch norm and of the
-trainer.
+The head's collectives are in `heads/engine.py` and `heads/factored.py`. Those of the strategy are
+not included.
 """
 
 from collections.abc import Iterable
@@ -100,7 +100,7 @@ def _stats(shape: HeadShape) -> int:
 def batch_norm_traffic(
     backbone: BackboneCost, cluster: Cluster, *, passes: int, parts: int
 ) -> list[Collective]:
-    """Return the traffic of batch norm that is synchronized over all ranks.
+    """Return the traffic of batch norm that is synchronized across all ranks.
 
     Each layer sends mean, variance and count in forward, and two sums in backward
     (`trainer/backbone/batch_norm.py`; CUDA uses torch's SyncBatchNorm, which sends one count per

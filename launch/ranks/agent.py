@@ -1,8 +1,8 @@
 """torch's elastic agent with graceful shutdown.
 
-The agent waits for ranks that are saving, forwards signals, derives the run's exit code from those
-of its ranks, and restarts the ranks only after retryable failures. A rank killed by signal n has
-the exit code -n, as in the `subprocess` module.
+The agent waits for ranks that are saving, forwards signals, derives the run's exit code from the
+ranks' exit codes, and restarts the ranks only after retryable failures. A rank killed by signal n
+has the exit code -n, as in the `subprocess` module.
 """
 
 import signal
@@ -49,7 +49,7 @@ class Agent(LocalElasticAgent):
 
     @property
     def code(self) -> int:
-        """The run's exit code according to the ranks that have exited so far."""
+        """The run's exit code, derived from the ranks that have exited so far."""
         return run_exit_code(self._codes.values())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
@@ -73,8 +73,8 @@ class Agent(LocalElasticAgent):
             wait_until_ended(self._processes(), self._shutdown_timeout)
             self._record_codes()
         if any(self._codes.values()):
-            # If a rank was killed, the other ranks only notice a lost peer and have nothing useful
-            # to print, so kill them immediately. This can lose a checkpoint that rank 0 is about to
+            # If a rank was killed, the other ranks only detect a lost peer and print nothing
+            # useful, so kill them immediately. This can lose a checkpoint that rank 0 is about to
             # commit, but the commit takes only milliseconds.
             was_killed = -signal.SIGKILL in self._codes.values()
             seconds = 0 if was_killed else _OUTPUT_SECONDS
@@ -90,7 +90,7 @@ class Agent(LocalElasticAgent):
         return self._handle_failure(result)
 
     def _handle_failure(self, failed: RunResult) -> RunResult:
-        """Decide whether to restart, and report the signal if a rank was killed by one."""
+        """Decide whether to restart. If a signal killed a rank, print which signal."""
         if self.code == PREEMPTED and self._has_waiting_machine():
             # Another launcher noticed the new machine first and made all ranks save. This is not
             # a failure: the ranks restart in a larger world.
@@ -127,7 +127,7 @@ class Agent(LocalElasticAgent):
         super()._shutdown(death_sig, seconds)
 
     def code_after(self, number: signal.Signals) -> int:
-        """Return the run's exit code after this signal stopped the launcher."""
+        """Return the run's exit code if this signal has stopped the launcher."""
         self._record_codes()
         stopped = INTERRUPTED if number == signal.SIGINT else PREEMPTED
         if self._stop.is_urgent or not self._codes:  # there were no ranks yet
@@ -154,13 +154,13 @@ class Agent(LocalElasticAgent):
                 self._codes[worker.global_rank] = code
 
 
-# A rank killed by one of these signals has not installed its handlers yet, so it has not run a
-# step. It counts as preempted.
+# A rank killed by one of these signals had not installed its handlers yet and therefore had not run
+# a step. It counts as preempted.
 _PREEMPTING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP)
 
 
 def run_exit_code(codes: Iterable[int]) -> int:
-    """Return the most specific exit code: when one rank exits, the others fail with 1."""
+    """Return the most specific exit code. When one rank exits, the others often fail with 1."""
     found = [_as_exit_code(code) for code in codes if code != DONE]
     killed = [code for code in found if code > KILLED and code != INTERRUPTED]
     if killed:
@@ -178,7 +178,7 @@ def _as_exit_code(code: int) -> int:
 
 
 def own_exit_codes(codes: dict[int, int]) -> dict[int, int]:
-    """Return the exit codes by rank, except of ranks ended by SIGTERM after another rank failed."""
+    """Return the exit codes by rank. Omits ranks terminated because another rank had failed."""
     own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
     return own or codes
 

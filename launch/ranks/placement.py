@@ -1,6 +1,6 @@
 """Number and location of a run's ranks, and the rendezvous of their launchers.
 
-Names and meanings of the fields follow torchrun. Does not import torch.
+The fields have the names and meanings of torchrun's options. Does not import torch.
 """
 
 import difflib
@@ -8,13 +8,13 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
-# Must be enough for one step and a complete checkpoint. No cloud provider gives more notice before
-# it reclaims a machine. If the grace period is shorter, such as Kubernetes' default of 30 s, the
-# launcher and its ranks are killed earlier regardless of this value.
+# Enough for one step and a complete checkpoint. No cloud provider gives more notice before it
+# reclaims a machine. If the grace period is shorter, such as Kubernetes' default of 30 s, the
+# launcher and its ranks are killed after the grace period instead.
 SHUTDOWN_SECONDS = 120
 
-# The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. It
-# silently ignores any other key.
+# The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. torch
+# silently ignores all others.
 _CONF = (
     "is_host",
     "join_timeout",
@@ -75,8 +75,8 @@ class Placement:
         if self.master_addr is None:
             if self.node_rank is not None:
                 raise ValueError(
-                    "--node-rank requires --master-addr: omit it, because --rdzv-endpoint assigns "
-                    "ranks"
+                    "--node-rank requires --master-addr: omit --node-rank, because --rdzv-endpoint "
+                    "assigns ranks"
                 )
             return
         if self.rdzv_endpoint is not None:
@@ -150,5 +150,5 @@ def _checked(key: str, value: str) -> str:
         if value.lower() not in _TRUTHS:
             raise ValueError(f"--rdzv-conf {key} is {value}: pass 0 or 1")
     elif not (value.isdecimal() and int(value)):
-        raise ValueError(f"--rdzv-conf {key} is {value}: pass an integer of 1 or more")
+        raise ValueError(f"--rdzv-conf {key} is {value}: pass an integer of at least 1")
     return value

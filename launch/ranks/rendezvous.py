@@ -1,4 +1,4 @@
-"""torch's rendezvous, which assigns ranks to the launchers of a run, with one-line errors.
+"""torch's rendezvous, which assigns ranks to a run's launchers. Reports errors in one line.
 
 By default torch shares one store between its agent and the ranks. Restarted ranks then read the
 addresses of the previous attempt and hang (pytorch#135712), so here each attempt gets its own
@@ -94,7 +94,7 @@ def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -
     """
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
-    # Reserve time before the deadline to find out what happens to the connection (`_no_response`).
+    # Reserve time before the deadline to test what happens to a connection (`_no_response`).
     last_response = deadline - min(_OUTCOME_SECONDS, seconds / 2)
     attempt = 1
     with report_waiting(placement, "the machine that hosts the rendezvous"):
@@ -116,7 +116,7 @@ def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -
                 attempt,
                 attempts=math.inf,
                 deadline=deadline,
-                remedy="check that only kway train on the host listens on it, and restart all",
+                remedy="check that no other program listens on its port, and restart all machines",
             )
             attempt += 1
 
@@ -141,7 +141,7 @@ def _connection_outcome(placement: Placement) -> str:
 
 @contextmanager
 def report_waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
-    """Print one line if the block takes a while because it waits for other machines."""
+    """Print one line if the block waits for other machines for more than a few seconds."""
     if placement.max_nodes == 1:
         yield
         return
@@ -162,7 +162,7 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
 
 
 def failure_reason(error: Exception, placement: Placement) -> str:
-    """Return one line with the cause and a fix."""
+    """Describe the cause of the failure and a fix in one line."""
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
         return (
@@ -171,16 +171,18 @@ def failure_reason(error: Exception, placement: Placement) -> str:
         )
     match error:
         case TimeoutError() | TransientError():  # a timeout of `interruptible` has no message
-            return str(error) or f"{where} stopped responding: restart its host, then all others"
+            return str(error) or f"{where} stopped responding: restart its host, then the others"
         case RendezvousClosedError():
-            return f"{where} is closed: the ranks of another machine failed; see its output"
+            return f"{where} is closed, because ranks on another machine failed: see their output"
         case RendezvousTimeoutError():
             return (
                 f"{where} timed out with fewer than {placement.min_nodes} machines: start kway "
                 "train on all of them, or raise --rdzv-conf join_timeout=SECONDS"
             )
         case RendezvousConnectionError():
-            return f"{where} is lost: its host exited or the network failed; restart all machines"
+            return (
+                f"{where} is lost, as its host exited or the network failed: restart all machines"
+            )
     return f"{where} failed: {' '.join(str(error).split())}"
 
 
@@ -190,13 +192,13 @@ def join_seconds(placement: Placement) -> int:
 
 
 def longest_rendezvous(placement: Placement) -> int:
-    """Return the seconds after which torch itself ends a rendezvous whose store responds."""
+    """Return how many seconds torch itself allows for a rendezvous if the store responds."""
     last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
     return join_seconds(placement) + last_call + 2 * _RESPONSE_SECONDS
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the first line of the error at the end of the chain of causes."""
+    """Return the first line of the error's root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0]

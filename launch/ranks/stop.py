@@ -36,7 +36,7 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        # torch would install handlers that raise for every signal; an empty list disables them.
+        # torch would install handlers that raise on every signal; an empty list disables them.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # keep ignoring it, as under nohup
@@ -71,9 +71,9 @@ def end_processes(
 ) -> bool:
     """Send each process the signal and kill those that are still running after `seconds`.
 
-    Returns whether any process was killed. repeat: send the signal every second. A rank may only
-    record the first signal, but a later one terminates it after its handlers are removed. stop:
-    kill immediately when this request becomes urgent.
+    Returns whether any process was killed. repeat: send the signal every second. A rank may merely
+    record the first signal; a later one terminates it once its handlers are removed. stop: kill
+    immediately when this request becomes urgent.
     """
     deadline, due = time.monotonic() + seconds, 0.0
     while running := _running(processes):

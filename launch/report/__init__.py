@@ -1,4 +1,4 @@
-"""`kway report`: a page that compares runs in plots and tables."""
+"""`kway report`: a page that compares runs with plots and tables."""
 
 from launch.report.page import report_page
 from launch.report.reading import Run, read_runs

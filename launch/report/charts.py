@@ -18,7 +18,7 @@ _SMOOTH_OVER = 120  # curves with more points are smoothed and drawn over the fa
 _LETTER_GAP, _LETTER_WIDTH = 0.065, 0.06  # as fractions of the plot's height and width
 _EVENTS_ROW = 0.045
 _TICKS = [1, 2, 2.5, 5, 10]
-_WIDE_RANGE = 30  # a maximum above this many medians would flatten the rest of the curve
+_WIDE_RANGE = 30  # a maximum above this multiple of the median would flatten the curve
 _MAX_LOG_DECADES = 3  # with more decades, only powers of ten are labeled
 
 Mark = Literal["checkpoint", "restart", "damaged", "other"]
@@ -43,7 +43,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Marked:
-    """Events of one kind in a run, at these positions on the x axis."""
+    """Events of one kind in a run, and their positions on the x axis."""
 
     number: int
     mark: Mark
@@ -131,7 +131,7 @@ def _has_wide_range(curves: Sequence[Curve]) -> bool:
 
 
 def _make_logarithmic(axes: Axes) -> None:
-    """Label the axis with plain numbers (1, 2, 5, 10); matplotlib's default labels are formulas."""
+    """Label the axis with plain numbers (1, 2, 5, 10); matplotlib's default is powers of ten."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     subs = (1.0, 2.0, 5.0) if high < low * 10**_MAX_LOG_DECADES else (1.0,)
@@ -254,8 +254,8 @@ class Bar:
 
 
 def draw_ratios(groups: Sequence[tuple[str, Sequence[Bar]]]) -> Figure:
-    """Draw a labeled group of bars per metric. The label at the end of each bar is its run's letter
-    and its value in percent."""
+    """Draw a labeled group of bars per metric. The end of each bar shows its run's letter and its
+    value in percent."""
     thickness = _BAR * max(len(bars) for _, bars in groups) + _BAR_GAP
     figure = new_figure(_FRAME + thickness * len(groups))
     axes = figure.subplots()

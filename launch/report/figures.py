@@ -86,7 +86,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
 def latest_evaluation(runs: Sequence[Run]) -> Iterator[Plot]:
     """Bars for the metrics of the latest evaluation.
 
-    Only ratios have bars, because metrics with unknown names have no common scale.
+    Only ratios get bars, because other metrics do not have a common scale.
     """
     latest = {run.letter: _latest(run) for run in runs}
     groups = [
@@ -211,7 +211,7 @@ def _over_steps(
     from_zero: bool = False,
     percent: bool = False,
 ) -> Iterator[Plot]:
-    """The plot of one column, if any run has it."""
+    """A plot of one column, if any run has this column."""
     curves = [_curve(run, axis.of(run, run.steps.column("step")), name, unit) for run in runs]
     if not _any(curves):
         return

@@ -44,7 +44,7 @@ def format_duration(seconds: float) -> str:
 
 
 def measure_names(runs: Sequence[Run]) -> list[str]:
-    """The names of all evaluations' metrics, with top1 and similar ones first."""
+    """The names of the metrics in all evaluations, with the top-k metrics first."""
     names = dict.fromkeys(
         name for run in runs for found in run.evaluations.measures.values() for name in found
     )
@@ -93,7 +93,7 @@ def phases_table(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def share_of_phases(run: Run) -> dict[str, float]:
-    """Shares that sum to one. `other` is time outside all phases. Empty without recorded times."""
+    """Shares that sum to one; `other` is time outside all phases. Empty if no time was recorded."""
     seconds = {name: float(np.nansum(column)) for name, column in run.steps.under("phases").items()}
     known_first = sorted(seconds, key=lambda name: PHASES.index(name) if name in PHASES else 99)
     seconds = {name: seconds[name] for name in known_first if seconds[name] > 0}

@@ -37,7 +37,7 @@ def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> st
 def _frame(runs: Sequence[Run], body: str) -> str:
     names = ", ".join(run.name for run in runs)
     style = files("launch.report").joinpath("page.css").read_text(encoding="utf-8")
-    # Defense in depth: markup that is not escaped can neither run scripts nor load resources.
+    # Defense in depth: even unescaped markup can neither run scripts nor load resources.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -80,9 +80,7 @@ def _runs(runs: Sequence[Run]) -> str:
         f'<span class="quiet">{_text(run.state)}</span></li>'
         for run in runs
     )
-    return (
-        f'<ul class="runs" aria-label="Runs, with the letters and colors of the plots">{items}</ul>'
-    )
+    return f'<ul class="runs" aria-label="Runs, with their letters and plot colors">{items}</ul>'
 
 
 def _problems(runs: Sequence[Run]) -> str:
@@ -131,7 +129,7 @@ def _phases(runs: Sequence[Run]) -> str:
     if not rows:
         return ""
     table = _grid(runs, rows, "figures", names=False)
-    return f'<div class="panel"><h3>Share of the time by phase</h3>{table}</div>'
+    return f'<div class="panel"><h3>Share of time by phase</h3>{table}</div>'
 
 
 def _grid(
@@ -139,7 +137,7 @@ def _grid(
 ) -> str:
     """A table with one column per run, in its own horizontally scrolling container.
 
-    names: write the runs' names in the header, not only their letters.
+    names: write the runs' names in the header in addition to their letters.
     """
     heads = "".join(
         f'<th scope="col">{_letter(run)}{f" {_text(run.name)}" if names else ""}</th>'

@@ -22,8 +22,8 @@ _MAX_RECIPE_BYTES, _MAX_RECIPE_KEYS = 1 << 20, 5_000
 
 @dataclass(frozen=True)
 class Classes:
-    """Metrics of the C classes with samples: `average_precision` [C], and `precision_at` [C, R] for
-    the R `recalls`."""
+    """Metrics of the C classes that have samples: `average_precision` [C], and `precision_at`
+    [C, R] at the R `recalls`."""
 
     step: int
     average_precision: np.ndarray
@@ -80,9 +80,9 @@ def _read_classes(path: Path) -> Classes:
     positives, average = tensors["positives"], tensors["average_precision"]
     precision, recalls = tensors["precision_at"], tensors["recalls"]
     if not (positives.shape == average.shape == precision.shape[:1] and positives.ndim == 1):
-        raise ValueError("its tensors differ in length")
+        raise ValueError("the lengths of its tensors differ")
     if precision.shape != (len(positives), *recalls.shape) or recalls.ndim != 1:
-        raise ValueError("its tensors precision_at and recalls do not match in shape")
+        raise ValueError("the shapes of its tensors precision_at and recalls do not match")
     present = positives > 0
     return Classes(
         step=int(path.stem.removeprefix("step-")),
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The last step with an event, evaluation or log record; 0 if there is none."""
+        """The last step that has an event, an evaluation or a log record; 0 if there is none."""
         events = [event.step for event in self.steps.events]
         logged = self.steps.column("step")
         return max([0, *events, *self.evaluations.measures, *map(int, logged[-1:])])
@@ -135,13 +135,13 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs in `folders`, with the letters A, B and so on.
+    """Read the runs in `folders`, and assign them the letters A, B and so on.
 
     Raises FileNotFoundError for a missing folder, and ValueError for a folder that is not a run,
     for duplicates and for too many folders.
     """
     if len(folders) > _MAX_RUNS:
-        raise ValueError(f"{len(folders)} runs: pass at most {_MAX_RUNS}")
+        raise ValueError(f"{len(folders)} runs are too many: pass at most {_MAX_RUNS}")
     resolved = [folder.resolve() for folder in folders]
     for folder, path in zip(folders, resolved, strict=True):
         if resolved.count(path) > 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Limits for untrusted files. Further fields and events are ignored.
+# Limits for untrusted files. Fields and events beyond them are ignored.
 _MAX_FIELDS = 200
 _MAX_EVENTS = 10_000
 

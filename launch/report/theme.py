@@ -90,8 +90,8 @@ def as_svg(figure: Figure, description: str) -> str:
     figure.savefig(text, format="svg", metadata=none, transparent=True)
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Remove the IDs of groups: they are the same in every figure and would be duplicates on the
-    # page. IDs that are referenced are hashes of the content.
+    # Remove the IDs of groups, which repeat in every figure but must be unique on the page. Keep
+    # the other IDs, which are hashes of the content and may be referenced.
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
     svg = re.sub(r"#0[1-5]0[1-5]0\d", lambda found: f"var(--{_NAMES[found[0]]})", svg)

@@ -184,7 +184,7 @@ def test_the_command_reports_and_drops_duplicates(tmp_path: Path) -> None:
     assert "--drop-duplicates" in kept.stdout
     dropped = CliRunner().invoke(app, [*arguments, str(tmp_path / "less"), "--drop-duplicates"])
     assert dropped.exit_code == 0, dropped.output
-    assert "removed from training: 2 duplicates of other splits" in dropped.stdout
+    assert "removed from training: 2 duplicates of samples in other splits" in dropped.stdout
     assert "also in train" not in dropped.stdout
     assert "2 train + 2 test" in dropped.stdout
 

@@ -62,7 +62,7 @@ def test_vectors_of_emoji_are_found_for_any_variation_tone_or_sequence(
         (b"", "is not a word2vec binary file"),
         (b"hello world\n", "is not a word2vec binary file"),
         (b"2 2\n\xf0\x9f\x94\xa5 12345678", "truncated (1 of 2 words)"),
-        (b"1 1\nx 1234", "for any of 4 class names, such as "),
+        (b"1 1\nx 1234", "for any of the 4 class names, such as "),
         (None, "does not exist: pass a file of label vectors"),
     ],
 )

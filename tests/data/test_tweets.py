@@ -203,7 +203,7 @@ def test_damaged_records_are_counted_and_the_first_is_reported(tmp_path: Path) -
     [
         ("a.jsonl.gz", "x", "unsupported extension '.gz': unpack it first"),
         ("a.docx", "x", "unsupported extension '.docx': use one of .jsonl"),
-        ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* one of id, body"),
+        ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* are id, body"),
         ("a.csv", "id,id\n1,2\n", "a unique name for every column"),
         ("a.txt", "no emoji\nat all\n", "0 emoji with 1 or more training texts"),
     ],

@@ -131,7 +131,7 @@ def test_missing_names_raise_an_error_unless_a_policy_is_set(tmp_path):
         vectors, missing = load_label_vectors(path, names, missing=policy)
         assert missing == ["zebra", "okapi"]
         assert vectors == pytest.approx(np.stack([VECTORS[0], filler, VECTORS[2], filler]))
-        with pytest.raises(ValueError, match="for any of 1 class names"):
+        with pytest.raises(ValueError, match="for any of the 1 class names"):
             load_label_vectors(path, ["zebra"], missing=policy)
     with pytest.raises(ValueError, match="'omit': use error, mean or zero"):
         load_label_vectors(path, names, missing="omit")

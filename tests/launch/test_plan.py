@@ -296,7 +296,7 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     shown = capsys.readouterr().out
     for words in ("head weights", "DDP: gradients", "bound by", "world 16 across", "class list"):
         assert words in shown, words
-    assert "GPU memory fits:" in shown
+    assert "fits in GPU memory:" in shown
     assert "(8 ranks reading the manifest)" in shown
     assert "\x1b" not in shown
 
@@ -305,7 +305,7 @@ def test_the_command_compares_with_the_given_main_memory(tmp_path, kway, capsys)
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     options = ("--nodes", 64, "--gpus", 8, "--classes", 10**8, "--host-memory")
     assert kway("plan", path, *options, 512) == 0
-    assert "main memory does not fit: 9" in capsys.readouterr().out
+    assert "does not fit in main memory: 9" in capsys.readouterr().out
     assert kway("plan", path, *options, 2048, "--json") == 0
     assert json.loads(capsys.readouterr().out)["host"]["fits"] is True
 

@@ -102,7 +102,7 @@ def test_nnodes_and_rdzv_conf_are_parsed_as_in_torchrun():
     [
         ("join_timout=60", "join_timout is not a known key: did you mean join_timeout?"),
         ("rank=1", "rank is not a known key: choose one of is_host, join_timeout, "),
-        ("join_timeout=soon", "join_timeout is soon: pass an integer of 1 or more"),
+        ("join_timeout=soon", "join_timeout is soon: pass an integer of at least 1"),
         ("close_timeout=0", "close_timeout is 0: pass an integer"),
         ("is_host=2", "is_host is 2: pass 0 or 1"),
     ],

@@ -141,7 +141,7 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
             "--keep-chains",
         ),
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy contains vectors"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt does not exist"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "twice.txt"),
         (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
         (["show", "n.txt"], "n.txt"),

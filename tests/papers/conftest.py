@@ -1,4 +1,4 @@
-"""Fixtures for tests of the papers' experiments: tiny datasets, and runs at toy size."""
+"""Fixtures for the tests of the paper experiments: tiny datasets and toy-size runs."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A job that appends a line to a file each time it runs. Workers import this module quickly."""
+"""A job that appends a line to a file each time it runs, in a module that is quick to import."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from benchmarks.papers.job import Folders, Job, Measures
 
 
 class Doubling(Job):
-    """A job that workers find by the name of this module, not in benchmarks.papers."""
+    """A job that workers import from this module instead of benchmarks.papers."""
 
     def resolve(self) -> Any:
         return _double
@@ -18,7 +18,8 @@ class Doubling(Job):
 def doubling(number: int, *, kills_after: Job | None = None) -> Job:
     """Return a job that doubles `number`.
 
-    kills_after: the job instead kills its process as soon as the result of this job is stored.
+    kills_after: another job. As soon as its result is stored, this job kills its own process
+    instead of returning.
     """
     settings: dict[str, Any] = {"number": number}
     if kills_after is not None:
@@ -36,7 +37,7 @@ def _double(settings: Mapping[str, Any], folders: Folders) -> Measures:
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for a condition. Raises TimeoutError after `seconds`."""
+    """Wait until a condition is true. Raises TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Tiny datasets in the published formats: MNIST, CIFAR-100 in its binary version, TweetEval."""
+"""Tiny datasets in the published formats: MNIST, the binary version of CIFAR-100, and TweetEval."""
 
 import io
 import struct

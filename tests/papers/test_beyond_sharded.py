@@ -20,7 +20,7 @@ def test_heads_on_two_ranks_match_heads_on_one_rank(
     assert {row[0] for row in section.tables[0].rows} == {"dense", "vtree", "factored"}
 
 
-def test_rows_of_ranks_are_joined_in_class_order() -> None:
+def test_rows_from_all_ranks_are_joined_in_class_order() -> None:
     ranks = [
         {"a ids": np.array([2, 0]), "a rows": np.array([[2.0], [0.0]])},
         {"a ids": np.array([1]), "a rows": np.array([[1.0]])},

@@ -1,7 +1,7 @@
-"""The direction of the papers' claims.
+"""Tests that the papers' claims are evaluated in the right direction.
 
-Each claim is checked with invented numbers for which the published winner clearly wins, and with
-the same numbers mirrored.
+Each claim is checked with invented numbers for which the published winner clearly wins, and again
+with those numbers mirrored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from benchmarks.papers.job import Measures
 from benchmarks.papers.section import Claim, Kind, agreed, verdict
 from benchmarks.papers.turns import median
 
-# Arm -> measure (`split/measure`) -> value of its runs, to which a small spread is added.
+# Arm -> measure (`split/measure`) -> level of its runs. `around` spreads the runs around it.
 Levels = Mapping[str, Mapping[str, float]]
 
 _SEEDS = 3
@@ -43,12 +43,12 @@ _HOLDS, _NOT, _OPEN = "holds", "does not hold", "not settled"
 
 
 def around(level: float, number: int) -> np.ndarray:
-    """Return one value per seed, with a different spread for every `number`, so pairs differ."""
+    """Return one value per seed, near `level`. The spread depends on `number`, so pairs differ."""
     return level + np.random.default_rng(number).uniform(-0.005, 0.005, _SEEDS)
 
 
 def runs(levels: Mapping[str, float], number: int) -> list[Measures]:
-    """Return the runs of one arm with only these measures, so that reading another one fails."""
+    """Return the runs of one arm with only these measures, so reading any other measure fails."""
     found: list[Measures] = [{} for _ in range(_SEEDS)]
     for measure, level in levels.items():
         *splits, name = measure.split("/")
@@ -71,10 +71,10 @@ def compared(
     measures: Sequence[str] = ("top1",),
     at_edge: Sequence[str] = (),
 ) -> Compared:
-    """Return a comparison with these levels at the best rates.
+    """Return a comparison whose arms reach these levels at their best rates.
 
-    Every measure has the same best rates. at_shared: levels at the shared rate; default: mirrored.
-    at_edge: arms whose best rate is at an edge of the grid.
+    Every measure has the same best rates. at_shared: the levels at the shared rate; by default,
+    `at_best` mirrored. at_edge: arms whose best rate is at an edge of the grid.
     """
     other = mirrored(at_best) if at_shared is None else at_shared
     rates = Rates(0.1, 0.0)
@@ -97,7 +97,7 @@ def compared(
 
 
 def each(measures: Sequence[str], **levels: float) -> Levels:
-    """Return arms that have one level in all measures."""
+    """Return arms that have the same level in every measure."""
     return {arm: dict.fromkeys(measures, level) for arm, level in levels.items()}
 
 
@@ -115,7 +115,7 @@ def test_an_advantage_is_a_difference_and_a_diverged_run_counts_as_zero() -> Non
     assert lost.value == pytest.approx(-0.2, abs=0.01)
 
 
-def test_a_zero_difference_does_not_hold_and_a_missing_one_is_degenerate() -> None:
+def test_the_verdict_on_a_zero_difference_is_negative_and_on_a_missing_one_degenerate() -> None:
     assert verdict(None) == "degenerate"
     same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
     assert (same.low, same.high) == (0, 0)
@@ -133,7 +133,7 @@ def test_a_cell_contains_the_number_of_diverged_runs() -> None:
 
 
 def on_single_logits(levels: Levels) -> list[Claim]:
-    """Return all claims except the last, which has another form."""
+    """Return all claims except the last, which has a different form."""
     return single_logits._claims("MNIST", compared(levels), Kind.PAPER)[:-1]
 
 
@@ -164,15 +164,15 @@ _SINGLE_LOGITS = {
     "ce": dict.fromkeys(_SLC, 0.3) | {f"all_logits/{measure}": 0.6 for measure in _SLC},
 }
 _TREE = each(["top1", "sa"], vtree=0.8, ce=0.6, simloss=0.5)
-# At the full size the paper makes no claim, so the order is reversed there.
+# The paper makes no claim about the full training set, so the order is reversed there.
 _SIZES = {
     f"{loss} {share:g}": {"top5": level if share < 1 else 1 - level}
     for share in topk_sizes._PRINTED
     for loss, level in (("smooth_topk", 0.8), ("ce", 0.6))
 }
 _TOPS = ("top5", "top1")
-# The claims use the best checkpoint of ce and our last one. Without noise ce wins in top-1 but not
-# in top-5, about which there is no claim.
+# The claims compare the best checkpoint of ce with our last one. Without noise, the paper claims
+# only that ce wins in top-1, so the levels are mirrored there.
 _NOISY = {
     f"{loss} {noise:g}": {
         f"{split}/{top}": 1 - level if noise == 0 and top == "top1" else level for top in _TOPS
@@ -207,9 +207,9 @@ def test_claims_hold_only_if_the_published_winner_wins(claims: Any, levels: Leve
 
 
 @pytest.mark.parametrize("loss", _NAMED)
-def test_a_claim_about_single_logits_uses_the_loss_it_names(loss: str) -> None:
+def test_a_single_logit_claim_uses_the_loss_that_it_names(loss: str) -> None:
     claims = on_single_logits({**_SINGLE_LOGITS, loss: dict.fromkeys(_SLC, 0.1)})
-    # Compare the first word, because batch_ce and bce have the same ending.
+    # Compare the first word as a whole, because "batch_ce" and "bce" have the same ending.
     found = [(claim.statement.split()[0], claim.verdict) for claim in claims]
     of_losses = [(name, verdict) for name, verdict in found if name in _NAMED]
     assert of_losses == [(n, _NOT if n == loss else _HOLDS) for n in _NAMED for _ in range(2)]
@@ -226,7 +226,7 @@ def test_spherical_claims_hold_if_taylor_wins_on_mnist_and_ce_on_cifar() -> None
 
     assert on(mnist, cifar) == [_HOLDS] * 10
     assert on(mirrored(mnist), mirrored(cifar)) == [_NOT] * 10
-    # The datasets are not swapped: ce is second on MNIST and first on CIFAR-100.
+    # Swapping the datasets inverts only the two claims that compare ce with taylor_softmax.
     assert on(cifar, mnist).count(_NOT) == 2
 
 
@@ -261,7 +261,7 @@ _QUADRATIC = {
     "all ccql": {"top1": 0.7, "train/top1": 0.9},
     "all quadratic": {"top1": 0.3, "train/top1": 0.4},
 }
-# For each claim, in order: the numbers that invert this claim and no other.
+# For each claim, in order: numbers that invert this claim and no other.
 _INVERTED = [
     {"all ccql": {"top1": 0.4, "train/top1": 0.9}},
     {
@@ -299,7 +299,7 @@ def test_quadratic_differences_match_a_manual_computation() -> None:
 
 
 def million(**levels: float) -> dict[str, list[Measures]]:
-    """Return runs with these final values. Half-way through training the order is reversed."""
+    """Return runs with these final values. Their values halfway through training are mirrored."""
     return {
         loss: [
             {"points": [{"auprc": 1 - value}, {"auprc": value}]}
@@ -334,10 +334,10 @@ _OTHERS = tuple(Arm(loss) for loss in ("utree", "ce", "simloss", "hierarchical_s
 def measured(
     levels: Mapping[Arm, float], *, flat: Sequence[Arm] = (), regime: Regime | None = None
 ) -> Trained:
-    """Return arms whose averaged accuracy is around their level at every rate.
+    """Return arms whose averaged weights reach an accuracy near their level at every rate.
 
-    The accuracy of the last weights is mirrored. flat: arms whose trees have one pseudoclass above
-    all classes.
+    The last weights reach the mirrored accuracy. flat: arms whose trees have a single pseudoclass
+    above all classes.
     """
     regime = regime or Regime()
     found = Trained(regime, list(levels), (0.01, 0.1))
@@ -367,7 +367,7 @@ def test_regime_claims_hold_if_the_tree_loss_wins() -> None:
 
 
 @pytest.mark.parametrize("read", _READINGS)
-def test_the_mean_over_regimes_is_a_difference(read: Any) -> None:
+def test_the_mean_over_regimes_is_a_mean_of_differences(read: Any) -> None:
     over = pooled([_WINS, in_regime(0.5, 0.6)], _VTREE, _CE, read)
     assert over is not None
     assert over.value == pytest.approx((0.4 - 0.1) / 2, abs=0.01)
@@ -382,7 +382,7 @@ def test_a_regime_claim_counts_the_settled_regimes() -> None:
 
 
 def one_sided(better_at: str) -> Trained:
-    """Return a regime in which the tree is better at one of the rates and worse at the other."""
+    """Return a regime in which the tree is better at the rate `better_at` and worse elsewhere."""
     found, mirrored = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
     for draw, other in zip(found.draws, mirrored.draws, strict=True):
         for arm, mirrored_arm in zip(draw["arms"], other["arms"], strict=True):
@@ -435,7 +435,7 @@ def test_a_claim_about_all_regimes_requires_each_regime() -> None:
 
 
 def by_base(levels: Mapping[float, float], *, flat: Sequence[float] = ()) -> Trained:
-    """Return trees with different bases, and cross entropy at 0.5."""
+    """Return trees with different bases at these levels, and cross entropy at 0.5."""
     arms = {Arm("vtree", base): level for base, level in levels.items()}
     return measured({_CE: 0.5, **arms}, flat=[Arm("vtree", base) for base in flat])
 
@@ -479,7 +479,7 @@ _CLASSES = (10, 100, 1000)
 
 
 def powers(power: float, number: int) -> np.ndarray:
-    """Return norms [draw, number of classes] that grow with about this power of the number."""
+    """Return norms [draw, number of classes] that grow about as this power of the class count."""
     return np.stack([np.array(_CLASSES) ** exact for exact in around(power, number)])
 
 
@@ -492,8 +492,9 @@ def norms(
 ) -> tree_norms._Norms:
     """Return norms with these values.
 
-    exact: exponents of the norms at W*. of_trained: trained norms [draw, number of classes] of `W`
-    and `V`, the same at every rate except for `factor` ("W 0.3": 2). own: the best rates.
+    exact: exponents of the norms at the optimum. of_trained: norms [draw, number of classes] of the
+    trained `W` and `V`, the same at every rate unless `factor` scales one ("W 0.3": 2). own: the
+    best rates.
     """
     own, factor = own or {"W": 0.1, "V": 0.1}, factor or {}
     by_classes = []
@@ -538,8 +539,8 @@ def test_norms_are_compared_at_the_largest_number_of_classes() -> None:
     assert tree_norms._smaller_trained(norms({}, {"V": long, "W": short})).verdict == _NOT
 
 
-def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> None:
-    # V has the larger norm at every common rate, but W has an even larger one at its own best rate.
+def test_a_claim_about_norms_at_different_rates_is_settled_only_if_common_rates_agree() -> None:
+    # At every common rate, V has the larger norm. At their own best rates, W has the larger one.
     level = powers(0.4, 7)
     found = norms(
         {},
@@ -559,12 +560,12 @@ def test_norms_at_different_rates_are_settled_only_if_common_rates_agree() -> No
 def test_a_best_rate_at_the_edge_is_noted_in_the_claim_and_the_setup() -> None:
     found = compared(_TREE, at_edge=["simloss"])
     claims = tree_tables.claims("cifar100", found, Kind.STAND_IN)
-    note = "; best rate at an edge of the grid: simloss (0.1)"
+    note = "; the best rate is at an edge of the grid for simloss (0.1)"
     assert [claim.evidence.endswith(note) for claim in claims] == [False, False, True, True]
     assert note in found.setup()
 
 
-def test_both_searches_must_agree_on_single_logits() -> None:
+def test_a_single_logit_claim_is_settled_only_if_both_searches_agree() -> None:
     loses = mirrored(_SINGLE_LOGITS)
     for refined, expected in ((_SINGLE_LOGITS, _HOLDS), (loses, _OPEN)):
         both = compared(_SINGLE_LOGITS, refined=refined)
@@ -592,7 +593,8 @@ def test_the_mean_relative_improvement_matches_a_manual_computation() -> None:
     for measure in _SLC:
         found = single_logits._improvement("MNIST", reached, measure)
         assert found.value == pytest.approx(1 - 0.2 / 0.7, abs=0.01)
-    # An improvement of 10% is less than the paper's on MNIST, but more than its on CIFAR-100.
+    # An improvement of 10% is smaller than the paper's on MNIST, but larger than the paper's on
+    # CIFAR-100.
     little = {
         loss: dict.fromkeys(_SLC, 0.37 if single_logits.ALIGNED[loss] else 0.3)
         for loss in single_logits.LOSSES
@@ -604,7 +606,7 @@ def test_the_mean_relative_improvement_matches_a_manual_computation() -> None:
         assert verdicts(improved) == [expected] * 3
 
 
-def test_contradictory_readings_are_not_settled() -> None:
+def test_a_claim_with_contradictory_readings_is_not_settled() -> None:
     assert agreed(["holds", "holds"]) == _HOLDS
     assert agreed(["holds", "not settled"]) == agreed(["holds", "does not hold"]) == _OPEN
 

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.papers`: its list, one-line errors and page."""
+"""The command `python -m benchmarks.papers`: its list of experiments, one-line errors and page."""
 
 import sys
 from collections.abc import Callable
@@ -55,7 +55,7 @@ _BAD = Experiment("003-bad", "003", "The third", 3, "six", _fails, needs=(_NEEDE
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder for --data in the folder where the command runs."""
+    """A folder for `--data` in the working directory of the command."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / _NEEDED).touch()
@@ -69,7 +69,7 @@ def _called_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def papers(monkeypatch: pytest.MonkeyPatch) -> Papers:
-    """Run the command in this process, to avoid imports, and return its exit code."""
+    """Run the command and return its exit code. It runs in this process to save the import time."""
 
     def run_papers(*arguments: object) -> int:
         monkeypatch.setattr(sys, "argv", ["papers", *map(str, arguments)])
@@ -168,7 +168,8 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     assert "| 002-two | four |" in first  # in the catalog, although it was not run
     assert "### Experiment 002-two" not in first
 
-    # Run it again, then another experiment with the same job and a page in another folder.
+    # Run it again. Then run another experiment with the same job, and write its page to another
+    # folder.
     assert papers("001", *given) == 0
     elsewhere = tmp_path / "docs" / "of papers.md"
     assert papers("002-two", *given, "--page", elsewhere) == 0
@@ -178,7 +179,7 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     images = {path.name for path in (elsewhere.parent / "papers").iterdir()}
     assert images == {"001-one.png", "002-two.png"}
 
-    # An error stops the command. The page contains the experiments that were done before.
+    # An error stops the command, but the page contains the experiments that finished before it.
     page.unlink()
     assert papers("all", *given) == 2
     *_, last = capsys.readouterr().err.splitlines()

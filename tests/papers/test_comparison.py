@@ -1,4 +1,4 @@
-"""The search for the learning rates of a comparison: grid, bracketed continuation and edges."""
+"""The learning-rate search of a comparison: the grid, its extension, and rates at its edges."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ class _Design:
 def compared(
     comparison: Comparison, reached: Callable[[str, float], Mapping[str, Any]]
 ) -> Compared:
-    """Run the comparison with invented results: `reached` returns them by arm and learning rate."""
+    """Run the comparison with results invented by `reached`, a function of arm and rate."""
     procedure = comparison.procedure(Budget(1, 1), steps=10, search_steps=5, at_least=2, at_most=2)
     jobs = next(procedure)
     while True:
@@ -61,7 +61,7 @@ def near(best: float) -> Callable[[str, float], Mapping[str, Any]]:
 def test_a_best_rate_at_the_edge_of_its_grid_is_reported(best: float, at_edge: bool) -> None:
     found = compared(comparison(), near(best))
     assert found.best.chosen["ce"].rates.lr == best
-    note = f"; best rate at an edge of the grid: ce ({best:g})"
+    note = f"; the best rate is at an edge of the grid for ce ({best:g})"
     assert found.best.edges("ce") == (note if at_edge else "")
     assert (note in found.setup()) == at_edge
     assert found.best.chosen["ce"].text().endswith("(edge)") == at_edge
@@ -88,7 +88,7 @@ def test_a_bracketed_search_continues_until_both_neighbors_are_worse(
     assert list(found.readings()) == ["grid", "bracketed"]
 
 
-def test_a_search_that_finds_no_bracket_is_reported() -> None:
+def test_a_search_that_does_not_bracket_its_best_rate_is_reported() -> None:
     found = compared(comparison(refine=True), lambda _arm, lr: {"top1": lr / (1 + lr)})
     assert found.refined is not None
     assert found.refined.chosen["ce"].at_edge
@@ -113,7 +113,7 @@ def test_each_measure_has_its_own_best_rate() -> None:
     assert found.at_best is found.by["top1"].runs
 
 
-def test_a_rate_that_diverged_is_not_chosen() -> None:
+def test_a_rate_at_which_a_run_diverged_is_not_chosen() -> None:
     def reached(_arm: str, lr: float) -> Mapping[str, Any]:
         return {"diverged": "a loss is inf"} if lr == 1.0 else {"top1": lr}
 

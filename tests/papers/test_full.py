@@ -1,4 +1,4 @@
-"""With `--budget full`, the runs of experiments are valid and use the published networks."""
+"""With `--budget full`, the recipes of all runs are valid and use the published networks."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _NETWORKS = {
 
 
 def searched(experiment: Experiment, plots: Path) -> list[Job]:
-    """Return the first training jobs of an experiment. Jobs before them get invented results."""
+    """Return the first training jobs of an experiment. Earlier jobs get invented results."""
     procedure = experiment.procedure(Budget(None, experiment.minutes), PlotFolder(plots))
     jobs = next(procedure)
     while not jobs[0].function.startswith("training"):

@@ -1,4 +1,4 @@
-"""Paper 003 with label noise, at toy size, and the best checkpoint of a run."""
+"""Paper 003 with label noise at toy size, and the choice of a run's best checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path

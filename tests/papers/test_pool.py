@@ -17,14 +17,14 @@ _WORKERS = 2
 
 
 class Observing(Job):
-    """A job that workers find by the name of this module, not in benchmarks.papers."""
+    """A job that workers import from this module instead of benchmarks.papers."""
 
     def resolve(self) -> Any:
         return _observed
 
 
 def _observed(settings: Mapping[str, Any], folders: Folders) -> Measures:
-    """Wait until the jobs in `awaits` have begun; return times, process and number of threads."""
+    """Wait until the jobs in `awaits` have begun. Return times, process ID and thread count."""
     begun = time.monotonic()  # comparable across the processes of a machine
     number = settings["number"]
     (folders.data / f"begun-{number}").touch()
@@ -114,7 +114,7 @@ def test_an_error_in_a_worker_is_raised_and_the_pool_continues(
     assert runner.measure([doubling(7)])[doubling(7)]["double"] == 14
 
 
-def test_a_killed_worker_raises_one_line_and_results_are_stored(tmp_path: Path) -> None:
+def test_a_killed_worker_raises_a_one_line_error_and_keeps_stored_results(tmp_path: Path) -> None:
     first, other = doubling(1), doubling(2)
     killed = doubling(3, kills_after=first)
     with (
@@ -126,7 +126,7 @@ def test_a_killed_worker_raises_one_line_and_results_are_stored(tmp_path: Path) 
         runner.measure([first, killed])
     assert "\n" not in str(caught.value)
 
-    # Run again without the killing job: only the missing job runs.
+    # Run again without the job that killed the worker: only the job without a result runs.
     (tmp_path / "done").write_text("")
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         found = runner.measure([first, other])

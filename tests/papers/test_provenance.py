@@ -1,4 +1,4 @@
-"""The provenance of a result: the code that the job imports, and nothing else."""
+"""A result's provenance covers the code that the job imports, and no other code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def digest(file: Path) -> str:
         ("__init__.py", "y = 1\n"),
     ],
 )
-def test_a_change_of_code_that_a_job_runs_changes_the_digest(
+def test_changing_code_that_a_job_runs_changes_the_digest(
     package: Path, name: str, text: str
 ) -> None:
     before = digest(package / "a.py")
@@ -53,7 +53,7 @@ def test_a_change_of_code_that_a_job_runs_changes_the_digest(
         ("a.py", 'def f():\n    """Doc."""\n    from heads import b\n    return (b.x)\n'),
     ],
 )
-def test_a_change_of_other_code_does_not_change_the_digest(
+def test_changing_other_code_or_comments_keeps_the_digest(
     package: Path, name: str, text: str
 ) -> None:
     before = digest(package / "a.py")
@@ -61,14 +61,14 @@ def test_a_change_of_other_code_does_not_change_the_digest(
     assert digest(package / "a.py") == before
 
 
-def test_a_training_depends_on_heads_data_and_trainer_but_not_on_the_page() -> None:
+def test_a_training_job_depends_on_the_training_code_but_not_on_the_page() -> None:
     reached = provenance.reached(Path(provenance.__file__).with_name("training.py"))
     names = {str(path.relative_to(Path(provenance.__file__).parents[2])) for path in reached}
     assert {"heads/engine.py", "trainer/train.py"} <= names
     assert not {"benchmarks/papers/page.py", "benchmarks/papers/section.py"} & names
 
 
-def test_only_a_timing_depends_on_the_machine() -> None:
+def test_only_timing_jobs_depend_on_the_machine() -> None:
     settings: dict[str, object] = {}
     job = Job("experiments.beyond_million:time_logits", settings)
     timing = Job("experiments.beyond_million:time_logits", settings, alone=True)
@@ -79,6 +79,6 @@ def test_only_a_timing_depends_on_the_machine() -> None:
     assert replace(now, machine="an abacus").outdated() == ("timed on an abacus",)
 
 
-def test_a_result_of_a_removed_file_is_marked_as_older_code() -> None:
+def test_a_result_from_a_removed_file_is_marked_as_older_code() -> None:
     now = Provenance.of(Job("experiments.beyond_million:time_logits", {}))
     assert replace(now, source="benchmarks/papers/removed.py").outdated() == ("older code",)

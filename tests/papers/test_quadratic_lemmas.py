@@ -22,7 +22,7 @@ _SIGMA = 0.4
 
 
 def _every_direction(centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a finite sample with exactly the moments of the mixture: steps along every axis."""
+    """Return a finite sample, spread along every axis, whose moments equal those of the mixture."""
     k, d = centers.shape
     steps = np.concatenate([np.eye(d), -np.eye(d)]) * _SIGMA * np.sqrt(d)
     labels = np.repeat(np.arange(k), 2 * d)
@@ -41,7 +41,9 @@ def test_lemmas_are_compared_with_simulation(conducted: Callable[[Experiment], S
 
 
 @pytest.mark.parametrize(("k", "d"), [(4, 6), (7, 3)])
-def test_corrected_lemma_34_is_exact_on_a_sample_with_the_mixture_moments(k: int, d: int) -> None:
+def test_the_corrected_lemma_34_is_exact_on_a_sample_with_the_moments_of_the_mixture(
+    k: int, d: int
+) -> None:
     centers = Mixture(k, d, _SIGMA).centers(0)
     features, labels = _every_direction(centers)
     best = minimizer(centers, k * _SIGMA**2)
@@ -53,7 +55,7 @@ def test_corrected_lemma_34_is_exact_on_a_sample_with_the_mixture_moments(k: int
 
 
 @pytest.mark.parametrize("w", [0.0, 1.5, 500.0])
-def test_least_ccql_is_exact_and_a_minimum(w: float) -> None:
+def test_the_least_ccql_is_computed_exactly_and_is_a_minimum(w: float) -> None:
     centers = Mixture(5, 3, _SIGMA).centers(1)
     features, labels = _every_direction(centers)
     best, least = ccql_minimizer(centers, _SIGMA, w)
@@ -67,7 +69,7 @@ def test_least_ccql_is_exact_and_a_minimum(w: float) -> None:
     assert least >= w / 2 * _SIGMA**2 / (1 + _SIGMA**2)
 
 
-def test_without_weight_ccql_is_the_quadratic_loss() -> None:
+def test_ccql_without_weighting_is_the_quadratic_loss() -> None:
     centers = Mixture(6, 4, _SIGMA).centers(2)
     rows, least = ccql_minimizer(centers, _SIGMA, 0.0)
     assert least == pytest.approx(least_quadratic(centers, _SIGMA))

@@ -1,4 +1,4 @@
-"""Running experiments: jobs run once, within a budget, and their results become a page."""
+"""Running experiments: jobs run once and within a budget, and their results become a page."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.ranks import forked
 
 
 def measured(settings: Mapping[str, float], folders: Folders) -> dict[str, float]:
-    """Run a job that appends a line to a file each time it runs."""
+    """Append a line to a file each time the job runs."""
     with (folders.data / "done").open("a") as done:
         done.write(f"{settings['number']}\n")
     if settings.get("kills"):
@@ -38,7 +38,7 @@ def job(number: float, **settings: float) -> Job:
 
 @pytest.fixture(autouse=True)
 def _jobs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resolve the jobs of these tests, which are not in `benchmarks.papers`."""
+    """Make every job resolve to `measured`, which is not in `benchmarks.papers`."""
     monkeypatch.setattr(Job, "resolve", lambda _job: measured)
 
 
@@ -67,7 +67,7 @@ def test_results_are_reused(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1", "2", "3"]
 
 
-def test_results_before_an_error_are_stored(tmp_path: Path) -> None:
+def test_results_obtained_before_an_error_are_stored(tmp_path: Path) -> None:
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         with pytest.raises(KeyError):
             runner.measure([job(1), Job("conduct_jobs:measured", {})])
@@ -75,7 +75,7 @@ def test_results_before_an_error_are_stored(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1"]
 
 
-def test_a_result_of_older_code_is_marked_and_measured_again_on_request(
+def test_a_result_from_older_code_is_marked_and_measured_again_on_request(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
@@ -112,7 +112,7 @@ def test_a_result_without_provenance_is_marked_as_older_code(tmp_path: Path) -> 
     assert section.outdated == ["1 of 4 results: older code"]
 
 
-def test_a_result_of_code_edited_during_the_job_is_marked_as_older_code(
+def test_a_result_is_marked_as_older_code_if_the_code_was_edited_during_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _jobs_run(tmp_path, monkeypatch, "return {'edited': Path(__file__).write_text('x = 1')}")
@@ -138,7 +138,7 @@ def test_a_job_started_by_older_code_is_resumed_or_restarted_on_request(
 
 
 def _jobs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Replace all jobs by a function with this statement, in a separate file."""
+    """Make every job run a function in a separate file that consists of this statement."""
     file = folder / "one_job.py"
     function = f"def run(settings, folders):\n    {statement}\n"
     file.write_text(f"from pathlib import Path\n\n\n{function}")
@@ -177,7 +177,7 @@ def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
     assert 0 == spent[0] < spent[1] < spent[2] < spent[3]
 
 
-def test_a_section_of_an_earlier_format_is_omitted(tmp_path: Path) -> None:
+def test_a_section_in_an_earlier_format_is_omitted(tmp_path: Path) -> None:
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         run_experiments([ONE], runner, 60)
     path = tmp_path / "out" / "sections" / "one.json"
@@ -188,7 +188,7 @@ def test_a_section_of_an_earlier_format_is_omitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_the_runner(tmp_path: Path, number: signal.Signals) -> None:
+def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     started = forked(sleep_in_runner, tmp_path)
     started.start()
     assert started.pid is not None
@@ -258,7 +258,7 @@ def test_a_page_contains_every_claim_and_table_with_escaped_cells() -> None:
     assert "| 1 | 2\\|3 |" in text
     assert f"`{_COMMAND}`" in text
     assert "- A remark." in text
-    assert "1 claims of the papers" in text
+    assert "1 claims from the papers" in text
     assert "| one | Ten of them | CPU |" in text
 
 
@@ -272,7 +272,7 @@ def test_only_paper_claims_that_are_not_degenerate_are_counted() -> None:
     claims = [Claim("a", verdict, "", kind) for kind, verdict in wanted]
     section = Section("one", "001", "One", "", claims=claims)
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
-    assert "2 claims of the papers" in text
+    assert "2 claims from the papers" in text
     assert "1 hold, 0 do not hold, and 1 cannot be settled" in text
     assert "| paper | 1 | 0 | 1 | 1 |" in text
     assert "| stand-in | 1 | 0 | 0 | 0 |" in text

@@ -1,4 +1,4 @@
-"""Shards of published datasets, with the changes that the experiments need."""
+"""Shards of published datasets, modified as the experiments require."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_selected_classes_are_renumbered_and_a_validation_split_is_held_out(
         assert decode(opened.read(0)[0], 3).shape == (8, 8, 3)
 
 
-def test_noise_stays_within_the_coarse_class_and_the_training_split(
+def test_label_noise_is_confined_to_the_coarse_class_and_the_training_split(
     papers_data: Path, tmp_path: Path
 ) -> None:
     shards = [
@@ -74,7 +74,7 @@ def test_missing_shards_are_written_again(source: str, papers_data: Path, tmp_pa
     assert labels(made(dataset, papers_data, tmp_path), "test") == before
 
 
-def test_shards_of_older_code_are_written_again_on_request(
+def test_shards_written_by_older_code_are_rewritten_on_request(
     papers_data: Path, tmp_path: Path
 ) -> None:
     dataset = Dataset("mnist", limits={"train": 10, "test": 5})
@@ -91,6 +91,6 @@ def test_shards_of_older_code_are_written_again_on_request(
     assert not mark.exists()
 
 
-def test_missing_data_raises_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_dataset_raises_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"mnist does not exist: "):
         made(Dataset("mnist"), tmp_path, tmp_path / "out")

@@ -25,7 +25,7 @@ def test_all_objectives_are_measured_on_cifar(conducted: Callable[[Experiment], 
     assert "a stand-in for" in section.setup
 
 
-def test_the_full_budget_uses_the_network_of_the_paper_and_all_images() -> None:
+def test_the_full_budget_uses_the_papers_network_and_all_images() -> None:
     network = slc_cifar(Budget(None, 7))
     assert network.network == {"model_type": "slc_cnn"}
     dataset = network.of()

@@ -1,4 +1,4 @@
-"""The cost of a step by numbers of classes and features, at toy size, and the fit of slopes."""
+"""Step time by number of classes and features, at toy size, and the fit of its exponent."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from benchmarks.papers.experiments.spherical_cost import EXPERIMENT, row_distanc
 from benchmarks.papers.section import Section
 
 
-def test_a_slope_is_the_exponent_with_an_interval_over_rounds() -> None:
+def test_a_slope_is_the_fitted_exponent_with_an_interval_over_rounds() -> None:
     noise = np.random.default_rng(0).lognormal(sigma=0.01, size=(3, 20))
     seconds = {size: (size**1.5 * noise[i]).tolist() for i, size in enumerate((10, 100, 1_000))}
     found = slope(seconds)
@@ -19,7 +19,7 @@ def test_a_slope_is_the_exponent_with_an_interval_over_rounds() -> None:
     assert 0 < found.half < 0.01
 
 
-def test_both_heads_take_the_same_step() -> None:
+def test_both_heads_make_the_same_update() -> None:
     assert row_distance(steps=3, num_classes=50, dim=8) < 1e-5
 
 

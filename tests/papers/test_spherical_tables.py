@@ -1,4 +1,4 @@
-"""The tables of paper 004 at toy size, and the measurements they share."""
+"""The tables of paper 004 at toy size, and the runs that they share with other experiments."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def test_runs_are_shared_with_the_single_logit_experiments(
 
 
 def _all_jobs(procedure: Generator[Sequence[Job], Any, Any]) -> set[Job]:
-    """Return all jobs of a procedure, in which each job has the same invented result."""
+    """Return all jobs that a procedure requests when every job returns the same invented result."""
     found: set[Job] = set()
     jobs = next(procedure)
     while True:

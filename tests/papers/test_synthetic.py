@@ -62,7 +62,7 @@ def test_each_base_and_metric_has_a_row(conducted: Conducted) -> None:
     assert "The paper's regime is n = 100, d = 64, k = 10" in metric.remarks[0]
 
 
-def test_a_draw_has_the_same_w_and_test_set_for_all_n_and_epsilon() -> None:
+def test_a_draw_has_the_same_w_and_test_set_for_every_n_and_epsilon() -> None:
     one = draw(Regime(n=5, d=3, k=4, tests=20), 7)
     other = draw(Regime(n=9, d=3, k=4, tests=20, epsilon=1.0), 7)
     np.testing.assert_array_equal(one.true, other.true)
@@ -123,7 +123,7 @@ def test_chains_have_one_pseudoclass_per_level() -> None:
 
 
 def of_draw(accuracies: dict[str, float]) -> dict[str, object]:
-    """Return a draw with these accuracies of one arm by rate."""
+    """Return a draw with a single arm, given its accuracy at each rate."""
     runs = {rate: {"averaged": at, "last": at} for rate, at in accuracies.items()}
     return {"bayes": 1.0, "arms": [{"nodes": 3, "depth": 1.0, "runs": runs}]}
 
@@ -140,7 +140,7 @@ def test_rates_are_chosen_on_separate_draws() -> None:
     assert settings["rates"] == [0.01, 0.1]
 
 
-def test_the_least_norm_shares_the_common_part_of_classes() -> None:
+def test_the_least_norm_stores_the_common_part_of_classes_in_their_parent() -> None:
     tree = LabelTree.from_parents([2, 2, -1], [0, 1, -1])
     rows = np.array([[3.0], [3.0]])
     # Root r and leaves 3 - r: r^2 + 2 (3 - r)^2 has its minimum 6 at r = 2.

@@ -1,4 +1,4 @@
-"""Paper 003 by temperature, at toy size, and the fraction of nonzero derivatives."""
+"""Paper 003 at several temperatures and toy size, and the fraction of nonzero derivatives."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The algorithms of paper 003 compared with their definition, and its Tables 3 to 5 at toy size."""
+"""Paper 003's algorithms against the definition of the loss, and its Tables 3 to 5 at toy size."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -37,7 +37,7 @@ def test_an_algorithm_computes_the_sum_over_all_tuples(
         torch.testing.assert_close(lower, _by_definition(scores, k - 1))
 
 
-def test_algorithm_2_returns_the_gradient_of_autograd() -> None:
+def test_algorithm_2_returns_the_same_gradient_as_autograd() -> None:
     scores = torch.randn(4, 13, dtype=torch.float64, requires_grad=True)
     gradients = []
     for polynomials in (reference.divide_and_conquer, reference.with_custom_backward):
@@ -58,7 +58,7 @@ def test_our_loss_and_gradient_match_those_of_the_paper(tau: float) -> None:
     torch.testing.assert_close(total, torch.autograd.grad(theirs, logits)[0])
 
 
-def test_tables_3_to_5_have_every_algorithm(conducted: Callable[[Experiment], Section]) -> None:
+def test_tables_3_to_5_contain_every_algorithm(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(EXPERIMENT)
     forward, backward, losses, gradients = section.tables
     assert [row[0].split(" (")[0] for row in forward.rows] == [

@@ -1,4 +1,4 @@
-"""Paper 003 by training set size, at toy size."""
+"""Paper 003 with several training set sizes, at toy size."""
 
 from collections.abc import Callable
 
@@ -24,4 +24,4 @@ def test_losses_are_compared_at_fractions_of_the_training_set(
         "the advantage of smooth_topk over ce is larger with 5% than with 100% of the images "
         "(top-5)",
     ]
-    assert "in place of ResNet-18 on ImageNet" in section.setup
+    assert "The paper uses ResNet-18 on ImageNet" in section.setup

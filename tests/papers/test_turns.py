@@ -1,4 +1,4 @@
-"""Ratios of alternating measurements, and the intervals of their medians."""
+"""Ratios of alternating measurements, and confidence intervals of their medians."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from benchmarks.papers.turns import median, ratio
 
 
-def test_a_median_has_order_statistics_as_95_percent_bounds() -> None:
+def test_the_95_percent_bounds_of_a_median_are_order_statistics() -> None:
     found = median([9, 1, 8, 2, 7, 3, 6, 4, 5])
     assert (found.value, found.low, found.high, found.n) == (5, 2, 8, 9)  # 96.1%, as printed
 
@@ -20,7 +20,7 @@ def test_the_interval_contains_the_median_in_95_of_100_draws() -> None:
     assert 0.94 < inside < 0.99
 
 
-def test_few_rounds_have_no_interval_and_are_not_settled() -> None:
+def test_a_median_of_few_rounds_has_no_interval_and_settles_nothing() -> None:
     found = median([3.0, 3.1, 2.9])
     assert found.text() == "3.00"
     assert found.above(1) == "not settled"

@@ -1,4 +1,4 @@
-"""Unusual and malformed image files, assembled byte by byte where libraries cannot write them."""
+"""Unusual and malformed image files, assembled by hand where libraries cannot write them."""
 
 import io
 import struct
@@ -20,8 +20,9 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def png(
     width: int, height: int, *, depth: int = 8, color: int = 0, extra: bytes = b"", rows: int = 0
 ) -> bytes:
-    """Return an all-zero PNG that contains only `rows` of its rows, preceded by the chunks
-    `extra`."""
+    """Return an all-zero PNG with only `rows` of its rows. The chunks `extra` precede the image
+    data.
+    """
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     row_bytes = 1 + (width * channels * depth + 7) // 8
     packer = zlib.compressobj(9)
@@ -50,8 +51,9 @@ def apng(side: int, frames: int) -> bytes:
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], frames: int = 1) -> bytes:
-    """Return a GIF whose frames may differ in size from its logical screen. Each frame contains one
-    pixel of data."""
+    """Return a GIF whose frames may differ in size from its logical screen. Each frame has data for
+    a single pixel.
+    """
     head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
     one = b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00"
     return head + one * frames + b";"
@@ -77,20 +79,19 @@ def jpeg_segment(marker: int, data: bytes) -> bytes:
 
 
 def with_segment(jpeg: bytes, marker: int, data: bytes) -> bytes:
-    """Return a JPEG with an additional segment at its beginning."""
+    """Return a JPEG with an additional segment at the start of the file."""
     return jpeg[:2] + jpeg_segment(marker, data) + jpeg[2:]
 
 
 def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
     """Return a small progressive JPEG that makes a decoder process the entire image `scans` times.
-
-    Each scan is encoded as runs of 32,767 empty blocks.
+    Each scan consists of runs of 32,767 empty blocks.
     """
     blocks = ((width + 7) // 8) * ((height + 7) // 8)
     frame = struct.pack(">BHHB", 8, height, width, 1) + b"\x01\x11\x00"
     tables = jpeg_segment(0xDB, b"\0" + b"\x01" * 64)
-    # Each table has a single code of one bit: for DC, a difference of zero; for AC, a run of 2^14
-    # blocks plus the number in the next 14 bits.
+    # Each Huffman table contains a single one-bit code. In the DC table it means a difference of
+    # zero; in the AC table, a run of 2^14 blocks plus the number in the next 14 bits.
     tables += jpeg_segment(0xC4, b"\x00" + b"\x01" + b"\0" * 15 + b"\x00")
     tables += jpeg_segment(0xC4, b"\x10" + b"\x01" + b"\0" * 15 + b"\xe0")
     first = jpeg_segment(0xDA, b"\x01\x01\x00\x00\x00\x00") + b"\0" * (blocks // 8 + 1)

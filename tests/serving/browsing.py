@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-# Chromium itself logs these when a request is rejected or interrupted by a test.
+# Chromium itself logs these messages when a test causes a request to be rejected or interrupted.
 _EXPECTED_ERRORS = (
     "Failed to load resource: the server responded with a status of 4",
     "Failed to load resource: net::ERR_INTERNET_DISCONNECTED",
@@ -20,7 +20,7 @@ _EXPECTED_ERRORS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start the installed Chromium in headless mode. Skips the test if it is not installed."""
+    """Start the installed Chromium in headless mode, or skip the test if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
@@ -62,8 +62,9 @@ def visit(
 
 
 def until(page: Page, expression: str) -> None:
-    """Wait until a JavaScript expression is true. `Page.wait_for_function` evaluates it inside the
-    page, which the Content-Security-Policy of the page forbids."""
+    """Wait until a JavaScript expression is true. `Page.wait_for_function` would evaluate it inside
+    the page, which the page's Content-Security-Policy forbids.
+    """
     deadline = time.monotonic() + 10
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"still false after 10 s: {expression}"

@@ -10,8 +10,8 @@ LINES = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: c
 
 @contextmanager
 def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Start a server and yield its URL and the received requests. The server sends `answers` in
-    order and then repeats the last one.
+    """Start a server and yield its URL and the requests it receives. The server sends `answers` in
+    order, then repeats the last one.
 
     After each response, the server shuts down its side of the connection and reads until the client
     disconnects.

@@ -1,6 +1,6 @@
 """The HTTP application in this process, with the real routes, service and model but without Ray.
 
-Internal errors (500) are raised here as exceptions, so that no test can miss them.
+Internal errors (500) are raised as exceptions, so no test can miss them.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def application(bundle: Path, counts: NoCounts | None = None, **limits: object) 
 
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None:
-        """Do nothing, so that this process keeps its signal handlers."""
+        """Do nothing: this process keeps its own signal handlers."""
 
 
 @contextmanager
@@ -92,7 +92,9 @@ def post(api: FastAPI, url: str, body: bytes, kind: str) -> httpx.Response:
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Return the status and code of an error response, which must have the documented format."""
+    """Return the status and error code of a response. Fails if it does not have the documented
+    format.
+    """
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
     assert set(body) == {"error"}

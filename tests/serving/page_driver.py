@@ -22,7 +22,7 @@ NUM_ITEMS = 40  # in the gallery
 
 
 def image(seed: int) -> bytes:
-    """Return a PNG that is different for each seed."""
+    """Return a different PNG for each seed."""
     pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     return cv2.imencode(".png", pixels)[1].tobytes()
 
@@ -61,7 +61,7 @@ def shown_verdicts(page: Page) -> list[list[tuple[int, float, str]]]:
 
 
 def api_verdicts(url: str, contents: list[bytes] | list[str], **query: object) -> list:
-    """Return the verdicts of the API in the format of `shown_verdicts`."""
+    """Return the verdicts from the API in the format of `shown_verdicts`."""
     inputs: dict[str, object] = {"texts": contents}
     if isinstance(contents[0], bytes):
         inputs = {"images": [base64.b64encode(one).decode() for one in contents]}
@@ -76,7 +76,7 @@ def api_verdicts(url: str, contents: list[bytes] | list[str], **query: object) -
 
 
 def assert_same_verdicts(actual: list, expected: list) -> None:
-    """Assert that classes and badges are equal and that scores differ only by rounding errors."""
+    """Assert that classes and badges are equal and that scores differ by no more than rounding."""
     flat = [[verdict for card in cards for verdict in card] for cards in (actual, expected)]
     assert [len(card) for card in actual] == [len(card) for card in expected]
     assert [one[::2] for one in flat[0]] == [one[::2] for one in flat[1]]

@@ -21,7 +21,7 @@ class Relay:
         self._start(self._accept)
 
     def cut(self) -> None:
-        """Close all connections on both sides. New connections are accepted."""
+        """Close both sides of all connections. New connections are still accepted."""
         while self._open:
             one = self._open.pop()
             with suppress(OSError):

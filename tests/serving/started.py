@@ -1,4 +1,4 @@
-"""Start `kway serve` in a separate process, and inspect it in tests."""
+"""Start `kway serve` in a separate process, and inspect that server from tests."""
 
 import base64
 import os
@@ -48,8 +48,9 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def ask(*arguments: object) -> str:
-    """Run `kway query` in this process, because starting one takes seconds, and return its
-    output."""
+    """Run `kway query` and return its output. It runs in this process, because starting a new one
+    takes seconds.
+    """
     app = typer.Typer()
     app.command()(query.query)
     ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -103,7 +104,9 @@ def start(
 
 
 def end(server: Server) -> int:
-    """Stop the server with SIGTERM, kill the processes that remain, and return its exit code."""
+    """Stop the server with SIGTERM, kill any processes that remain, and return the server's exit
+    code.
+    """
     if server.process.poll() is None:
         server.process.send_signal(signal.SIGTERM)
     try:
@@ -118,8 +121,9 @@ def end(server: Server) -> int:
 
 
 class SharedServer:
-    """A server shared by several files: started by the first test that needs it, and restarted
-    after a test that stopped it."""
+    """A server shared by several test files. The first test that needs it starts it, and the next
+    one after a test that stopped it restarts it.
+    """
 
     def __init__(self, launch: Callable[[], Server]) -> None:
         self._launch = launch
@@ -185,8 +189,9 @@ def counts(client: httpx.Client) -> dict[str, float]:
 def wait_for_counts(
     client: httpx.Client, before: dict[str, float], grown: dict[str, float]
 ) -> dict[str, float]:
-    """Wait until the counts in `grown` have increased by at least these amounts, and return the
-    increase of every count. Replicas report every second."""
+    """Wait until each count in `grown` has increased by at least the given amount, and return the
+    increase of every count. Replicas report every second.
+    """
     until = time.monotonic() + 20
     while True:
         found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
@@ -197,8 +202,9 @@ def wait_for_counts(
 
 
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
-    """Return the results of `read` for all processes of the server. Processes that exit in the
-    meantime are skipped."""
+    """Call `read` for each process of the server and return the results. Processes that exit in the
+    meantime are skipped.
+    """
     found = []
     server_process = psutil.Process(server.process.pid)
     for process in [server_process, *server_process.children(recursive=True)]:

@@ -1,4 +1,6 @@
-"""`POST /v1/query` with each kind of body, `GET /v1/classes` and `/v1/model`, and unusual input."""
+"""`POST /v1/query` with each kind of body, `GET /v1/classes` and `GET /v1/model`, and unusual
+input.
+"""
 
 import asyncio
 import base64
@@ -67,7 +69,7 @@ def test_a_raw_image_body_gets_the_same_answer_as_the_image_in_json(
     assert [one["class_id"] for one in found.json()["results"][0]["verdicts"]] == [3, 5]
 
 
-def test_a_data_url_is_read_like_its_base64_content(api: FastAPI) -> None:
+def test_a_data_url_gets_the_same_answer_as_its_base64_content(api: FastAPI) -> None:
     plain = verdicts(api, {"classes": [0], "images": [BASE64]})
     for start in ("data:image/png;base64,", "data:;base64,", "DATA:Image/svg+xml;Base64,"):
         assert verdicts(api, {"classes": [0], "images": [start + BASE64]}) == plain
@@ -256,7 +258,7 @@ def test_invalid_forms_are_rejected_with_a_reason(
     )
 
 
-def test_files_of_a_form_are_not_written_to_disk(
+def test_files_in_a_form_are_not_written_to_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = application(write(tmp_path / "b"))
@@ -382,7 +384,7 @@ def test_a_page_of_classes_is_created_in_a_thread(
 def test_searches_run_one_at_a_time_and_too_many_are_rejected(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other requests are answered in the meantime."""
+    """Other requests are still answered while the searches run."""
     release, search = threading.Event(), Service.search
     running, max_running = [], 0
 

@@ -30,7 +30,7 @@ WRONG = "wrong-" + "w" * 28
 
 @dataclass
 class Call:
-    """The context of a gRPC call, as seen by a method."""
+    """The context of a gRPC call, as a servicer method sees it."""
 
     metadata: dict[str, str]
     code: grpc.StatusCode | None = None
@@ -47,7 +47,7 @@ class Call:
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace the file by renaming a new one, as an operator does."""
+    """Replace the file by renaming a new one, as an operator would."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     temporary.chmod(mode)
@@ -115,7 +115,7 @@ def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
         "/health/../v1/model",
     ],
 )
-def test_only_health_is_answered_without_a_token(api: FastAPI, url: str) -> None:
+def test_only_health_checks_are_answered_without_a_token(api: FastAPI, url: str) -> None:
     answer = get(api, url)
     assert refusal(answer) == (401, "no_token")
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -153,7 +153,7 @@ def test_an_unknown_token_is_rejected(api: FastAPI, token: str) -> None:
     assert token[:20] not in answer.text or not token
 
 
-def test_another_scheme_or_two_tokens_are_rejected(api: FastAPI) -> None:
+def test_a_scheme_other_than_bearer_or_two_tokens_are_rejected(api: FastAPI) -> None:
     assert refusal(get(api, "/v1/model", OLD, scheme="Basic "))[0] == 401
     assert refusal(get(api, "/v1/model", OLD, scheme=""))[0] == 401
     assert refusal(get(api, "/v1/model", OLD, OLD))[0] == 401
@@ -168,7 +168,7 @@ def test_a_request_without_a_token_is_rejected_before_its_body_is_read(api: Fast
     assert refusal(ask(api, "POST", "/v1/query", content=body())) == (401, "no_token")
 
 
-def test_all_clients_are_anonymous_without_a_token_file(bundle: Path) -> None:
+def test_without_a_token_file_all_clients_are_anonymous(bundle: Path) -> None:
     built = application(bundle)
 
     @built.get("/who")
@@ -264,7 +264,7 @@ def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_
     assert NEW not in caplog.text
 
 
-def test_a_file_error_is_logged_once_for_both_http_and_grpc(
+def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, clients = FastAPI(), Clients.of_file(file)
@@ -298,7 +298,7 @@ def test_a_file_error_is_logged_once_for_both_http_and_grpc(
         (f"{OLD}\n" * 40_000, 0o600, "1048576 bytes"),
     ],
 )
-def test_an_invalid_token_file_is_an_error_with_a_fix_and_without_tokens(
+def test_the_error_for_an_invalid_token_file_contains_a_fix_but_no_tokens(
     tmp_path: Path, text: str, mode: int, reason: str
 ) -> None:
     save(tmp_path / "tokens", text, mode)
@@ -309,7 +309,7 @@ def test_an_invalid_token_file_is_an_error_with_a_fix_and_without_tokens(
         assert len(line) < 20 or line not in str(caught.value)
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_token_file_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Tokens(tmp_path / "tokens")
 
@@ -318,8 +318,9 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 async def connect(file: Path, headers: list, subprotocols: list[str], *, answers: bool) -> list:
-    """Return the messages sent to a WebSocket client. Uses ASGI directly, because httpx supports
-    only HTTP."""
+    """Return the messages sent to a WebSocket client. Calls the ASGI application directly, because
+    httpx supports only HTTP.
+    """
     api = FastAPI()
     api.add_middleware(Access, clients=Clients.of_file(file))
 

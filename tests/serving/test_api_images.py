@@ -1,4 +1,4 @@
-"""Malicious and unusual images: each is answered or rejected without using much memory."""
+"""Malicious and unusual images: each is answered or rejected without excessive memory use."""
 
 import io
 import zipfile
@@ -28,8 +28,8 @@ from tests.serving.in_process import application, post, refusal
 from tests.tiny_bundle import write
 
 MAX_PIXELS = 1_500_000
-# An image with transparency is copied several times, at four bytes per pixel, until it is blended
-# with a background.
+# Before an image with transparency is blended with a background, it is copied several times at four
+# bytes per pixel.
 BYTES_PER_PIXEL = 26
 SPARE_BYTES = 24 * 2**20
 GRAY = Image.radial_gradient("L").resize((64, 48))
@@ -52,8 +52,9 @@ def resident(name: str) -> int:
 
 
 def answered(api: FastAPI, file: bytes) -> tuple[int, str]:
-    """Return the status and code for an image. Fails if processing it uses more memory than
-    allowed."""
+    """Return the status and error code for an image. Fails if processing it uses more memory than
+    allowed.
+    """
     url = "/v1/query?classes=husky"
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
     before = resident("VmRSS")
@@ -186,7 +187,7 @@ def test_data_after_an_image_is_ignored(api: FastAPI, end: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "webp", "bmp"])
 @pytest.mark.parametrize("mode", ["L", "RGBA"])
-def test_an_image_truncated_anywhere_is_answered_or_rejected(
+def test_an_image_truncated_at_any_byte_is_answered_or_rejected(
     api: FastAPI, kind: str, mode: str
 ) -> None:
     noise = Image.frombytes(mode, (24, 20), NOISE[: 480 * len(mode)])

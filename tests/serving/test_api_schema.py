@@ -1,4 +1,6 @@
-"""Requests generated from the OpenAPI document get the responses it describes, and no 5xx."""
+"""Requests generated from the OpenAPI document get the responses that it describes, and never a
+5xx.
+"""
 
 import base64
 import json
@@ -52,7 +54,7 @@ def last_line(_: Any, answer: Any) -> Any:
 
 def check(api: FastAPI, examples: int) -> set[str]:
     """For each operation, send `examples` requests that match its description and as many that do
-    not.
+    not match it.
 
     Returns the outcomes as "METHOD /path status".
     """
@@ -81,8 +83,9 @@ def call_operation(operation: Any, mode: GenerationMode, examples: int) -> set[s
 
 
 def answerable(case: schemathesis.Case) -> schemathesis.Case:
-    """Return the same request with an existing class and a valid input, because generated values
-    are almost never valid."""
+    """Return the request with an existing class and a valid input instead of the generated values,
+    which are almost never valid.
+    """
     query, body = dict(case.query), case.body
     if case.path.startswith("/v1/query") and case.media_type != JSON:
         query["classes"] = ["husky"]

@@ -1,4 +1,4 @@
-"""`POST /v1/query:stream`: lines are answered while the body is still arriving, within limits."""
+"""`POST /v1/query:stream` answers lines while the body is still arriving, and limits them."""
 
 import asyncio
 import base64
@@ -72,7 +72,8 @@ def scores(api: FastAPI, texts: list[str], name: str = "husky") -> list[float]:
 
 class Conversation:
     """A client that reads while it sends. `read` waits for the next line and returns None at the
-    end."""
+    end of the stream.
+    """
 
     def __init__(self, send: Callable[[bytes | None], Awaitable[None]], lines: asyncio.Queue):
         self.send, self._lines = send, lines
@@ -174,7 +175,7 @@ def test_an_image_model_accepts_base64_and_data_urls(tmp_path: Path) -> None:
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 
-def test_every_line_of_an_unaligned_model_has_a_notice(tmp_path: Path) -> None:
+def test_every_line_from_an_unaligned_model_has_a_notice(tmp_path: Path) -> None:
     path = write(tmp_path / "b")
     file = path / "bundle.json"
     content = json.loads(file.read_text())
@@ -221,7 +222,7 @@ def test_an_invalid_line_is_reported_in_order_and_the_stream_continues(
     assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
 
 
-def test_the_error_of_an_invalid_line_has_its_id(api: FastAPI) -> None:
+def test_the_error_for_an_invalid_line_contains_its_id(api: FastAPI) -> None:
     invalid, _ = streamed(api, "?classes=husky", lines_of({"id": "frame 7", "txt": "a"}))
     assert (invalid["id"], invalid["error"]["message"]) == (
         "frame 7",
@@ -289,12 +290,12 @@ def test_a_line_sent_byte_by_byte_is_answered_before_the_next_one(
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[int]]]:
-    """A model that waits for the event before it responds, and the sizes of its batches."""
+    """The event that a model waits for before it responds, and the sizes of the model's batches."""
     opened, sizes = threading.Event(), []
     plain = Model.features
 
     def features(self: Model, prepared: Any) -> Any:
-        if len(sizes):  # the first batch is that of the self-check
+        if len(sizes):  # the first batch comes from the self-check
             assert opened.wait(10)
         sizes.append(len(prepared))
         return plain(self, prepared)
@@ -304,7 +305,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, lis
     opened.set()
 
 
-def test_lines_form_batches_and_reading_pauses_at_the_limit(
+def test_lines_are_batched_and_reading_pauses_at_the_limit(
     gate: tuple[threading.Event, list[int]], api: FastAPI
 ) -> None:
     opened, sizes = gate
@@ -314,8 +315,8 @@ def test_lines_form_batches_and_reading_pauses_at_the_limit(
             for _ in range(30):
                 await talk.send(lines_of({"text": "a cat"}))
             await asyncio.sleep(0.2)
-            # Those in flight, one whose answer is being written, and one that waits for a free
-            # slot.
+            # The lines in flight, one whose answer is being written, and one that is waiting for a
+            # free slot.
             assert talk.num_received <= IN_FLIGHT + 2
             opened.set()
             assert [(await talk.read())["line"] for _ in range(30)] == list(range(30))
@@ -324,7 +325,7 @@ def test_lines_form_batches_and_reading_pauses_at_the_limit(
     assert max(sizes[1:]) > 1
 
 
-def test_lines_in_flight_are_limited_to_the_bytes_of_a_request(
+def test_the_lines_in_flight_are_limited_to_the_byte_limit_of_a_request(
     gate: tuple[threading.Event, list[int]], api: FastAPI
 ) -> None:
     opened, _ = gate
@@ -342,7 +343,7 @@ def test_lines_in_flight_are_limited_to_the_bytes_of_a_request(
     asyncio.run(scenario())
 
 
-def test_a_full_queue_delays_a_stream_without_failing_its_lines(
+def test_a_full_queue_delays_a_stream_but_its_lines_succeed(
     bundle: Path,
 ) -> None:
     small = application(bundle, max_queued_inputs=1, batch_size=1, max_lines_in_flight=8)

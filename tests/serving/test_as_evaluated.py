@@ -1,4 +1,4 @@
-"""A bundle returns the same logits as the evaluation after training."""
+"""A bundle returns the same logits that the evaluation after training computed."""
 
 import math
 from pathlib import Path
@@ -32,8 +32,9 @@ def of_crops(texts: Path, glyphs: Path, run: Path) -> Recipe:
     ],
 )
 def test_evaluation_thresholds_are_logits_of_the_bundle(make, card, texts, glyphs, tmp_path):
-    """The evaluation used different batches. Also checks that the model card describes the
-    inputs."""
+    """The evaluation used different batches. This test also checks that the model card describes
+    the inputs.
+    """
     recipe = make(texts, glyphs, tmp_path / "run")
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())

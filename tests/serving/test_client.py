@@ -1,4 +1,6 @@
-"""The Python client: retries, final errors, splitting of queries, and validation of arguments."""
+"""The Python client: which errors it retries, how it splits queries, and how it validates
+arguments.
+"""
 
 import json
 import subprocess
@@ -53,8 +55,9 @@ def serving(
     limits: dict[str, int] | None = None,
     port: int = 0,
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """Start a server that sends `first_responses` before real ones. A response of None closes the
-    connection."""
+    """Start a server that sends `first_responses` before any real response. None closes the
+    connection instead.
+    """
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -109,7 +112,7 @@ def test_requests_are_retried_if_the_server_is_busy_or_a_replica_died() -> None:
     ("status", "code"),
     [(500, "internal"), (401, "no_token"), (404, "unknown_class"), (422, "invalid_query")],
 )
-def test_errors_of_the_server_are_not_retried(status: int, code: str) -> None:
+def test_errors_from_the_server_are_not_retried(status: int, code: str) -> None:
     with (
         serving([error_response(status, code)]) as (url, bodies),
         Client(url) as client,
@@ -120,7 +123,7 @@ def test_errors_of_the_server_are_not_retried(status: int, code: str) -> None:
     assert len(bodies) == 1
 
 
-def test_retries_end_after_retry_seconds() -> None:
+def test_retries_stop_after_retry_seconds() -> None:
     busy = error_response(429, "too_busy", Retry_After="1")
     with (
         serving([busy] * 100) as (url, bodies),
@@ -160,14 +163,14 @@ def test_a_query_is_split_by_the_servers_byte_limit() -> None:
     limits = {"max_inputs": 100, "max_text_chars": 5000, "max_body_bytes": 5000}
     with serving([], limits=limits) as (url, bodies), Client(url) as client:
         answer = client.query(["a"], (letter * 1400 for letter in "abc猫e"))
-    # "猫" has six bytes in JSON, so this text exceeds the limit. It is sent in its own request, and
-    # the server decides whether to accept it.
+    # "猫" takes six bytes in JSON, so this text exceeds the limit. The client sends it in a request
+    # of its own, and the server decides whether to accept it.
     assert [len(json.loads(body)["texts"]) for body in bodies] == [2, 1, 1, 1]
     assert [result.input for result in answer.results] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("field", ["texts", "images"])
-def test_errors_name_the_index_in_all_inputs(field: str) -> None:
+def test_an_error_gives_the_index_of_the_input_in_the_whole_query(field: str) -> None:
     body = {"error": {"code": "bad", "message": f"{field}[1]: of texts[0] or images[0]"}}
     bad_response = (422, {}, json.dumps(body).encode())
     ok = verdicts_of(b'{"texts": ["a", "b"]}')

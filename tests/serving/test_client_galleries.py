@@ -1,4 +1,4 @@
-"""Gallery searches of the client, with the real application on a free port."""
+"""Gallery searches with the client against the real application on a free port."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -48,7 +48,7 @@ def test_a_search_yields_all_items_in_descending_order_of_score(relay: Relay) ->
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_pages_are_fetched_when_they_are_read(relay: Relay) -> None:
+def test_pages_are_fetched_only_when_they_are_read(relay: Relay) -> None:
     with Client(relay.url) as client:
         hits = client.search("one.two", "husky", page_size=10)
         assert relay.connections == 0

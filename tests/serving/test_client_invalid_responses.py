@@ -1,4 +1,4 @@
-"""The client with invalid and unexpected responses."""
+"""How the client handles invalid and unexpected responses."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def test_a_listener_without_events_fails_after_retry_seconds(answer: bytes) -> N
 
 
 @pytest.mark.parametrize("code", ["listener_lost", "watches_down"])
-def test_a_listener_reconnects_if_the_server_lost_it(code: str) -> None:
+def test_a_listener_reconnects_if_the_server_has_lost_it(code: str) -> None:
     lost = json.dumps({"frame": None, "error": {"code": code, "message": "no"}}).encode() + b"\n"
     with (
         answering(LINES + LISTENING + lost, LINES + LISTENING + ENDED) as (url, heads),
@@ -66,7 +66,7 @@ def test_an_overlong_line_raises_connection_error() -> None:
         next(client.stream(["a"], ["b"]))
 
 
-def test_lines_of_one_megabyte_are_read() -> None:
+def test_lines_of_one_megabyte_can_be_read() -> None:
     hit = json.dumps({"line": 0, "id": "a" * 200, "verdicts": [], "notice": "a" * 2**20}).encode()
     done = b'{"done":{"inputs":1,"hits":null,"errors":0}}\n'
     with answering(LINES + hit + b"\n" + done) as (url, _), Client(url) as client:
@@ -138,7 +138,7 @@ def test_feed_flags_become_url_parameters() -> None:
     ]
 
 
-def test_a_gallery_that_changes_between_two_pages_raises() -> None:
+def test_a_gallery_that_changes_between_two_pages_raises_an_error() -> None:
     def page(total: int) -> bytes:
         verdict = {"class": "a", "class_id": 0, "threshold": None, "threshold_source": None}
         hit = {**verdict, "score": 1.0, "match": None, "item": 0, "name": "1", "text": None}

@@ -1,4 +1,4 @@
-"""Streams of the client, with the real application on a free port."""
+"""Streams of the client against the real application on a free port."""
 
 import socket
 import threading
@@ -52,7 +52,7 @@ def read(answers) -> tuple[list[Hit], Done]:
     return hits, done
 
 
-def test_a_stream_yields_the_scores_of_a_query_in_order(client: Client) -> None:
+def test_a_stream_yields_the_same_scores_as_a_query_in_order(client: Client) -> None:
     hits, done = read(client.stream(["husky", 4], TEXTS))
     assert [hit.id for hit in hits] == [0, 1, 2, 3, 4]
     assert [hit.verdicts[0].score for hit in hits] == pytest.approx(scores(client, TEXTS))
@@ -104,7 +104,9 @@ def test_results_arrive_before_the_next_input_is_available(client: Client) -> No
     assert isinstance(next(answers), Done)
 
 
-def test_results_have_the_ids_of_their_inputs_and_errors_are_values(client: Client) -> None:
+def test_results_have_the_ids_of_their_inputs_and_errors_are_returned_as_values(
+    client: Client,
+) -> None:
     sent = [Item("a cat", id="猫\u2028\n"), b"an image", Item("x" * BODY, id="long"), "a dog"]
     first, image, long, last, done = client.stream(["husky"], sent)
     assert (first.id, last.id) == ("猫\u2028\n", 3)
@@ -126,7 +128,7 @@ def test_images_may_be_paths_or_bytes(tmp_path: Path) -> None:
             list(client.stream(["husky"], [tmp_path / "none.png"]))
 
 
-def test_exceptions_of_the_inputs_are_raised_while_results_are_read(client: Client) -> None:
+def test_exceptions_raised_by_the_inputs_are_raised_while_results_are_read(client: Client) -> None:
     def inputs() -> Iterator[str]:
         yield "a cat"
         raise RuntimeError("no more")
@@ -242,7 +244,7 @@ def test_a_stream_without_its_last_line_raises_connection_error(head: bytes) -> 
         thread.join()
 
 
-def test_a_stream_ended_by_the_server_raises_its_reason(
+def test_a_stream_ended_by_the_server_raises_an_error_with_the_reason(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.client.transport._SILENCE_SECONDS", 20.0)

@@ -1,4 +1,4 @@
-"""The client with a TLS server whose certificate is set in the environment."""
+"""The client with a TLS server whose certificate is trusted through an environment variable."""
 
 from collections.abc import Iterator
 from pathlib import Path

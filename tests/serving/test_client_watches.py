@@ -1,4 +1,4 @@
-"""Watches and feeds of the client, with the real application on a free port."""
+"""Watches and feeds of the client against the real application on a free port."""
 
 import json
 import socket
@@ -102,7 +102,7 @@ def test_invalid_requests_are_rejected(
     assert (rejected.value.status, rejected.value.code) == (status, code)
 
 
-def test_requests_that_change_watches_are_sent_once() -> None:
+def test_requests_that_change_watches_are_sent_only_once() -> None:
     for method in ("create_watch", "renew_watch", "delete_watch"):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             received: list[bytes] = []
@@ -149,7 +149,7 @@ def test_feeds_and_listeners_are_retried_if_the_server_is_busy() -> None:
         assert len(heads) == 3
 
 
-def test_a_feed_yields_the_hits_of_your_own_watches(alice: Client, bob: Client) -> None:
+def test_a_feed_yields_the_hits_of_the_clients_own_watches(alice: Client, bob: Client) -> None:
     watch = create(alice, label="line\u2028end")
     sent = [Item("a cat", id="first", time="noon"), "a dog", b"not a text", "hund"]
     *events, done = alice.feed("door", sent)
@@ -191,7 +191,7 @@ def test_closing_a_feed_frees_its_slot(alice: Client) -> None:
     assert isinstance(list(alice.feed("door", TEXTS))[-1], FeedDone)
 
 
-def test_a_listener_receives_hits_of_other_clients_until_the_watch_ends(
+def test_a_listener_receives_hits_in_frames_from_other_clients_until_the_watch_ends(
     alice: Client, bob: Client
 ) -> None:
     watch = create(alice)

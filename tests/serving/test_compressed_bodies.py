@@ -1,4 +1,4 @@
-"""Bodies with a `Content-Encoding`: decompressed within limits, or rejected with the reason."""
+"""Bodies with a `Content-Encoding` are decompressed within limits, or rejected with the reason."""
 
 import base64
 import gzip
@@ -37,8 +37,9 @@ def sent(
     method: str = "POST",
     read: list[bytes] | None = None,
 ) -> httpx.Response:
-    """Return the response to a body sent in 100-byte parts, without a Content-Length. Parts that
-    the server reads are appended to `read`."""
+    """Send a body in 100-byte parts, without a Content-Length, and return the response. The parts
+    that the server reads are appended to `read`.
+    """
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 100):
@@ -95,7 +96,8 @@ def test_a_body_is_rejected_once_its_decompressed_length_exceeds_the_limit(
     read: list[bytes] = []
     answer = sent(api, path, bomb, encoding, kind, read=read)
     assert refusal(answer) == (413, "body_too_large")
-    # Each part decompresses to about 100,000 bytes, so the first few of 300 parts are enough.
+    # Each part decompresses to about 100,000 bytes, so the first few of the 300 parts exceed the
+    # limit.
     assert len(read) < 5
 
 
@@ -133,6 +135,6 @@ def test_an_unsupported_content_encoding_is_rejected(api: FastAPI, encoding: str
 
 
 @pytest.mark.parametrize("path", ["/v1/query:stream?classes=husky", "/v1/feeds/door"])
-def test_lines_must_not_be_compressed(api: FastAPI, path: str) -> None:
+def test_a_compressed_body_of_lines_is_rejected(api: FastAPI, path: str) -> None:
     lines = gzip.compress(b'{"text": "a"}\n')
     assert refusal(sent(api, path, lines, "gzip", NDJSON)) == (415, "unknown_encoding")

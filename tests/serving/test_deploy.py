@@ -37,7 +37,7 @@ from tests.tiny_bundle import NAMES
 
 __all__ = ["bundle", "images"]  # fixtures
 
-# Prints the config file as the command does, and builds its application as Ray Serve does.
+# Print the config file as the command does, and build the application in it as Ray Serve does.
 _PRINT_AND_BUILD = """
 import contextlib, importlib, io, json, sys, yaml
 from launch.main import main
@@ -123,7 +123,7 @@ def wait_for(url: str, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_config_file_deploys(bundle: Path, images: list[Path]) -> None:
+def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path]) -> None:
     port = free_port("127.0.0.1", 0)
     printed = run("serve", bundle, "--print-config", "--port", port)
     with TemporaryDirectory() as name:
@@ -164,7 +164,7 @@ def server(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [("--replicas", 2)], indirect=True)
-def test_2000_queries_are_all_answered_although_a_replica_is_killed(
+def test_all_2000_queries_are_answered_even_though_a_replica_is_killed(
     server: Server, images: list[Path]
 ) -> None:
     bodies = [as_json(images[:1], classes=[class_id]) for class_id in range(len(NAMES))]

@@ -1,4 +1,4 @@
-"""A real HAProxy with the configuration that Ray writes, in front of small test servers.
+"""A real HAProxy with Ray's configuration, in front of small test servers.
 
 These tests do not start Ray; `tests/serving/live/` tests the complete server.
 """
@@ -42,8 +42,8 @@ HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\n"
 
 
 class Replica(BaseHTTPRequestHandler):
-    """Responds according to the path: to /plain/STATUS with plain text like Ray, to /own/STATUS
-    with JSON, and to other paths with the headers and body that it received.
+    """Responds to /plain/STATUS with plain text as Ray does, to /own/STATUS with JSON, and to all
+    other paths with the headers and body that it received.
 
     With `has_no_application`, it responds like Ray's own proxy after the application is deleted.
     """
@@ -149,7 +149,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def written_by_ray() -> dict[str, str]:
-    """HAProxy configurations written by Ray, by case.
+    """HAProxy configurations as Ray writes them, keyed by case.
 
     `two`: two replicas; `none`: no replicas; `deleted`: only Ray's own proxy, with gRPC; `grpc`:
     two replicas with gRPC.
@@ -255,11 +255,12 @@ def proxy(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
         yield running
 
 
-def test_a_replaced_proxy_answers_on_open_connections(
+def test_a_replaced_proxy_still_answers_on_open_connections(
     written_by_ray: dict[str, str],
 ) -> None:
-    """Ray replaces the process at each change of the replicas, the first time right after
-    start-up."""
+    """Ray replaces the HAProxy process whenever the replicas change, for the first time right after
+    start-up.
+    """
     with (
         started(written_by_ray["two"], [replica(), replica()]) as running,
         closing(HTTPConnection("127.0.0.1", running.port, timeout=20)) as connection,
@@ -290,7 +291,9 @@ def raw(proxy: Proxy) -> socket.socket:
 
 @contextmanager
 def all_open(proxy: Proxy, starts: list[bytes]) -> Iterator[list[socket.socket]]:
-    """Open one connection per element of `starts` at the same time, and send the element on it."""
+    """Open all connections at the same time, one for each element of `starts`, and send that
+    element.
+    """
     with ExitStack() as opened:
         connections = [opened.enter_context(raw(proxy)) for _ in starts]
         for connection, start in zip(connections, starts, strict=True):
@@ -463,7 +466,7 @@ def test_other_host_names_are_rejected(named: Proxy, host: str, path: str) -> No
         b"GET /v1/model HTTP/1.0\r\n",
     ],
 )
-def test_a_host_in_the_request_target_or_a_missing_host_is_rejected(
+def test_a_missing_host_or_a_host_in_the_request_target_is_rejected(
     named: Proxy, head: bytes
 ) -> None:
     before = len(named.requested)
@@ -492,7 +495,7 @@ def test_a_loopback_server_without_tokens_accepts_only_loopback_names(
     assert tuple(ProxySettings.load(tmp_path / "haproxy.json").hosts) == hosts
 
 
-def test_the_proxy_settings_match_the_declarations_of_the_routes(tmp_path: Path) -> None:
+def test_the_proxy_settings_match_the_route_declarations(tmp_path: Path) -> None:
     environment.write_launcher(tmp_path, ServingConfig())
     saved = ProxySettings.load(tmp_path / "haproxy.json")
     assert set(saved.stream_paths) == {
@@ -505,7 +508,7 @@ def test_the_proxy_settings_match_the_declarations_of_the_routes(tmp_path: Path)
     assert saved.idempotent_paths == ["/v1/query"]
 
 
-def test_a_path_that_haproxy_cannot_match_is_an_error(written_by_ray: dict[str, str]) -> None:
+def test_a_path_that_haproxy_cannot_match_raises_an_error(written_by_ray: dict[str, str]) -> None:
     made = replace(settings(1), stream_paths=("/v1/a.b",))
     with pytest.raises(ValueError, match=r"route '/v1/a\.b'"):
         rewrite(written_by_ray["two"], made)
@@ -538,7 +541,9 @@ HANDSHAKE = {
 
 
 def test_a_handshake_rejected_by_ray_gets_the_intended_status(proxy: Proxy) -> None:
-    """Ray rejects the handshake like a request, with 429; uvicorn converts that to a plain 500."""
+    """Ray rejects the handshake with 429, like any request, but uvicorn turns that into a plain
+    500.
+    """
     answer = httpx.get(f"{proxy.url}/plain/500", headers=HANDSHAKE)
     assert refusal(answer) == (429, "too_busy")
     assert answer.headers["retry-after"] == "1"
@@ -564,8 +569,9 @@ def test_a_handshake_rejected_by_ray_gets_the_intended_status(proxy: Proxy) -> N
     ],
 )
 def test_malformed_or_ambiguous_http_requests_are_rejected(proxy: Proxy, request_: bytes) -> None:
-    """The body is HAProxy's own: version 2.8 can only suppress responses to unparsed requests, not
-    change them."""
+    """The response body is HAProxy's own: version 2.8 can suppress responses to requests that it
+    cannot parse, but cannot change them.
+    """
     before = len(proxy.requested)
     assert response_to(proxy, request_).startswith(b"HTTP/1.1 400 ")
     assert len(proxy.requested) == before
@@ -638,7 +644,7 @@ def test_headers_that_ray_acts_on_are_removed(proxy: Proxy) -> None:
     assert "x-request-id" in received
 
 
-def test_a_query_is_retried_if_a_replica_dies_but_a_change_is_not(
+def test_if_a_replica_dies_a_query_is_retried_but_a_change_is_not(
     written_by_ray: dict[str, str],
 ) -> None:
     with started(written_by_ray["two"], [replica(), replica(dies=True)]) as proxy:
@@ -666,7 +672,7 @@ def test_the_response_without_a_replica_is_503_with_retry_after(
 def test_the_response_is_503_and_never_404_after_the_application_is_deleted(
     written_by_ray: dict[str, str],
 ) -> None:
-    """Ray's own proxy, the fallback for replicas, then responds to every path with 404."""
+    """Ray's own proxy, to which HAProxy then falls back, responds to every path with 404."""
     port, rays_proxy = free_port("127.0.0.1", 0), replica(has_no_application=True)
     with started(written_by_ray["deleted"], [rays_proxy], grpc_port=port, ready=503) as proxy:
         for answer in (
@@ -684,7 +690,7 @@ def test_the_response_is_503_and_never_404_after_the_application_is_deleted(
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_only_error_responses_write_a_line_with_their_status(
+def test_only_error_responses_are_logged_with_their_status(
     written_by_ray: dict[str, str], tmp_path: Path
 ) -> None:
     fifo = tmp_path / "errors"

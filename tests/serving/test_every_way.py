@@ -1,7 +1,7 @@
 """Every interface of a server returns the same logits and decisions as the evaluation.
 
 The complete validation set is sent to a real server over REST, over the Open Inference Protocol
-(REST and gRPC), with the Python client, and with the page in a real Chromium.
+(REST and gRPC), with the Python client and through the page in a real Chromium.
 """
 
 import base64
@@ -32,8 +32,9 @@ from trainer.run.folder import RunFolder
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train
 
-# Takes over 40 s. live/test_http.py and live/test_grpc.py compare served answers with those of the
-# bundle, and tests/trainer/test_export.py compares the bundle with the evaluation.
+# These tests take over 40 s. In the default suite, live/test_http.py and live/test_grpc.py compare
+# a server's answers with the bundle's, and tests/trainer/test_export.py compares the bundle with
+# the evaluation.
 pytestmark = pytest.mark.slow
 
 RECALL = 0.9
@@ -45,7 +46,8 @@ Decisions = NDArray[np.bool_]
 @dataclass(frozen=True)
 class Evaluated:
     """The validation set and its evaluation results: `images` (files) [N], `names` [K], `scores`
-    [N, K], and `decisions` [N, K], computed with the per-class thresholds at the recall."""
+    [N, K], and `decisions` [N, K] at each class's threshold for the recall.
+    """
 
     bundle: Path
     images: list[bytes]

@@ -1,4 +1,4 @@
-"""Answers report the number of validation samples behind a threshold and the expected precision."""
+"""Answers report the expected precision and the number of validation samples behind a threshold."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +91,9 @@ def test_the_command_prints_precision_below_the_verdicts(bundle: Path, file: Pat
     assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)
 
 
-def test_precision_is_unknown_for_a_bundle_of_an_older_version(tmp_path: Path, file: Path) -> None:
+def test_precision_is_unknown_for_a_bundle_from_an_older_version(
+    tmp_path: Path, file: Path
+) -> None:
     bundle = write_of_format_2(tmp_path / "old")
     with listening(application(bundle)) as url, Client(url) as client:
         answer = client.query([2, 6], [image(0)], recall=0.9)
@@ -105,7 +107,7 @@ def test_precision_is_unknown_for_a_bundle_of_an_older_version(tmp_path: Path, f
     )
 
 
-def test_an_answer_of_an_older_server_can_be_parsed() -> None:
+def test_an_answer_from_an_older_server_can_be_parsed() -> None:
     verdict = {name: OWN[name] for name in ("class", "class_id", "threshold", "threshold_source")}
     results = [{"input": 0, "verdicts": [{**verdict, "score": 3.0, "match": True}]}]
     old = Answer.model_validate({"aligned": True, "notice": None, "results": results})

@@ -1,4 +1,5 @@
-"""Generated bodies, parameters and headers: no 5xx, no crash, and errors in one format.
+"""Generated bodies, parameters and headers cause no 5xx and no crash, and all errors have the same
+format.
 
 The application raises internal errors here, so any 500 fails the test.
 """
@@ -100,7 +101,7 @@ def as_json(value: Any) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, original: st.SearchStrategy[bytes]) -> bytes:
-    """Draw a copy of `original` in which some bytes may be replaced, removed or inserted."""
+    """Draw a copy of `original` with up to four runs of bytes replaced, removed or inserted."""
     body = bytearray(draw(original))
     for _ in range(draw(st.integers(0, 4))):
         start = draw(st.integers(0, len(body)))
@@ -248,7 +249,7 @@ def check_lines(answer: httpx.Response, body: bytes) -> int:
 
 
 def bounded(examples: int) -> settings:
-    # The default suite sends the same bodies in every run; the long suite sends different ones.
+    # The default suite sends the same bodies in every run, but the long suite sends different ones.
     return settings(
         max_examples=examples,
         deadline=None,

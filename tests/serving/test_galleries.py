@@ -1,4 +1,4 @@
-"""Galleries: built by `kway index` and searched over HTTP, with the same scores as queries.
+"""Galleries are built by `kway index` and searched over HTTP, and give the same scores as queries.
 
 The real routes and service run in this process, without a server and without Ray.
 """
@@ -50,8 +50,9 @@ def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") ->
 
 
 def fill(folder: Path, num: int = NUM) -> Path:
-    """Write images at three folder depths, some with unusual names and some duplicated to cause
-    ties."""
+    """Write images at three folder depths. Some have unusual names, and some are duplicates that
+    cause ties.
+    """
     for index in range(num):
         subfolder = folder / ("", "cats", "cats/deep")[index % 3]
         subfolder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +108,7 @@ Ask = Callable[..., httpx.Response]
 
 
 def requester(bundle: Path, **galleries: Path) -> Ask:
-    """Return a function that sends a request to an application that serves `bundle`."""
+    """Return a function that sends requests to an application serving `bundle`."""
     return partial(in_process.ask, application(bundle, galleries=galleries))
 
 
@@ -271,7 +272,7 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     assert reasons["pipe.png"] == "not a regular file"
     assert "skipped: text.jpg: " in output
     assert "warning: skipped 5 unreadable images, listed in" in output
-    assert "note: ignored 3 other files" in output
+    assert "note: ignored 3 files" in output
 
     with pytest.raises(ValueError, match=r"in: .* cannot be read .* and 4 more: .*--strict"):
         command(bundle, folder, "-o", tmp_path / "strict", "--strict")
@@ -311,7 +312,7 @@ def test_invalid_collections_and_output_paths_are_rejected(bundle: Path, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_gallery_of_another_folder_is_not_overwritten(
+def test_a_gallery_built_from_another_folder_is_not_overwritten(
     bundle: Path, folder: Path, tmp_path: Path
 ) -> None:
     moved = fill(tmp_path / "moved", 6)
@@ -341,7 +342,7 @@ def another_backbone(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return write(path)
 
 
-def test_features_of_another_backbone_are_rejected(
+def test_features_from_another_backbone_are_rejected(
     bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = another_backbone(tmp_path / "other", monkeypatch)
@@ -358,7 +359,7 @@ def _image(bundle: Path) -> dict:
     return json.loads((bundle / "bundle.json").read_text())["model"]["image"]
 
 
-def test_another_head_of_the_same_backbone_is_accepted(gallery: Path, tmp_path: Path) -> None:
+def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", blocks=[torch.zeros(len(NAMES), DIM + 1)])
     Gallery(gallery, Bundle.open(head)).verify()
 
@@ -409,7 +410,7 @@ def test_errors_for_a_damaged_gallery_name_the_file(
 # ---------------------------------------------------------------------------- searching
 
 
-def test_a_search_returns_the_scores_and_matches_of_queries(
+def test_a_search_returns_the_same_scores_and_matches_as_queries(
     ask: Ask, gallery: Path, folder: Path
 ) -> None:
     fields = {"classes": list(WAYS_TO_ASK), "recall": 0.9}
@@ -544,7 +545,7 @@ def test_invalid_requests_are_rejected_with_an_error_code(
 
 @pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_class_scores_of_read_only_features_equal_those_of_the_bundle(
+def test_read_only_features_get_the_same_class_scores_as_from_the_bundle(
     tmp_path: Path, kind: str, bias: bool
 ) -> None:
     loss = LossSpec(kind="x", aligned=False, score=kind, eps=0.5)
@@ -558,7 +559,7 @@ def test_class_scores_of_read_only_features_equal_those_of_the_bundle(
         torch.testing.assert_close(torch.from_numpy(actual), expected)
 
 
-def test_best_breaks_ties_by_index() -> None:
+def test_the_best_items_are_ordered_by_index_if_their_scores_are_equal() -> None:
     for seed in range(30):
         scores = np.random.default_rng(seed).integers(0, 1 + seed, 200).astype(np.float32)
         order = sorted(range(200), key=lambda index: (-scores[index], index))

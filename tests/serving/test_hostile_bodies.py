@@ -1,5 +1,6 @@
-"""Bodies with huge numbers of small values: rejected before the values are created, and without
-blocking the event loop for other requests."""
+"""Bodies with huge numbers of small values are rejected before the values are created, without
+blocking the event loop.
+"""
 
 import asyncio
 import base64
@@ -148,14 +149,15 @@ def test_every_endpoint_rejects_too_many_values(url: str, path: str) -> None:
     assert "values" in answer.text.splitlines()[0]
 
 
-# These parse bodies or lines of up to 16 KiB on the event loop, because a thread switch costs more.
+# These modules parse bodies and lines of up to 16 KiB on the event loop, because switching to a
+# thread would cost more.
 SHORT_ON_LOOP = ("/v1/query", "/v1/query:stream?classes=husky")
 
 
 def parsed_in_thread(
     url: str, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> list[bool]:
-    """A list with one entry per JSON parse: whether it ran in a worker thread."""
+    """A list with one entry per parsed JSON document: whether it was parsed in a worker thread."""
     threads, loads = [], json.loads
 
     def spy(*arguments: Any, **options: Any) -> Any:
@@ -247,7 +249,9 @@ def test_consecutive_blank_lines_are_one_item(blank: bytes) -> None:
     st.lists(st.integers(0, 60)),
     st.integers(1, 8),
 )
-def test_items_are_the_lines_of_the_body(text: str, cuts: list[int], limit: int) -> None:
+def test_items_contain_exactly_the_lines_of_the_body(
+    text: str, cuts: list[int], limit: int
+) -> None:
     body, positions = text.encode(), [0, *sorted(cuts), len(text)]
     parts = [body[start:end] for start, end in pairwise(positions)]
     found: list[bytes | None] = []
@@ -307,13 +311,13 @@ def test_a_long_websocket_text_is_not_parsed(url: str) -> None:
 
 
 @_RAY_WARNING
-def test_a_replica_rejects_longer_and_compressed_messages(
+def test_a_replica_rejects_messages_that_are_too_long_or_compressed(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Restore the original after the test.
     monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
     set_server_options(50_000)
-    # The board of watches is bound to one event loop, so each server needs its own application.
+    # The `Board` of watches is bound to one event loop, so each server needs its own application.
     api = in_process.application(bundle, max_frame_bytes=2000)
     with listening(api) as url, connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
         assert socket.response is not None

@@ -65,7 +65,7 @@ def assert_as_queried(answer: Any, url: str, classes: list[int]) -> None:
     assert answer.as_numpy("matches").dtype == np.bool_
 
 
-def test_a_client_with_default_settings_gets_the_results_of_the_query_api(
+def test_a_client_with_default_settings_gets_the_same_results_as_the_query_api(
     client: InferenceServerClient, url: str
 ) -> None:
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
@@ -122,7 +122,7 @@ def test_texts_are_accepted_as_bytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_the_client_gets_the_message_of_an_error(client: InferenceServerClient) -> None:
+def test_the_client_receives_the_error_message(client: InferenceServerClient) -> None:
     inputs = [infer_input("images", [b"no image"], "BYTES"), infer_input("class_ids", [2], "INT64")]
     with pytest.raises(InferenceServerException, match=r"images\[0\]"):
         client.infer("pets", inputs)

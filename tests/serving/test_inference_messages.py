@@ -25,7 +25,7 @@ ELEMENTS = st.one_of(
 
 
 def raw_of(datatype: str, elements: list) -> bytes:
-    """Encode elements like tritonclient."""
+    """Encode elements as tritonclient does."""
     if datatype == "INT64":
         return np.array(elements, np.int64).tobytes()
     return serialize_byte_tensor(np.array(elements, dtype=object)).item()
@@ -52,7 +52,7 @@ def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]], is_raw: 
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=8), st.data())
-def test_truncated_raw_bytes_are_rejected_unless_they_end_with_an_element(
+def test_truncated_raw_bytes_are_rejected_unless_cut_between_two_elements(
     elements: list[bytes], data: st.DataObject
 ) -> None:
     request = request_of(("BYTES", elements), is_raw=True)
@@ -74,7 +74,9 @@ def test_arbitrary_bytes_are_parsed_or_rejected(raw: bytes) -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=6), st.booleans())
-def test_a_response_has_the_form_of_its_request(scores: list[float], is_raw: bool) -> None:
+def test_a_response_uses_the_same_encoding_as_its_request(
+    scores: list[float], is_raw: bool
+) -> None:
     request = request_of(("INT64", [1]), is_raw=is_raw)
     request.id = "seven"
     shape = (len(scores), 1)

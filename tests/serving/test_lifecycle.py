@@ -47,7 +47,7 @@ def begun(
 
 
 def answer_of(connection: socket.socket) -> tuple[int, str]:
-    """Return the status and the error code."""
+    """Receive a response and return its status and error code."""
     head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
     status = int(head.split()[1])
     while status >= 400 and not body.endswith(b"}}"):
@@ -93,22 +93,23 @@ BODIES = [
 
 
 def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
-    """Send a body of `size` bytes at once and return the status and error code. The status is 400
-    if the server has read the body."""
+    """Send a complete body of `size` bytes and return the status and error code. The status is 400
+    if the server has read the body.
+    """
     headers = {"authorization": f"Bearer {token}", "content-type": JSON}
     answer = httpx.post(f"{url}/v1/query", headers=headers, content=b"x" * size)
     return answer.status_code, answer.json()["error"]["code"]
 
 
 def test_slow_bodies_occupy_no_slot_and_end_with_408(url: str) -> None:
-    """The test sends more slow bodies than `max_requests`."""
+    """There are more slow bodies than `max_requests` allows."""
     with ExitStack() as opened:
         slow = [opened.enter_context(begun(url, *body)) for body in BODIES]
         assert status_of(url, BOB) == (400, "empty_body")
         assert {answer_of(one) for one in slow} == {(408, "slow_body")}
 
 
-def test_the_upload_limit_of_one_client_leaves_uploads_for_others(url: str) -> None:
+def test_a_client_at_its_upload_limit_leaves_uploads_for_others(url: str) -> None:
     with ExitStack() as opened:
         for body in BODIES:
             opened.enter_context(begun(url, *body))
@@ -118,7 +119,7 @@ def test_the_upload_limit_of_one_client_leaves_uploads_for_others(url: str) -> N
     wait_until(lambda: status_of(url, BOB) == (400, "empty_body"))
 
 
-def test_the_upload_byte_limit_of_one_client_leaves_bytes_for_others(url: str) -> None:
+def test_a_client_at_its_upload_byte_limit_leaves_bytes_for_others(url: str) -> None:
     size = 80_000
     with begun(url, *BODIES[0], length=size + 2) as slow:
         slow.sendall(b"x" * size)
@@ -137,7 +138,7 @@ def test_an_upload_at_the_minimum_rate_may_take_longer_than_the_grace_period(url
         assert answer_of(slow) == (400, "invalid_json")
 
 
-def test_the_stream_limit_of_one_client_leaves_streams_for_others(url: str) -> None:
+def test_a_client_at_its_stream_limit_leaves_streams_for_others(url: str) -> None:
     path = "/v1/query:stream?classes=husky"
     with begun(url, "POST", path, NDJSON) as first:
         assert answer_of(first)[0] == 200
@@ -173,7 +174,7 @@ except OSError as error:
 
 
 class Slow(QuietServer):
-    """Responds to /health while `answers` is set; otherwise requests wait."""
+    """Responds to /health while `answers` is set. Otherwise, requests wait."""
 
     def __init__(self) -> None:
         self.answers, self.num_answered = Event(), 0
@@ -221,8 +222,9 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_answers(server: Slow) -> None:
-    """Wait until the process has received a response. Requests that have timed out also get
-    responses, so wait for several times as many responses as there can be such requests."""
+    """Wait until the process has received a response. The server also responds to requests that
+    have already timed out, so wait for many more responses than there can be such requests.
+    """
     before = server.num_answered
     wait_until(lambda: server.num_answered > before + 20)
 
@@ -244,7 +246,7 @@ def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -
         assert process.stderr.read() == ""
 
 
-def test_a_server_that_no_longer_listens_is_lost() -> None:
+def test_a_server_that_no_longer_listens_ends_the_wait_with_an_error() -> None:
     with slow_server() as server:
         server.answers.set()
         with waiting_process(server.url) as process:
@@ -258,7 +260,7 @@ def test_a_server_that_no_longer_listens_is_lost() -> None:
             assert server.url in last
 
 
-# A signal can interrupt any line, including those of the wait itself, so send many signals.
+# A signal can arrive at any line, including the lines that wait for it, so send many signals.
 MANY_SIGNALS = """
 import os, random, signal, threading, time
 from types import SimpleNamespace
@@ -298,7 +300,7 @@ def named(server: Server, name: str) -> list[psutil.Process]:
 
 
 def the_haproxy(server: Server) -> psutil.Process:
-    """Return the final HAProxy process: the first one is replaced when the replicas are ready."""
+    """Return the final HAProxy process. Ray replaces the first one when the replicas are ready."""
     until = time.monotonic() + 30
     while len(found := named(server, "haproxy")) != 1:
         assert time.monotonic() < until, found
@@ -335,7 +337,7 @@ def is_ready(url: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_the_server_exits_with_one_line_and_leaves_no_process_when_ray_dies(
+def test_when_ray_dies_the_server_prints_one_line_and_leaves_no_process(
     server: Server, name: str
 ) -> None:
     (daemon,) = named(server, name)

@@ -1,4 +1,4 @@
-"""The ONNX backbone: the same verdicts as torch, and errors if it cannot be used."""
+"""The ONNX backbone gives the same verdicts as torch, and errors are clear if it cannot be used."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def of_images(path: Path) -> Path:
 
 
 def of_crops(path: Path, images: Path) -> Path:
-    """Write the same network with ten crops per image."""
+    """Copy the bundle `images`, but with ten crops per image."""
     shutil.copytree(images, path)
     content = json.loads((path / "bundle.json").read_text())
     content["model"]["image"].update(resize=20, crops=10)
@@ -64,7 +64,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["images", "crops", "texts"])
-def test_onnxruntime_returns_the_verdicts_of_torch_for_any_batch_size(
+def test_onnxruntime_returns_the_same_verdicts_as_torch_for_any_batch_size(
     kind: str, bundles: dict[str, Path]
 ) -> None:
     model = Model.open(bundles[kind])
@@ -93,7 +93,7 @@ def test_a_warning_is_logged_if_the_onnx_backbone_cannot_be_used(
     assert "onnxruntime is not installed" in caplog.text
 
 
-def test_an_onnx_backbone_with_other_results_is_rejected_and_leaves_no_bundle(
+def test_an_onnx_backbone_with_different_results_is_rejected_and_leaves_no_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Off(OnnxBackbone):
@@ -146,7 +146,7 @@ def test_an_engine_that_the_bundle_does_not_support_is_rejected(tmp_path: Path) 
         Model(Bundle.open(write(tmp_path / "b")), engine="onnxruntime")
 
 
-def test_a_missing_gpu_is_an_error(bundles: dict[str, Path]) -> None:
+def test_a_missing_gpu_raises_an_error(bundles: dict[str, Path]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ValueError, match="device is cuda"):

@@ -1,4 +1,4 @@
-"""The private names of other libraries that kway uses still exist and still have their effect.
+"""The private names of other libraries that kway uses still exist and still work as expected.
 
 A failure means that a new version of Ray, uvicorn or gRPC has changed one of them. Check whether
 the new version has a public option; otherwise adapt the module named in the failure.
@@ -21,7 +21,7 @@ def run(code: str) -> str:
     return ran.stdout.strip()
 
 
-def test_ray_buffers_a_limited_part_of_a_body() -> None:
+def test_ray_buffers_only_a_limited_part_of_a_body() -> None:
     output = run("""
 import asyncio
 from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn

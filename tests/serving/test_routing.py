@@ -1,4 +1,4 @@
-"""A route is declared in one place: the server derives everything else from the declaration."""
+"""A route is declared in one place, and the server derives everything else from it."""
 
 import re
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_a_route_is_served_documented_and_protected_as_declared(api: FastAPI) ->
     assert operation["security"] == [{"token": []}]
 
 
-def test_paths_are_selected_by_the_declared_facts_of_http_and_websocket_routes() -> None:
+def test_paths_are_selected_by_the_facts_declared_on_http_and_websocket_routes() -> None:
     assert paths_of([router], lambda route: route.streams) == ("/v1/things/{thing}/live",)
     (path,) = paths_of([router], lambda route: route.is_idempotent)
     assert re.fullmatch(_pattern(path), "/v1/things/a b:find")
@@ -68,6 +68,6 @@ def test_paths_are_selected_by_the_declared_facts_of_http_and_websocket_routes()
 
 
 def test_paths_that_need_no_token_have_no_parameters() -> None:
-    """The server compares the path of a request literally."""
+    """The server compares these paths with request paths literally."""
     paths = paths_of(app.ROUTERS, lambda route: not route.needs_token)
     assert not [path for path in paths if "{" in path]

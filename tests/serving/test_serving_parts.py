@@ -1,4 +1,4 @@
-"""Components of a replica without a server: answers, batches, metrics, the port check."""
+"""Components of a replica without a server: answers, batches, metrics and the port check."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def photo(height: int, width: int, seed: int = 0) -> bytes:
     return cv2.imencode(".png", pixels)[1].tobytes()
 
 
-def test_answers_are_the_logits_of_the_full_classifier_on_evaluation_pixels(model: Model) -> None:
+def test_answers_equal_the_logits_of_the_full_classifier_on_evaluation_pixels(model: Model) -> None:
     files = [photo(20, 33, seed) for seed in range(3)]
     found = model.answer(
         [model.prepare(file) for file in files],
@@ -51,7 +51,7 @@ def test_answers_are_the_logits_of_the_full_classifier_on_evaluation_pixels(mode
         assert {v.threshold_source for v in result.verdicts} == {"request"}
 
 
-def test_a_recall_uses_the_thresholds_of_the_bundle(model: Model) -> None:
+def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> None:
     query = make_query(model.bundle, ["malamute", "7"], recall=0.9)
     own, pooled = model.answer([model.prepare(photo(9, 9))], query).results[0].verdicts
     assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.score >= 1.0)
@@ -64,7 +64,7 @@ def test_match_is_none_without_a_threshold(model: Model) -> None:
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
 
 
-def test_every_answer_of_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
+def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
     assert model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0])).notice is None
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
     other = Model.open(tmp_path / "b")
@@ -188,7 +188,7 @@ def test_no_forward_pass_is_run_for_a_disconnected_client() -> None:
     assert seen == [0.0, 2.0]
 
 
-def test_a_failed_batch_fails_only_its_requests() -> None:
+def test_a_failed_batch_fails_only_its_own_requests() -> None:
     def forward(inputs: list[Tensor]) -> Tensor:
         if any(bool(one < 0) for one in inputs):
             raise RuntimeError("forward failed")

@@ -1,4 +1,4 @@
-"""Checks before Ray is started, and signals during start-up."""
+"""Checks before Ray starts, and signals during start-up."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def test_a_folder_path_too_long_for_sockets_is_rejected(
     assert list(folder.iterdir()) == []
 
 
-def test_a_signal_that_a_library_converts_to_an_error_ends_the_start_cleanly(
+def test_startup_ends_cleanly_if_a_library_converts_the_signal_to_an_error(
     tmp_path: Path, kway: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}

@@ -1,6 +1,6 @@
-"""Answers and errors of a text model in this process, over HTTP and with `kway query`.
+"""Answers and errors of a text model, over HTTP and with `kway query`.
 
-The routes and the service are real and listen on a port, but they are not started by Ray.
+The real routes and service run in this process and listen on a port, but without Ray.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def assert_equal(found: dict, wanted: list[list[float]]) -> None:
     assert torch.tensor(theirs).std(0).min() > 1e-3
 
 
-def test_texts_of_any_length_have_the_same_logits_in_a_batch_as_alone(bundle: Path) -> None:
+def test_a_text_of_any_length_has_the_same_logits_in_a_batch_as_alone(bundle: Path) -> None:
     model = Model.open(bundle)
     model.self_check()
     found = model.answer(
@@ -72,7 +72,7 @@ def test_texts_of_any_length_have_the_same_logits_in_a_batch_as_alone(bundle: Pa
     assert_equal(found.model_dump(), logits(TEXTS, [2, 0]))
 
 
-def test_json_forms_and_the_command_return_the_answer_of_the_bundle(
+def test_json_forms_and_the_command_give_the_same_answer_as_the_bundle(
     url: str, bundle: Path, tmp_path: Path
 ) -> None:
     wanted = logits(TEXTS, [2, 6])
@@ -89,7 +89,7 @@ def test_json_forms_and_the_command_return_the_answer_of_the_bundle(
         assert_equal(found, wanted)
 
 
-def test_requests_of_texts_of_different_lengths_share_batches(url: str) -> None:
+def test_requests_with_texts_of_different_lengths_share_batches(url: str) -> None:
     requests = [(number % 3, number % len(NAMES)) for number in range(42)]
     wanted = logits(TEXTS[:3], list(range(len(NAMES))))
 
@@ -231,7 +231,7 @@ def test_the_table_shows_texts(bundle: Path) -> None:
         (("{texts}", "--texts", "{empty}"), "empty"),
     ],
 )
-def test_an_invalid_query_prints_one_line_error(
+def test_an_invalid_query_prints_a_one_line_error(
     url: str, bundle: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"a\xff")

@@ -204,7 +204,7 @@ def test_watches_and_hits_of_other_clients_are_invisible(
     assert alice.get(path).json() == made
 
 
-def test_a_listener_receives_hits_of_frames_of_other_clients(
+def test_a_listener_receives_hits_in_frames_from_other_clients(
     kway: Kway, alice: httpx.Client, images: list[bytes]
 ) -> None:
     made = create_watch(alice, label="dogs")

@@ -225,7 +225,7 @@ def test_an_expired_watch_closes_its_listeners_with_a_reason(
 
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
-def test_changes_of_the_system_clock_do_not_affect_expiry(
+def test_changing_the_system_clock_does_not_affect_expiry(
     kway: Kway,
     alice: httpx.Client,
     images: list[bytes],

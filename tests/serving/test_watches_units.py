@@ -1,4 +1,4 @@
-"""Unit tests of watches; the last one uses Ray."""
+"""Unit tests of watches. Only the last one uses Ray."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def test_a_watch_expires_unless_a_change_renews_it() -> None:
     assert [one.id for one in registry.owned("a")] == [second.id] == list(storage)
 
 
-def test_changes_since_a_version_contain_new_and_removed_watches() -> None:
+def test_the_changes_since_a_version_contain_new_and_removed_watches() -> None:
     registry = Registry(ServingConfig(max_watches_per_client=1), clock=Clock(), storage={})
     first = registry.create("a", terms())
     with pytest.raises(WatchLimitError):
@@ -149,7 +149,7 @@ def test_owned_watches_are_sorted_by_creation_time() -> None:
     assert registry.owned("a") == made[::-1]
 
 
-def test_gaining_or_losing_listeners_is_one_change() -> None:
+def test_gaining_the_first_or_losing_the_last_listener_is_one_change() -> None:
     registry = Registry(ServingConfig(), clock=Clock(), storage={})
     made, version = registry.create("a", terms()), registry.version
     registry.set_listened(made.id, False)
@@ -293,7 +293,7 @@ def test_listeners_are_limited_per_watch_and_per_client() -> None:
     asyncio.run(run())
 
 
-def test_a_board_is_unaffected_by_changes_of_the_system_clock(
+def test_changing_the_system_clock_does_not_affect_a_board(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, jump = time.time, 0.0
@@ -321,14 +321,14 @@ def test_new_limits_apply_immediately() -> None:
         await board.create("a", terms())
         await board.configure(ServingConfig(max_watches_per_client=2, max_watches=2))
         await board.create("a", terms())
-        with pytest.raises(WatchLimitError, match="your limit of 2 watches"):
+        with pytest.raises(WatchLimitError, match="limit of 2 watches"):
             await board.create("b", terms())
 
     asyncio.run(run())
 
 
 class UnreliableBoard(Board):
-    """A board that records published hits and raises an error while `is_down` is set."""
+    """A board that records published hits, and raises errors while `is_down` is set."""
 
     is_down = False
 
@@ -453,7 +453,7 @@ def test_frames_are_processed_concurrently_and_answered_in_order() -> None:
 
 
 @pytest.mark.parametrize("is_latest", [False, True])
-def test_the_error_that_ends_a_feed_follows_the_answers_of_earlier_frames(is_latest: bool) -> None:
+def test_the_error_that_ends_a_feed_follows_the_answers_to_earlier_frames(is_latest: bool) -> None:
     written: list[int] = []
 
     async def answer(item: int) -> int:

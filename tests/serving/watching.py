@@ -1,4 +1,4 @@
-"""Fixtures and helpers for the watch tests: a server in this process and two clients."""
+"""Fixtures and helpers for the watch tests: a server in this process, and two clients."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def socket_to(url: str, path: str, **headers: str) -> ClientConnection:
 
 
 class OpenFeed:
-    """A feed over HTTP whose request body is still open: send frames and read lines in turn."""
+    """A feed over HTTP whose request body is still open, so that frames and lines can alternate."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket, self.response = opened, HTTPResponse(opened)
@@ -49,7 +49,7 @@ class OpenFeed:
         self._socket.sendall(b"0\r\n\r\n")
 
     def line(self) -> dict | None:
-        """Read and return the next line of the response, or None at its end."""
+        """Return the next line of the response, or None at the end of the response."""
         raw = self.response.readline()
         return json.loads(raw) if raw else None
 
@@ -68,7 +68,7 @@ def feeding(url: str, path: str, token: str = ALICE) -> Iterator[OpenFeed]:
 
 
 class Counters:
-    """Counters for the service and for feeds."""
+    """The counters that the service and the feeds update."""
 
     def __init__(self) -> None:
         self.frames: list[str] = []
@@ -88,8 +88,9 @@ class Counters:
 
 
 class _ModelCounters:
-    """Counts the forward passes of a model and the matrix products with class weights. While `gate`
-    is clear, forward passes block."""
+    """Counts a model's forward passes and its matrix products with the class weights. While `gate`
+    is cleared, forward passes block.
+    """
 
     def __init__(self, model: Model) -> None:
         self.started = self.forwards = self.products = 0

@@ -1,7 +1,7 @@
 """`python -m tests.soak [KIND=COUNT …]`: repeated fault-injection trials, one line per trial.
 
-By default, all kinds run with their full counts, which takes over half an hour. The exit code is 1
-if a trial failed.
+By default, every kind runs its full count, which takes over half an hour in total. The exit code is
+1 if any trial fails.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def _disturbed(
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: its full count, what it checks, and a function that runs its trials."""
+    """A kind of fault: the full number of trials, what they check, and how to run them."""
 
     count: int
     meaning: str

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged after a save, and saves that are killed."""
+"""Checkpoints that are damaged after a save, and processes that are killed during a save."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +14,9 @@ _PER_TRIAL = 50
 
 
 def damaged(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """`count` mutations of a checkpoint of two ranks. Each resume loads the previous checkpoint."""
+    """Apply `count` mutations to a checkpoint of two ranks. Each resume must load the older
+    checkpoint.
+    """
     root, work = folder / "root", folder / "work"
     work.mkdir(parents=True)
     run_on_ranks(2, save_steps, root, [1, 2])
@@ -25,7 +27,7 @@ def damaged(folder: Path, count: int, seed: int) -> Iterator[Trial]:
 
 
 def killed(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """`count` saves on one rank, and as many on two ranks, that are killed at a random time."""
+    """Kill `count` saves on one rank, and as many on two ranks, at random times."""
     for ranks in (1, 2):
         root = folder / f"{ranks}-ranks"
         root.mkdir(parents=True)

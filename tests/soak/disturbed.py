@@ -1,5 +1,6 @@
-"""Compares a run that is killed or stopped at random times with an undisturbed run: steps, losses,
-samples and weights must be the same."""
+"""Compares a run that is killed or stopped at random times with an undisturbed run. Their steps,
+losses, samples and weights must be the same.
+"""
 
 import random
 import signal
@@ -31,13 +32,14 @@ from tests.system.runs import (
 BATCH = 12
 _RECOVERY_SECONDS = 120
 _SECONDS_PER_STEP = 5.0
-# A launcher that has not installed its handlers yet is killed by the signal. It has not trained.
+# The signal kills a launcher that has not installed its handlers yet. No training has started by
+# then.
 _WITHOUT_HANDLERS = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One trial: the signal, its target, and when it is sent."""
+    """The plan of one trial: the signal, its target, and when to send it."""
 
     number: signal.Signals
     target: str
@@ -50,8 +52,9 @@ class Plan:
 
 
 def draw(number: signal.Signals, trials: int, seed: int) -> Iterator[Plan]:
-    """Draw trials. Half of the signals are sent during imports and resuming, and half during
-    training, which includes evaluations and checkpoints."""
+    """Draw the plans of the trials. About half of the signals arrive during imports or resuming,
+    and the others during training, evaluation or saving.
+    """
     rng = random.Random(seed)
     for _ in range(trials):
         at_start = rng.random() < 0.5
@@ -61,7 +64,7 @@ def draw(number: signal.Signals, trials: int, seed: int) -> Iterator[Plan]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The run that all trials disturb, and an undisturbed run."""
+    """The run that all trials disturb, and an undisturbed run to compare it with."""
 
     folder: Path
     recipe: Path
@@ -100,9 +103,10 @@ def prepare(folder: Path, *, num_steps: int, ranks: int = 2) -> Experiment:
 
 
 def disturb(experiment: Experiment, plan: Plan, index: int) -> Trial:
-    """Resume the disturbed run, disturb it once, and check that it stops or continues as expected.
+    """Resume the run, disturb it once, and check that it stops or continues as expected.
 
-    The launcher restarts a killed rank. Otherwise the next trial resumes the run.
+    If a rank is killed, the launcher restarts the ranks. In all other cases, the next trial resumes
+    the run.
     """
     killed = plan.number == signal.SIGKILL
     options = ("--max-restarts", "1") if killed and plan.target == "a rank" else ()
@@ -144,7 +148,9 @@ def _target(training: Launched, plan: Plan, index: int) -> int:
 def _recovered(
     training: Launched, family: list[int], step: int, sent_at: float, what: str
 ) -> Trial:
-    """Measure the time from the kill of a rank to the next new step."""
+    """Wait for the next new step after a rank was killed, and return the trial with the time it
+    took.
+    """
     deadline = sent_at + _RECOVERY_SECONDS
     while last_step(training.run) <= step and time.monotonic() < deadline:
         if training.process.poll() is not None:
@@ -176,7 +182,7 @@ def finish(experiment: Experiment) -> Trial:
 
 
 def _wrong_samples(experiment: Experiment) -> list[str]:
-    """Check that each sample occurs once per epoch. The last epoch may be incomplete."""
+    """Check that each sample was used once per epoch. The last epoch may be incomplete."""
     steps = samples_by_step(experiment.run)
     if sorted(steps) != list(range(1, experiment.num_steps + 1)):
         return ["steps are missing in the sample logs"]

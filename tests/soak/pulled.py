@@ -1,4 +1,4 @@
-"""Runs on two hosts, one of which is disconnected, or dies and restarts."""
+"""Runs on two hosts, one of which is disconnected or killed and restarted."""
 
 import random
 import time
@@ -17,7 +17,9 @@ _NUM_STEPS = 300
 
 
 def host_runs(folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    """`count` runs on two hosts. The second is disconnected, or killed and restarted."""
+    """Run `count` trials on two hosts. The second host is disconnected, or its launcher is killed
+    and restarted.
+    """
     folder.mkdir(parents=True)
     shards, rng = glyph_shards(folder), random.Random(seed)
     for index in range(count):

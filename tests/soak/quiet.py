@@ -1,4 +1,4 @@
-"""Undisturbed runs, which detect process groups that abort the process during teardown."""
+"""Undisturbed runs, which detect process groups that abort the process while they are destroyed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ _NUM_RANKS = (1, 2, 4)
 
 
 def quiet_runs(folder: Path, count: int) -> Iterator[Trial]:
-    """`count` short runs of 1, 2 and 4 ranks in turn. Each must exit with 0 without an error."""
+    """Train `count` short runs on 1, 2 and 4 ranks in turn. Each must exit with 0 and no error."""
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     for index in range(count):

@@ -1,5 +1,6 @@
-"""The full grid of strategies, losses, weights, ranks and meshes, and checkpoints resumed across
-strategies."""
+"""The full grid of strategies, losses, weights, ranks and meshes, and checkpoints resumed with
+another strategy.
+"""
 
 from collections.abc import Iterator
 from itertools import product
@@ -26,8 +27,9 @@ _WORLDS = ((2, None), (2, 1), (3, None), (3, 1), (4, None), (4, 2), (4, 1))
 
 
 def same_results(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
-    """Compare losses and weights of every strategy with one process, for the first `count`
-    cases."""
+    """Compare the losses and weights of every strategy with those of a single process, for the
+    first `count` cases.
+    """
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     for loss, weights, (ranks, class_ranks) in list(product(_LOSSES, _WEIGHTS, _WORLDS))[:count]:
@@ -38,7 +40,9 @@ def same_results(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
 
 
 def between(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
-    """Resume checkpoints of each strategy on 2 and 3 ranks with every strategy on 1 to 4 ranks."""
+    """Save a checkpoint with each strategy on 2 and 3 ranks, and resume it with every strategy on 1
+    to 4 ranks.
+    """
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     for number, ranks in list(product(ALL, (2, 3)))[:count]:

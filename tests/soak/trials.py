@@ -1,4 +1,4 @@
-"""The results of trials: printed as they finish, and written to a page with a table."""
+"""The results of trials, which are printed as the trials finish and written to a page."""
 
 import statistics
 import time
@@ -9,7 +9,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial. `seconds` is the time from the fault to the next step, if measured."""
+    """The result of a trial. `seconds` is the time from the fault to the next step, if it was
+    measured.
+    """
 
     what: str
     passed: bool
@@ -19,7 +21,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Summary:
-    """The trials of one kind, with their printed lines."""
+    """The trials of one kind, and the lines printed for them."""
 
     kind: str
     meaning: str

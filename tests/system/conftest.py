@@ -1,4 +1,4 @@
-"""Fixtures of the tests of complete runs."""
+"""Fixtures for the tests of complete runs."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.system.processes import write_recipe
 
 @pytest.fixture
 def endless(glyphs: Path, tmp_path: Path) -> Path:
-    """A recipe that runs until it is stopped, and saves a checkpoint only then."""
+    """A recipe that trains until it is stopped, and saves a checkpoint only then."""
     return write_recipe(
         tmp_path,
         glyph_recipe(

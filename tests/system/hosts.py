@@ -1,4 +1,6 @@
-"""Several "hosts" on this machine: network namespaces on a bridge that can be disconnected."""
+"""Several "hosts" on this machine: network namespaces that can be disconnected from a common
+bridge.
+"""
 
 import os
 import subprocess
@@ -24,11 +26,11 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The prefix that runs a command on this host without changing its process ID."""
+        """The command prefix that runs a command on this host. The command keeps its process ID."""
         return ("ip", "netns", "exec", self.name, "env", "GLOO_SOCKET_IFNAME=eth0")
 
     def disconnect(self) -> None:
-        """Drop all packets silently."""
+        """Drop all packets silently, as if the cable were unplugged."""
         _ip("link", "set", self.cable, "down")
 
     def reconnect(self) -> None:
@@ -36,7 +38,7 @@ class Host:
 
 
 def why_unavailable() -> str | None:
-    """Return the reason why this machine does not support namespaces, or None if it does."""
+    """Return the reason why this machine cannot create network namespaces, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"kw{uuid.uuid4().hex[:8]}"
@@ -52,13 +54,14 @@ def why_unavailable() -> str | None:
 
 @contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """Create hosts that can reach each other by address. Skips the test if this is not supported.
+    """Create hosts that can reach each other by address. Skips the test on machines that do not
+    support network namespaces.
 
     The caller must stop the processes that are still running on them.
     """
     if reason := why_unavailable():
         pytest.skip(reason)
-    # Names and the subnet are random, because other sessions may also create hosts.
+    # The names and the subnet are random because other test sessions may also create hosts.
     mark = uuid.uuid4().hex[:6]
     bridge, third = f"kwb{mark}", int(mark[:2], 16)
     created = [

@@ -1,4 +1,4 @@
-"""Runs kway's commands as a user does, in separate processes that are stopped by process ID."""
+"""Runs kway's commands as a user would, in separate processes that are stopped by process ID."""
 
 import os
 import subprocess
@@ -14,10 +14,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without the variables of a rank."""
+    """Return this process's environment without the variables that torchrun sets for a rank."""
     hidden = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**inherited, "OMP_NUM_THREADS": "1"}  # torchrun's default, here also for one rank
+    return {**inherited, "OMP_NUM_THREADS": "1"}  # torchrun's default for several ranks
 
 
 def run(

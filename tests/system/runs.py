@@ -1,4 +1,4 @@
-"""Starts, disturbs and compares training runs. Processes are stopped by their IDs."""
+"""Starts, disturbs and compares training runs. Processes are stopped by process ID."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def losses(run_folder: Path) -> dict[int, float]:
-    """Return the loss of each logged step. A duplicate step is an error."""
+    """Return the loss of each logged step. Fails if a step was logged twice."""
     records = read_lines(run_folder / "metrics.jsonl")
     pairs = [(r["step"], r["loss"]) for r in records if r["event"] == "step"]
     assert len(dict(pairs)) == len(pairs)
@@ -32,7 +32,9 @@ def losses(run_folder: Path) -> dict[int, float]:
 
 
 def last_step(run_folder: Path) -> int:
-    """Return the last logged step, or 0 if there is none. The last line may be incomplete."""
+    """Return the last logged step, or 0 if there is none. The last line of the log may be
+    incomplete.
+    """
     path = run_folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -75,7 +77,7 @@ class Launched:
 
     @property
     def ranks(self) -> list[int]:
-        """The process IDs in the order of the local ranks."""
+        """The process IDs of the ranks, in the order of their local ranks."""
         return children(self.process.pid)
 
     @property
@@ -111,7 +113,7 @@ def launched(
     before: tuple[str, ...] = (),
     log: Path | None = None,
 ) -> Iterator[Launched]:
-    """Start `kway train recipe run=… --nproc num options…` and kill it at the end of the context.
+    """Start `kway train recipe run=… --nproc num options…`, and kill it when the context ends.
 
     `before` is a command prefix, such as `ip netns exec NAME`.
     """
@@ -134,7 +136,7 @@ def launched(
 
 
 def kill(process: "subprocess.Popen[Any]") -> None:
-    """Kill a launcher, which also ends its ranks."""
+    """Kill a launcher, which also makes its ranks exit."""
     process.kill()
     process.wait()
 
@@ -168,6 +170,6 @@ def left_after(pids: list[int], seconds: float) -> list[int]:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have exited."""
+    """Send a signal to a process that may already have exited."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

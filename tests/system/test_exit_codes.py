@@ -1,7 +1,7 @@
 """The table of errors and exit codes in docs/cluster.md: each row is tested with an injected error.
 
-Lost ranks are in test_faults.py, restarts in test_restarts.py, hangs in test_watchdog.py, signals in
-test_signals.py, and the rendezvous in test_rendezvous.py.
+Lost ranks are in test_faults.py, restarts in test_restarts.py, hangs in test_watchdog.py, signals
+in test_signals.py, and the rendezvous in test_rendezvous.py.
 """
 
 import errno
@@ -18,7 +18,7 @@ from data.retry import TRANSIENT_ERRNOS
 from tests.data.file_server import serving
 from tests.faults.sitecustomize import error
 from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, write_recipe
+from tests.system.processes import ROOT, kway, write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
 
@@ -173,3 +173,20 @@ def test_an_unexpected_error_prints_its_traceback(train, injected):
 def test_an_invalid_recipe_exits_with_2(train, capfd):
     assert train(data__eval_split="none") == 2
     assert "none" in last_line(capfd)
+
+
+def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tmp_path):
+    finished = kway(
+        "train",
+        endless,
+        f"run={tmp_path / 'run'}",
+        "head.num_classes=7",
+        "--nproc",
+        "2",
+        "--max-restarts",
+        "3",
+    )
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count("head.num_classes is 7, but the shards have 13 classes") == 1
+    assert "Traceback" not in finished.stderr
+    assert "restart" not in finished.stderr

@@ -1,7 +1,7 @@
 """`kway[train]` is enough to train and `kway[serve]` is enough to serve.
 
-A virtual environment contains links to the distributions of this environment that the extra
-requires, directly or indirectly.
+Each test creates a virtual environment with links to those distributions in this environment that
+the extra requires directly or indirectly.
 """
 
 import shutil
@@ -131,7 +131,7 @@ def test_the_extra_train_is_enough_to_train(
 
 
 @pytest.mark.slow
-def test_the_wheel_with_the_extra_train_trains(
+def test_the_wheel_with_the_extra_train_can_train(
     create: Callable[[str, Kway], Environment], wheel: Kway, glyphs: Path, tmp_path: Path
 ) -> None:
     environment = create("train", wheel)
@@ -146,7 +146,7 @@ def two_steps(glyphs: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_with_the_extra_serve_serves(
+def test_the_wheel_with_the_extra_serve_can_serve(
     create: Callable[[str, Kway], Environment], wheel: Kway, tmp_path: Path
 ) -> None:
     environment = create("serve", wheel)

@@ -57,7 +57,7 @@ def test_fewer_ranks_than_required_do_not_train(endless, tmp_path, capsys):
     assert main(["--world-size", "two", str(endless)]) == 2
     assert "--world-size is two, but it must be" in capsys.readouterr().err
     assert main(["--world-size", "2:4", str(endless), f"run={tmp_path / 'run'}"]) == 2
-    assert "has 1 ranks, but --world-size is 2:4" in capsys.readouterr().err
+    assert "world size 1, but --world-size is 2:4" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

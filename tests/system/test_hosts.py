@@ -1,4 +1,4 @@
-"""Runs on several hosts, each a network namespace, that are disconnected, lost or restarted."""
+"""Runs on several hosts (network namespaces) that are disconnected, lost or restarted."""
 
 import signal
 import time
@@ -42,14 +42,14 @@ def recipe_of(glyphs: Path, folder: Path, *, steps: int) -> Path:
 
 
 def stop_and_check(both: list[Launched], run: Path) -> None:
-    """Stop both runs with a signal to one, and check that every step was logged once."""
+    """Stop both launchers by signaling one, and check that every step was logged once."""
     both[1].process.send_signal(signal.SIGTERM)
     assert [training.end() for training in both] == [75, 75], [t.output for t in both]
     assert sorted(losses(run)) == list(range(1, last_step(run) + 1))
 
 
 @pytest.mark.slow
-def test_two_hosts_have_the_same_losses_as_one(glyphs, tmp_path):
+def test_a_run_on_two_hosts_has_the_same_losses_as_on_one(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=6)
     with launched(recipe, tmp_path / "one", num=2) as alone:
         assert alone.end() == 0, alone.output
@@ -61,7 +61,7 @@ def test_two_hosts_have_the_same_losses_as_one(glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_continues_after_a_host_is_disconnected_for_seconds(glyphs, tmp_path):
+def test_training_continues_after_a_host_is_disconnected_for_a_few_seconds(glyphs, tmp_path):
     recipe, run = recipe_of(glyphs, tmp_path, steps=100_000), tmp_path / "run"
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [start(stack, recipe, run, h, options_of(h, first)) for h in (first, second)]
@@ -78,7 +78,7 @@ def test_training_continues_after_a_host_is_disconnected_for_seconds(glyphs, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["2", "1:2"])
-def test_a_restarted_host_joins_again(nodes, glyphs, tmp_path):
+def test_a_restarted_host_rejoins_the_run(nodes, glyphs, tmp_path):
     recipe, run = recipe_of(glyphs, tmp_path, steps=100_000), tmp_path / "run"
     more = {"nodes": nodes, "conf": ",last_call_timeout=3,keep_alive_interval=1"}
     with hosts(2) as (first, second), ExitStack() as stack:
@@ -103,7 +103,7 @@ def test_a_restarted_host_joins_again(nodes, glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_losing_the_rendezvous_host_is_a_one_line_error_on_the_other_host(glyphs, tmp_path):
+def test_losing_the_rendezvous_host_prints_a_one_line_error_on_the_other_host(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=100_000)
     with hosts(2) as (first, second), ExitStack() as stack:
         both = [

@@ -1,4 +1,4 @@
-"""Installations of kway: without extras, as a wheel, and with files that shadow its packages."""
+"""Installations of kway: without extras, from a wheel, and with files that shadow its packages."""
 
 import os
 import subprocess
@@ -34,10 +34,11 @@ assert losses[-1] < losses[0], losses
 
 
 def required(name: str, found: dict[str, Distribution]) -> None:
-    """Add a distribution and its requirements without extras."""
+    """Add a distribution and everything it requires without extras."""
     if name in found:
         return
-    # The installed kway, not the metadata that a build leaves in a checkout.
+    # For kway, use the installed distribution instead of the metadata that a build leaves in a
+    # checkout.
     installed = distributions(name=name, path=SITE) if name == "kway" else [distribution(name)]
     found[name] = next(iter(installed))
     for line in found[name].requires or ():
@@ -54,7 +55,7 @@ def top_level(of: Distribution) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with kway and its requirements without extras."""
+    """A folder with kway and everything it requires without extras."""
     site = tmp_path_factory.mktemp("site")
     found: dict[str, Distribution] = {}
     required("kway", found)
@@ -80,12 +81,12 @@ def python(*arguments: str, packages: Path, cwd: Path) -> subprocess.CompletedPr
     )
 
 
-def test_without_extras_a_head_trains(base: Path, tmp_path: Path) -> None:
+def test_a_head_can_be_trained_without_extras(base: Path, tmp_path: Path) -> None:
     finished = python("-S", "-c", TRAIN_A_HEAD, packages=base, cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_missing_extra_is_a_one_line_error_with_the_install_command(
+def test_a_missing_extra_prints_a_one_line_error_with_the_install_command(
     base: Path, tmp_path: Path
 ) -> None:
     command = ("-S", "-P", "-m", "launch")
@@ -115,7 +116,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_packages_and_the_manifests(wheel: Path) -> None:
+def test_the_wheel_contains_the_packages_and_the_manifests(wheel: Path) -> None:
     names = {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"}
     assert names == {"data", "heads", "k8s", "launch", "serving", "trainer"}
     assert (wheel / "k8s/base/training/job.yaml").exists()

@@ -1,4 +1,4 @@
-"""Endpoints and ports in use by other programs: errors take one line, and signals still work."""
+"""Endpoints and ports that other programs use cause one-line errors, and signals still work."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.system.runs import last_step, launched
 
 @contextmanager
 def unresponsive_port() -> Iterator[int]:
-    """A port whose connections are accepted by the kernel but never answered."""
+    """A port on which the kernel accepts connections but no program responds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -42,7 +42,8 @@ def no_response(port: int) -> str:
 
 def test_an_unresponsive_endpoint_is_reported_within_the_timeout(recipe):
     with unresponsive_port() as port:
-        # Much longer than two seconds, but much shorter than torch's default of five minutes.
+        # This is much longer than two seconds, but much shorter than torch's default of five
+        # minutes.
         finished = run(
             [*KWAY, "train", str(recipe), *joining(port, "is_host=0", "join_timeout=2")],
             timeout=60,
@@ -73,7 +74,7 @@ def test_an_unresponsive_static_endpoint_is_reported_within_the_timeout(failure_
     assert reason.startswith(no_response(port))
 
 
-def test_sigterm_stops_a_launcher_that_waits_for_an_unresponsive_endpoint(recipe, tmp_path):
+def test_sigterm_stops_a_launcher_that_is_waiting_for_an_unresponsive_endpoint(recipe, tmp_path):
     with (
         unresponsive_port() as port,
         launched(recipe, tmp_path / "run", *joining(port, "is_host=0")) as training,
@@ -125,12 +126,12 @@ runpy.run_module("trainer", run_name="__main__")
 """
 
 
-def test_ranks_of_torchrun_hide_native_warnings_before_they_import_torch():
+def test_torchrun_ranks_hide_native_warnings_before_they_import_torch():
     """torch reads the log level on import."""
     assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
-def test_an_error_on_only_rank_0_is_one_line_without_stack_frames_of_other_ranks(recipe):
+def test_an_error_on_rank_0_alone_prints_one_line_without_stack_frames_of_other_ranks(recipe):
     with unresponsive_port() as port:
         command = [*KWAY, "train", str(recipe), f"telemetry.port={port}", "--nproc", "2"]
         finished = run(command)

@@ -6,7 +6,7 @@ import re
 import signal
 
 from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, kway, write_recipe
+from tests.system.processes import ROOT, write_recipe
 from tests.system.runs import launched, losses
 
 TAR = "train-000000.tar"
@@ -40,20 +40,3 @@ def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_onc
     assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in output
     assert "Traceback" not in output
     assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
-
-
-def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tmp_path):
-    finished = kway(
-        "train",
-        endless,
-        f"run={tmp_path / 'run'}",
-        "head.num_classes=7",
-        "--nproc",
-        "2",
-        "--max-restarts",
-        "3",
-    )
-    assert finished.returncode == 2, finished.stderr
-    assert finished.stderr.count("head.num_classes is 7, but the shards have 13 classes") == 1
-    assert "Traceback" not in finished.stderr
-    assert "restart" not in finished.stderr

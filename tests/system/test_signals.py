@@ -1,4 +1,4 @@
-"""Signals that stop a run: it saves a checkpoint and exits with the right code."""
+"""A run that is stopped by a signal saves a checkpoint and exits with the right code."""
 
 import fcntl
 import os
@@ -27,12 +27,14 @@ from trainer.process.signals import Preempted, StopSignals
 @pytest.mark.parametrize(
     ("number", "target", "code"),
     [
-        # By default, test_a_run_continues_after_the_reader_of_its_output_exits sends this signal.
+        # In the default suite, test_a_run_continues_after_the_reader_of_its_output_exits covers
+        # this case.
         pytest.param(signal.SIGTERM, "launcher", 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
         (signal.SIGUSR1, "a rank", 75),
         pytest.param(signal.SIGHUP, "launcher", 75, marks=pytest.mark.slow),
-        # torchrun sends its signals to the whole group, which includes loader processes.
+        # torchrun sends its signals to the whole process group, which includes the loader
+        # processes.
         pytest.param(signal.SIGTERM, "a rank's group", 75, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
@@ -94,7 +96,9 @@ def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
     "closed", ["| head -n 1 >/dev/null", pytest.param(">&-", marks=pytest.mark.slow)]
 )
 def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, tmp_path):
-    """For example, a `| tee` exits with the terminal, and a service may have no standard output."""
+    """For example, `| tee` exits when the terminal closes, and a service may have no standard
+    output.
+    """
     folder = tmp_path / "run"
     command = " ".join([*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"])
     shell = ["bash", "-c", f"set -o pipefail; {command} {closed}"]
@@ -120,7 +124,7 @@ def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, t
     assert "Traceback" not in running.output
 
 
-def test_a_signal_while_the_launcher_imports_torch_exits_as_preempted(endless, tmp_path):
+def test_a_launcher_stopped_while_importing_torch_exits_as_preempted(endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         maps = Path(f"/proc/{run.process.pid}/maps")
         run.wait_for(lambda: "libtorch" in maps.read_text(), "torch")
@@ -129,7 +133,7 @@ def test_a_signal_while_the_launcher_imports_torch_exits_as_preempted(endless, t
         assert run.output == ""
 
 
-def test_a_signal_during_the_imports_of_the_ranks_exits_as_preempted(endless, tmp_path):
+def test_a_launcher_stopped_while_its_ranks_are_importing_exits_as_preempted(endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         run.wait_for(lambda: len(run.ranks) == 2, "ranks")
         os.kill(run.process.pid, signal.SIGTERM)

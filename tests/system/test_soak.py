@@ -1,4 +1,4 @@
-"""A small seeded soak test: disturbed runs are bit-identical to an undisturbed run."""
+"""A short soak test with fixed seeds: disturbed runs are bit-identical to an undisturbed run."""
 
 import signal
 
@@ -8,7 +8,7 @@ from tests.soak.disturbed import Plan, disturb, draw, finish, prepare
 
 
 @pytest.mark.slow
-def test_a_killed_and_stopped_run_is_bit_identical(tmp_path):
+def test_a_run_that_was_killed_and_stopped_is_bit_identical(tmp_path):
     experiment = prepare(tmp_path / "experiment", num_steps=90)
     plans = [
         Plan(signal.SIGKILL, "the launcher", at_start=False, wait=0.3),

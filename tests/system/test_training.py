@@ -1,4 +1,4 @@
-"""Complete training runs: launchers give the same results, and input errors take one line."""
+"""Complete training runs. All launchers give the same results, and input errors take one line."""
 
 import shutil
 import sys
@@ -15,9 +15,10 @@ from tests.system.runs import final_tensors, losses
 from trainer.__main__ import main
 
 
-def test_torchrun_and_the_installed_command_have_the_same_losses(glyphs, tmp_path):
-    """The current folder contains folders with the names of our packages, which must not shadow
-    them."""
+def test_torchrun_and_the_installed_command_give_the_same_losses(glyphs, tmp_path):
+    """The working directory contains folders named after kway's packages, which must not shadow
+    them.
+    """
     recipe = glyph_recipe(glyphs, tmp_path / "a", telemetry__log_every=1)
     path = write_recipe(tmp_path, recipe)
     by_torchrun = run([*TORCHRUN, "2", "-m", "trainer", str(path)])
@@ -50,7 +51,9 @@ def test_torchrun_and_the_installed_command_have_the_same_losses(glyphs, tmp_pat
         (["head.loss.kind=batch_ce", "train.global_batch=1"], "train.global_batch is 1"),
     ],
 )
-def test_an_input_error_is_one_line_and_exit_code_2(overrides, message, glyphs, tmp_path, capsys):
+def test_an_input_error_prints_one_line_and_exits_with_2(
+    overrides, message, glyphs, tmp_path, capsys
+):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     assert main([str(recipe), *overrides]) == 2
     error = capsys.readouterr().err

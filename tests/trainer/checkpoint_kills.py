@@ -1,4 +1,4 @@
-"""Kills processes while they save: at a random time, or before each of their file operations.
+"""Kills processes while they save, either at a random time or before each of their file operations.
 
 `kill_and_resume(root, …, seed=, count=)` kills at random times; `make soak` runs it with a larger
 count. The kernel keeps the data that a killed process has written, so this does not simulate a
@@ -19,16 +19,15 @@ from tests.trainer.checkpoint_runs import config, entries_at, verify_newest
 from trainer.checkpoints import CheckpointWriter, find_checkpoint
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open"}
-# Errors that the other ranks raise after a rank is killed.
+# Parts of the errors that follow when a rank is killed.
 LOST = ("died", "gloo", "Connection closed")
 
 
 def kill_and_resume(root: Path, world_size: int, *, seed: int, count: int) -> list[int]:
-    """Repeat `count` times: resume from the newest checkpoint, save repeatedly and kill a rank. The
-    newest committed checkpoint must be complete after each kill.
+    """Repeat `count` times: resume from the newest checkpoint, save repeatedly and kill a rank.
 
-    Returns the newest step after each kill. Raises AssertionError if the checkpoint is not
-    complete, or is older than one that was reported as committed.
+    Returns the newest step after each kill. Raises AssertionError if the newest committed
+    checkpoint is incomplete, or is older than one that was reported as committed.
     """
     draw, newest = Random(seed), []
     for _ in range(count):
@@ -50,7 +49,7 @@ def last_reported(root: Path) -> int:
 
 
 def save_until_killed(root: Path, rank: int, seconds: float, in_background: bool) -> None:
-    """Save new steps forever. `rank` kills itself after `seconds`."""
+    """Save one step after another. `rank` kills itself after `seconds`."""
     world = rank_world()
     checkpoint, _ = find_checkpoint(root, world)
     start = checkpoint.step if checkpoint else 0
@@ -66,8 +65,9 @@ def save_until_killed(root: Path, rank: int, seconds: float, in_background: bool
 
 
 def end_before_change(root: Path, number: int, steps: list[int], start_step: int) -> bool:
-    """Save `steps`, and exit before the `number`-th time that a file under `root` is opened,
-    renamed, created or removed. Returns True if there are fewer operations."""
+    """Save `steps`, but kill this process before the operation with index `number` that opens,
+    renames, creates or removes a file under `root`. Returns True if there are fewer operations.
+    """
     remaining = number
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:

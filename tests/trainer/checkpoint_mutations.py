@@ -1,4 +1,4 @@
-"""Damages a saved checkpoint in many ways and checks that a resume rejects it.
+"""Damages a saved checkpoint in many ways, and checks that resuming rejects it.
 
 The entry point is `damage_and_resume(root, seed=, count=)`; `make soak` runs it with a larger
 count.

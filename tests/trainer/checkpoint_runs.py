@@ -1,4 +1,4 @@
-"""Checkpoints for tests: entries of every kind, saved and loaded by any number of ranks."""
+"""Checkpoints for tests, with entries of every kind, saved and loaded by any number of ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ ROWS = {"head.weight": 7, "optimizer.head.weight.momentum": 2, "head.nothing": 0
 
 
 def full_entries(step: int) -> dict[str, Tensor]:
-    """Return the full tensors of a run at a step."""
+    """Return the full tensors that a run would save at a step."""
     draw = torch.Generator().manual_seed(step)
     entries = {name: torch.randn(rows, 3, generator=draw) for name, rows in ROWS.items()}
     entries["backbone.weight"] = torch.randn(5, 4, generator=draw)
@@ -30,8 +30,9 @@ def full_entries(step: int) -> dict[str, Tensor]:
 
 
 def entries_at(step: int, world: World) -> dict[str, Tensor]:
-    """Return the same entries, with `ROWS` sharded by rows over the class axis. The shards are
-    uneven and are empty on some ranks."""
+    """Return the same entries with those in `ROWS` sharded by rows over the class axis. The shards
+    are uneven, and some ranks have empty ones.
+    """
     entries = full_entries(step)
     if world.mesh is not None:
         mesh = world.mesh["class"]
@@ -81,7 +82,7 @@ def save_steps(
     start_step: int = 0,
     class_ranks: int | None = None,
 ) -> None:
-    """Save `steps` from all ranks."""
+    """Save a checkpoint of each step in `steps` from all ranks."""
     world = rank_world(class_ranks)
     settings = config(**(options or {}))
     with CheckpointWriter(root, settings, world, start_step=start_step) as writer:
@@ -98,8 +99,9 @@ def load_into_zeros(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
 
 
 def verify_newest(root: Path) -> tuple[int | None, list[str]]:
-    """Check every bit of the newest valid checkpoint. Returns its step and the rejected
-    checkpoints."""
+    """Compare every bit of the newest valid checkpoint. Returns its step and the rejected
+    checkpoints.
+    """
     world = rank_world()
     checkpoint, rejected = find_checkpoint(root, world)
     if checkpoint is None:

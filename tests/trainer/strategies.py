@@ -1,5 +1,6 @@
-"""Trains one recipe with every strategy, and resumes a checkpoint of one strategy with the others.
-The test suite runs some of the combinations; the soak test runs all of them."""
+"""Trains one recipe with every strategy, and resumes the checkpoint of each strategy with the
+others. The test suite runs some of the combinations, and the soak test runs all of them.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fsdp", "reshard_after_forward": False},
     *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
 ]
-# Freeze batch norm, because the rows of a micro-batch depend on the number of ranks.
+# Freeze batch norm, because the number of ranks determines which rows form a micro-batch.
 IN_PARTS = {"train__micro_batches": 2, "backbone__batch_norm": "frozen"}
 Trained = tuple[list[float], dict[str, np.ndarray]]
 
@@ -32,7 +33,7 @@ def trained(shards: Path, class_ranks: int | None, changes: dict[str, Any]) -> T
 def trained_with_each(
     shards: Path, class_ranks: int | None, changes: dict[str, Any], strategies: list[int]
 ) -> list[Trained]:
-    """Train with several strategies on the same ranks, because starting processes is slow."""
+    """Train with one strategy after another on the same ranks, because starting ranks is slow."""
     return [
         trained(shards, class_ranks, {**changes, "train__strategy": STRATEGIES[number]})
         for number in strategies
@@ -49,8 +50,9 @@ def assert_equal_results(found: Trained, expected: Trained, name: str) -> None:
 
 
 def saved(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
-    """Train two steps, save, and train two more. Returns the losses of the last two and the final
-    entries."""
+    """Train two steps, save a checkpoint, and train two more steps. Returns the losses of the last
+    two steps and the final entries.
+    """
     task = started(shards, class_ranks, **changes)
     take_steps(task, 2)
     save_checkpoint(root, training_entries(task), {"step": 2}, task.world, keep=1)
@@ -68,7 +70,7 @@ def saved_with_each(shards: Path, root: Path, strategies: list[int]) -> dict[int
 
 
 def resumed(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
-    """Resume from the checkpoint of `saved` and train the two steps after it."""
+    """Resume from the checkpoint that `saved` wrote, and train the two steps that follow it."""
     task = started(shards, class_ranks, **changes)
     checkpoint, rejected = find_checkpoint(root, task.world)
     assert checkpoint is not None
@@ -95,7 +97,7 @@ def resumed_with_each(
 
 
 def resumed_with_the_same(shards: Path, root: Path, strategies: list[int]) -> dict[int, Trained]:
-    """Resume each checkpoint of `saved_with_each` with its own strategy."""
+    """Resume each checkpoint that `saved_with_each` wrote with the strategy that wrote it."""
     return {
         number: resumed_with_each(shards, root / str(number), None, ADAMW_EMA, [number])[0]
         for number in strategies
@@ -103,7 +105,7 @@ def resumed_with_the_same(shards: Path, root: Path, strategies: list[int]) -> di
 
 
 ADAMW_EMA = {
-    # Use a large eps, because the gradient of the tree root consists only of rounding errors, which
+    # Use a large eps. The gradient of the tree root consists of nothing but rounding errors, which
     # Adam would amplify.
     "optimizer": {"kind": "adamw", "lr": 0.01, "eps": 1e-3},
     "head__weights__kind": "vtree",

@@ -1,4 +1,4 @@
-"""Telemetry opened in the same way as by the trainer, and its outputs."""
+"""Telemetry opened as the trainer opens it, and its outputs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batch norm over several ranks matches batch norm in one process with the full batch."""
+"""Batch norm on several ranks matches batch norm in one process on the full batch."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_frozen_batch_norm_trains_its_scale_but_not_its_statistics():
     assert np.abs(result["by_weight"]).min() > 0
 
 
-def test_local_batch_norm_is_the_torch_module():
+def test_local_batch_norm_uses_the_torch_module():
     model = nn.Sequential(batch_norm())
     apply_batch_norm_mode(model, "local", None, CPU)
     assert type(model[0]) is nn.BatchNorm2d

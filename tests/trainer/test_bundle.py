@@ -1,4 +1,4 @@
-"""Bundles: reading returns exactly the data that was written, and damage is reported."""
+"""Reading a bundle returns exactly the data that was written, and damage is reported."""
 
 import json
 import os
@@ -66,7 +66,9 @@ def test_rows_are_read_exactly_and_logits_equal_a_linear_layer(tmp_path: Path, b
 
 @pytest.mark.parametrize("name", LOGIT_MAPS)
 def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> None:
-    """Tests a query and a gallery. The training map of the head also has a margin and a prior."""
+    """Tests both a query and a gallery. During training, the head's logit map also has a margin and
+    a prior.
+    """
     counts = torch.arange(len(NAMES))
     head = ClassHead(
         DIM, len(NAMES), SphericalSoftmax(), logits=LOGIT_MAPS[name], class_counts=counts
@@ -87,7 +89,7 @@ def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(torch.from_numpy(found), evaluated.scores[:, 2])
 
 
-def test_any_safetensors_reader_opens_the_class_weights(written: Path) -> None:
+def test_any_safetensors_reader_can_open_the_class_weights(written: Path) -> None:
     assert torch.equal(load_file(written / "class_weights.safetensors")["weight"], rows())
 
 
@@ -151,12 +153,12 @@ def test_a_changed_or_missing_tokenizer_is_detected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"image": None}, {"text": {"max_length": 9}}])
-def test_a_model_reads_exactly_one_of_images_and_texts(changes: dict) -> None:
+def test_a_model_accepts_either_images_or_texts(changes: dict) -> None:
     with pytest.raises(ValueError, match="exactly one of image and text"):
         BundleSpec.model_validate({**spec().model_dump(), **changes})
 
 
-def test_the_specification_and_the_classes_are_read_back(written: Path) -> None:
+def test_the_specification_and_the_classes_survive_a_round_trip(written: Path) -> None:
     bundle = Bundle.open(written)
     assert bundle.spec == spec()
     assert [bundle.classes[j] for j in range(len(bundle.classes))] == classes()
@@ -177,7 +179,7 @@ def test_a_class_without_positives_uses_the_pooled_threshold(written: Path) -> N
         bundle.threshold(0, 0.5)
 
 
-def test_a_threshold_has_its_sample_count_and_expected_precision(
+def test_a_threshold_includes_its_sample_count_and_expected_precision(
     written: Path,
 ) -> None:
     bundle = Bundle.open(written)
@@ -185,7 +187,7 @@ def test_a_threshold_has_its_sample_count_and_expected_precision(
     assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", 0.25, 30, 0, 0, 4)
 
 
-def test_the_validation_counts_of_a_bundle_of_format_2_are_unknown(tmp_path: Path) -> None:
+def test_validation_counts_are_unknown_for_a_bundle_in_format_2(tmp_path: Path) -> None:
     with Bundle.open(write_of_format_2(tmp_path / "b")) as bundle:
         bundle.verify()
         assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", None, 5, 5, None, None)
@@ -212,7 +214,7 @@ def test_a_class_with_too_few_positives_for_the_recall_uses_the_pooled_threshold
 @pytest.mark.parametrize(
     ("recall", "least"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99), (1.0, 999)]
 )
-def test_the_lowest_of_least_positives_scores_reaches_the_recall_on_average(
+def test_the_lowest_score_of_enough_positives_reaches_the_recall_on_average(
     recall: float, least: int
 ) -> None:
     assert least_positives(recall) == least
@@ -221,7 +223,9 @@ def test_the_lowest_of_least_positives_scores_reaches_the_recall_on_average(
     assert (least - 1) / least < recall
 
 
-def test_the_threshold_of_a_run_without_evaluation_is_an_error(tmp_path: Path) -> None:
+def test_requesting_a_threshold_from_a_bundle_without_evaluation_raises_an_error(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "b", changes={"recalls": ()}, measured=None)
     with Bundle.open(path) as bundle:
         assert bundle.positives(0) is None
@@ -246,7 +250,7 @@ def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(
             bundle.class_id(outside)
 
 
-def test_an_unknown_class_is_an_error_with_the_nearest_names(written: Path) -> None:
+def test_the_error_for_an_unknown_class_lists_the_nearest_names(written: Path) -> None:
     with pytest.raises(ValueError, match=r"'Huskey'.*'husky'"):
         Bundle.open(written).class_id("Huskey")
     with pytest.raises(ValueError, match="no name is similar"):
@@ -306,7 +310,7 @@ def test_class_names_must_be_unique_and_match_the_number_of_classes(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_thresholds_for_a_wrong_number_of_classes_are_rejected(tmp_path: Path) -> None:
+def test_thresholds_for_the_wrong_number_of_classes_are_rejected(tmp_path: Path) -> None:
     fewer = ClassThresholds(spec().recalls, np.zeros(6, np.int32), np.zeros((6, 2), np.float32))
     with pytest.raises(ValueError, match=r"\[6, 2\] .* 7 classes and 2"):
         write(tmp_path / "b", measured=fewer)
@@ -322,7 +326,7 @@ def edit(path: Path, **changes: object) -> None:
 
 
 def update_size(path: Path, name: str) -> None:
-    """Update the size of a file in bundle.json."""
+    """Update the size that bundle.json lists for a file."""
     files = json.loads((path / "bundle.json").read_text())["files"]
     files[name]["bytes"] = (path / name).stat().st_size
     edit(path, files=files)
@@ -335,7 +339,9 @@ def flip_last_bit(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "fix"), [(1, "export the run again"), (5, "update kway")])
-def test_an_unsupported_format_is_an_error_with_the_fix(copy: Path, version: int, fix: str) -> None:
+def test_the_error_for_an_unsupported_format_contains_the_fix(
+    copy: Path, version: int, fix: str
+) -> None:
     edit(copy, format_version=version, surprise=True)
     with pytest.raises(ValueError, match=rf"format {version}.* reads formats 2 to 4: {fix}"):
         Bundle.open(copy)
@@ -391,7 +397,7 @@ def test_verify_can_skip_the_class_weights(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["classes.safetensors", "thresholds.safetensors"])
-def test_tables_for_a_wrong_number_of_classes_are_rejected(copy: Path, name: str) -> None:
+def test_tables_for_the_wrong_number_of_classes_are_rejected(copy: Path, name: str) -> None:
     file = copy / name
     tables = {key: value[:-1].clone() for key, value in load_file(file).items()}
     save_file(tables, file)
@@ -422,21 +428,21 @@ def test_a_damaged_class_list_is_reported(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 2**63, 60])
-def test_a_damaged_header_of_the_weights_is_rejected(copy: Path, length: int) -> None:
+def test_a_damaged_weights_header_is_rejected(copy: Path, length: int) -> None:
     file = copy / "class_weights.safetensors"
     file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
     with pytest.raises(ValueError, match=r"class_weights\.safetensors"):
         Bundle.open(copy)
 
 
-def test_weights_of_a_wrong_shape_are_rejected(copy: Path) -> None:
+def test_weights_with_the_wrong_shape_are_rejected(copy: Path) -> None:
     file = copy / "class_weights.safetensors"
     file.write_bytes(file.read_bytes().replace(b"[7,17]", b"[17,7]"))
     with pytest.raises(ValueError, match=r"'weight' .*expected float32 \[7, 17\]"):
         Bundle.open(copy)
 
 
-def test_backbone_weights_of_a_different_network_are_a_one_line_error(copy: Path) -> None:
+def test_backbone_weights_from_a_different_network_raise_a_one_line_error(copy: Path) -> None:
     file = copy / "encoder" / "config.json"
     file.write_bytes(file.read_bytes().replace(b'"embedding_size": 8', b'"embedding_size": 4'))
     with pytest.raises(ValueError, match=r"does not match encoder/config\.json") as caught:

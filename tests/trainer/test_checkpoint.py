@@ -1,4 +1,4 @@
-"""Checkpoints are resharded exactly, rejected if altered, and ignored if not committed."""
+"""Checkpoints are resharded exactly, are rejected if altered, and are ignored if not committed."""
 
 import base64
 import json
@@ -45,14 +45,14 @@ from trainer.world import World
 def test_a_checkpoint_loads_bit_identically_at_another_world_size(
     saved_on, loaded_on, in_background, tmp_path
 ):
-    """Covers uneven and empty shards, scalars, empty tensors, bf16 and booleans."""
+    """The entries include uneven and empty shards, scalars, empty tensors, bf16 and booleans."""
     run_on_ranks(saved_on, save_steps, tmp_path, [3], {"in_background": in_background})
     for world_size in loaded_on:
         assert run_on_ranks(world_size, verify_newest, tmp_path) == [(3, [])] * world_size
 
 
 def test_a_resharded_checkpoint_loads_bit_identically_at_the_original_world_size(tmp_path):
-    """4 -> 2 -> 4 ranks: the loaded tensors are saved again."""
+    """Saved on 4 ranks, loaded and saved again on 2, and loaded on 4."""
     run_on_ranks(4, save_steps, tmp_path, [3])
     run_on_ranks(2, load_and_save_again, tmp_path)
     assert run_on_ranks(4, verify_newest, tmp_path / "again") == [(3, [])] * 4
@@ -80,7 +80,7 @@ def save_replicated(root: Path) -> None:
 
 
 def test_class_groups_with_the_same_shards_write_them_once(tmp_path):
-    """Four ranks in class groups of two write the same bytes as two ranks."""
+    """Four ranks in class groups of two write as many bytes as two ranks."""
     run_on_ranks(4, save_steps, tmp_path / "groups", [3], None, 0, 2)
     run_on_ranks(2, save_steps, tmp_path / "two", [3])
     assert verify_newest(tmp_path / "groups") == (3, [])
@@ -113,7 +113,7 @@ def test_every_rank_continues_its_random_sequence(tmp_path):
     assert drawn[0] != drawn[1]
 
 
-def test_ranks_draw_different_but_reproducible_numbers_at_another_world_size(tmp_path):
+def test_at_another_world_size_ranks_draw_different_but_reproducible_numbers(tmp_path):
     drawn = run_on_ranks(2, save_random, tmp_path)
     three = run_on_ranks(3, draw_after_resume, tmp_path, 0)
     assert len({tuple(numbers) for numbers in [*three, *drawn]}) == 5
@@ -133,7 +133,7 @@ def test_ranks_draw_different_but_reproducible_numbers_at_another_world_size(tmp
         ("cuda", "cuda", {"cpu", "cuda"}),
     ],
 )
-def test_only_generators_with_a_state_in_the_checkpoint_are_restored(
+def test_only_generators_whose_state_is_in_the_checkpoint_are_restored(
     written_on, resumed_on, continued
 ):
     cpu, cuda = torch.get_rng_state(), torch.arange(16, dtype=torch.uint8)
@@ -152,7 +152,7 @@ def save_plain(root: Path, step: int, **state: int) -> Path:
     return save_checkpoint(root, entries, {"step": step, **state}, rank_world(), keep=2)
 
 
-def test_the_state_contains_only_the_given_state_and_the_keys_of_the_writer(tmp_path):
+def test_the_state_contains_only_the_given_state_and_the_writers_keys(tmp_path):
     checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7))
     state = dict(checkpoint.state)
     assert len(state.pop("random_states")) == 1
@@ -201,14 +201,14 @@ def test_every_flipped_bit_is_detected(prefix, two_steps, tmp_path):
     ("version", "message"),
     [(FORMAT_VERSION + 1, "newer format"), (FORMAT_VERSION - 1, "use a new run folder")],
 )
-def test_an_unsupported_format_is_an_error_with_the_fix(version, message, tmp_path):
+def test_the_error_for_an_unsupported_format_contains_the_fix(version, message, tmp_path):
     path = save_plain(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
     with pytest.raises(ValueError, match=message):
         open_checkpoint(path.parent)
 
 
-def test_a_pipe_among_the_files_does_not_block(tmp_path):
+def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path):
     path = save_plain(tmp_path, 1) / "state.json"
     path.unlink()
     os.mkfifo(path)
@@ -240,7 +240,7 @@ def find_in(root: Path) -> str:
     return "found"
 
 
-def test_an_unreadable_root_is_an_error_on_every_rank(tmp_path):
+def test_an_unreadable_root_raises_an_error_on_every_rank(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     messages = run_on_ranks(2, find_in, tmp_path / "checkpoints")
     assert messages[0] == messages[1]

@@ -1,4 +1,4 @@
-"""Checkpoints under faults: a full disk, a killed process, and files with malicious code."""
+"""Checkpoints and faults: a full disk, a killed process, and files with malicious code."""
 
 import errno
 import json
@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def save_until_full(root: Path, in_background: bool) -> str:
-    """Save 1.5 MB per step, so that the third step does not fit."""
+    """Save 1.5 MB per step, so the third step does not fit on the disk."""
     world = rank_world()
     entries = {f"weight.{number}": torch.zeros(48, 1024) for number in range(8)}
     settings = config(keep_last=9, in_background=in_background)
@@ -71,7 +71,7 @@ def test_a_full_disk_is_reported_on_every_rank_and_older_checkpoints_are_intact(
     root = small_disk / "checkpoints"
     messages = run_on_ranks(world_size, save_until_full, root, in_background)
     assert len(set(messages)) == 1
-    # In the background, the failure is raised by the next save, which then fails too.
+    # A save in the background raises its error at the start of the next save, which also fails.
     step = 4 if in_background else 3
     assert messages[0].startswith(f"{step} checkpoint {root}/step-{step:08d}")
     assert os.strerror(errno.ENOSPC) in messages[0]
@@ -119,7 +119,7 @@ def save_with_a_limit_on_one_rank(root: Path, in_background: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_write_error_of_one_rank_is_raised_on_all_and_the_next_save_works(
+def test_a_write_error_on_one_rank_is_raised_on_all_and_the_next_save_works(
     in_background, tmp_path
 ):
     one, other = run_on_ranks(2, save_with_a_limit_on_one_rank, tmp_path, in_background)
@@ -131,7 +131,7 @@ def test_a_write_error_of_one_rank_is_raised_on_all_and_the_next_save_works(
     assert names == ["step-00000001", "step-00000003"]
 
 
-def test_a_failure_in_the_background_is_reported_once_before_the_next_save(tmp_path):
+def test_a_background_failure_is_reported_once_before_the_next_save(tmp_path):
     root = tmp_path / "checkpoints"
     root.write_text("a file")
     with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
@@ -146,7 +146,7 @@ def test_a_failure_in_the_background_is_reported_once_before_the_next_save(tmp_p
             writer.finish()
 
 
-def test_other_disk_errors_have_suggestions(tmp_path):
+def test_messages_for_other_disk_errors_contain_suggestions(tmp_path):
     for number, fix in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
         line = explain_disk_error(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
         assert fix in line
@@ -175,8 +175,9 @@ def test_the_newest_committed_checkpoint_is_complete_after_20_kills(world_size, 
 def test_a_complete_checkpoint_exists_before_every_file_operation_of_a_save(
     steps, start_step, tmp_path
 ):
-    """Tests saving step 2, after which step 1 is deleted, and saving step 1 again, which replaces
-    its only copy."""
+    """Covers saving step 2, which then deletes step 1, and saving step 1 again, which replaces its
+    only copy.
+    """
     saved = tmp_path / "saved"
     save_steps(saved, [1])
     allowed = {1, steps[0]}
@@ -222,8 +223,7 @@ POISONED = [
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", POISONED)
 def test_a_malicious_checkpoint_does_not_run_code(name, sealed, tmp_path):
-    """The checkpoint contains a pickle or a Python file, whether or not its manifest lists the
-    file."""
+    """The checkpoint contains a pickle or a Python file, which its manifest may or may not list."""
     save_steps(tmp_path, [1, 2])
     folder, witness = tmp_path / "step-00000002", tmp_path / "witness"
     content = pickle.dumps(Bomb(witness))

@@ -20,7 +20,7 @@ RETENTIONS = st.builds(
 
 
 @given(STORED, RETENTIONS)
-def test_the_newest_the_best_and_the_multiples_are_not_deleted(stored, retention):
+def test_the_newest_the_best_and_the_multiples_of_keep_every_are_kept(stored, retention):
     deleted = superseded(stored, retention)
     steps = sorted(entry.step for entry in stored)
     assert deleted <= set(steps)
@@ -46,7 +46,9 @@ def test_no_more_checkpoints_remain_than_requested(stored, retention):
 def test_deleting_after_each_step_keeps_the_same_checkpoints_as_deleting_once(
     stored, retention, value
 ):
-    """Therefore a restart, which sees only the remaining checkpoints, keeps the right ones."""
+    """This is why a restarted run, which finds only the remaining checkpoints, keeps the right
+    ones.
+    """
     left: list[StoredCheckpoint] = []
     for entry in sorted(stored, key=lambda entry: entry.step):
         left.append(entry)

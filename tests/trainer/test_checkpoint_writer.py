@@ -1,4 +1,4 @@
-"""Saving: in the background, one save at a time, with retention and safe replacement."""
+"""Saves in the background, one at a time, with retention and safe replacement."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def loaded(root: Path, numbers: int = 4) -> float:
 # ------------------------------------------------------------------ in the background
 
 
-def test_changes_after_the_start_of_a_save_are_not_saved(tmp_path):
+def test_changes_made_after_a_save_has_started_are_not_saved(tmp_path):
     entries = weight(1, 4 * MEGABYTE)
     with writer_of(tmp_path) as writer:
         writer.save(entries, {"step": 1})
@@ -81,7 +81,7 @@ def test_the_next_save_waits_for_the_previous_one_and_prints_a_line(tmp_path):
     assert steps_in(tmp_path) == [2, 3]
 
 
-def test_folders_are_reported_once_when_they_are_committed(tmp_path):
+def test_each_committed_folder_is_reported_once(tmp_path):
     with writer_of(tmp_path) as writer:
         assert writer.committed() == []
         writer.save(weight(1), {"step": 1})
@@ -104,7 +104,7 @@ def save_between_collectives(root: Path) -> bool:
     return correct
 
 
-def test_collectives_of_a_save_and_of_training_do_not_interleave(tmp_path):
+def test_collectives_of_saving_and_training_do_not_interleave(tmp_path):
     assert run_on_ranks(2, save_between_collectives, tmp_path) == [True, True]
     assert loaded(tmp_path, MEGABYTE) == 5
 
@@ -137,7 +137,7 @@ def test_a_save_needs_one_copy_in_the_background_and_none_in_the_foreground(
 
 
 @needs_proc
-def test_a_save_uses_the_reserved_memory(tmp_path):
+def test_a_save_uses_memory_that_was_reserved_for_it(tmp_path):
     (needed,) = run_on_ranks(1, highest_memory_after_reserve, tmp_path, 64 * MEGABYTE)
     assert needed < 32 * MEGABYTE
 
@@ -215,7 +215,7 @@ def test_an_altered_checkpoint_is_not_counted_or_deleted(tmp_path):
     assert steps_in(tmp_path) == [1, 2, 3]
 
 
-def test_a_rejected_checkpoint_of_the_same_step_is_replaced(tmp_path):
+def test_saving_a_step_again_replaces_its_rejected_checkpoint(tmp_path):
     save_steps(tmp_path, [1, 2])
     tensor_files(tmp_path / "step-00000002")[0].write_bytes(b"x")
     save_steps(tmp_path, [2, 3], start_step=1)
@@ -228,7 +228,7 @@ def test_a_rejected_checkpoint_of_the_same_step_is_replaced(tmp_path):
 
 
 def test_the_replaced_copy_of_a_step_is_valid_and_gets_its_name_back(tmp_path):
-    """The folder is in the state that a kill between the two renames leaves."""
+    """The folder is in the state left by a kill between the two renames."""
     save_checkpoint(tmp_path, weight(1), {"step": 7}, rank_world(), keep=1)
     folder = tmp_path / "step-00000007"
     folder.rename(tmp_path / "step-00000007.replaced")
@@ -239,7 +239,7 @@ def test_the_replaced_copy_of_a_step_is_valid_and_gets_its_name_back(tmp_path):
 
 
 def test_the_replaced_copy_of_a_step_is_deleted_when_the_step_is_saved_again(tmp_path):
-    """The folder with the final name was rejected and is deleted first."""
+    """The folder with the final name was rejected, so it is deleted first."""
     save_steps(tmp_path, [7])
     folder = tmp_path / "step-00000007"
     folder.rename(tmp_path / "step-00000007.replaced")
@@ -250,7 +250,7 @@ def test_the_replaced_copy_of_a_step_is_deleted_when_the_step_is_saved_again(tmp
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
 
 
-def test_leftovers_of_a_killed_run_are_deleted_at_the_start(tmp_path):
+def test_leftovers_from_a_killed_run_are_deleted_at_the_start(tmp_path):
     save_steps(tmp_path, [1])
     for name in ("step-00000002.partial", "step-00000001.replaced.discarded"):
         (tmp_path / name).mkdir()

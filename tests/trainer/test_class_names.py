@@ -1,4 +1,4 @@
-"""Class names: exact lookup, substring search and nearest names, for any number of names."""
+"""Exact lookup, substring search and nearest names among any number of class names."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ def plain_search(names: list[str], text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("text", ["a", "AB", "aa", "é", "猫", "strasse", "\n", "b a", "zzz", "i̇"])
-def test_search_equals_a_comparison_of_all_names(small_blocks, text: str) -> None:
+def test_search_finds_the_same_names_as_a_scan_of_all_names(small_blocks, text: str) -> None:
     listed = random_names(500)
     expected = plain_search(listed, text)
     names = ClassNames(listed)
@@ -48,7 +48,7 @@ def test_search_returns_prefix_matches_first_and_the_total() -> None:
     assert names.search("\udcff", limit=2) == ([], 0)
 
 
-def test_every_name_and_no_other_text_is_found() -> None:
+def test_every_name_is_found_and_no_other_text() -> None:
     listed = random_names(500)
     names = ClassNames(listed)
     assert [names.id_of(name) for name in listed] == list(range(len(listed)))
@@ -85,7 +85,7 @@ def test_the_nearest_of_many_names_is_the_misspelled_one(name: str) -> None:
     assert names.nearest(misspelled.upper())[0] == name
 
 
-def test_single_letter_names_are_compared_by_their_first_and_last_letters() -> None:
+def test_very_short_names_are_compared_by_their_first_and_last_letters() -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = ClassNames([*letters, *(first + second for first in letters for second in letters)])
     assert names.nearest("Z")[0] == "z"
@@ -93,7 +93,7 @@ def test_single_letter_names_are_compared_by_their_first_and_last_letters() -> N
     assert names.nearest("z?") == ["z", "za", "zb"]
 
 
-def test_nearest_works_with_many_blocks_and_any_text(small_blocks) -> None:
+def test_nearest_names_are_found_across_many_blocks_and_for_any_text(small_blocks) -> None:
     names = ClassNames(random_names(200))
     assert names.nearest("strase")[0] == "Straße"
     for text in ("", "x", "\udcff", "ξψω" * 1000):

@@ -1,4 +1,4 @@
-"""A dry run prints a report, detects errors and does not change files."""
+"""A dry run prints a report, detects errors and changes no files."""
 
 import shutil
 import socket
@@ -22,7 +22,9 @@ def files(folder: Path) -> dict[Path, tuple[int, bytes] | None]:
 
 
 def dry_run(recipe: Path, *overrides: str) -> int:
-    """Run a dry run, check that no file next to its recipe changes, and return its exit code."""
+    """Start a dry run, check that no file in the folder of its recipe changes, and return its exit
+    code.
+    """
     before = files(recipe.parent)
     code = main([str(recipe), "--dry-run", *overrides])
     assert files(recipe.parent) == before
@@ -47,7 +49,7 @@ def test_a_dry_run_of_an_existing_run_resumes_it_without_changing_files(glyphs, 
     changes = {"checkpoint__every": {"steps": 2}, "telemetry__sample_ids": True}
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes))
     assert main([str(recipe)]) == 0
-    # The state after a kill during step 4: a real start would trim its logs to step 2.
+    # This is the state after a kill during step 4. A real start would truncate the logs to step 2.
     shutil.rmtree(committed_folders(run / "checkpoints")[-1])
     capsys.readouterr()
     assert dry_run(recipe, "optimizer.lr=0.1") == 0
@@ -78,7 +80,7 @@ def test_a_damaged_checkpoint_is_reported(glyphs, tmp_path, capsys):
         (["run=/proc/run"], "run is /proc/run, which cannot be created or written"),
     ],
 )
-def test_an_error_at_the_start_is_one_line_and_exit_code_2(
+def test_an_error_at_the_start_prints_one_line_and_exits_with_2(
     overrides, message, glyphs, tmp_path, capsys
 ):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
@@ -95,11 +97,11 @@ def test_an_incompatible_tokenizer_is_detected(texts, tmp_path, capsys):
     assert "embeddings for 20" in capsys.readouterr().err
 
 
-def test_unreadable_samples_of_the_first_batch_are_detected(glyphs, tmp_path, capsys):
+def test_unreadable_samples_in_the_first_batch_are_detected(glyphs, tmp_path, capsys):
     shutil.copytree(glyphs, tmp_path / "shards")
     (tar,) = (tmp_path / "shards").glob("train-*.tar")
     content = bytearray(tar.read_bytes())
-    # All except the first and the last sample, which are read when the shards are opened.
+    # Damage all samples except the first and the last, which are read when the shards are opened.
     for offset in range(4096, len(content) - 16384, 512):
         content[offset] ^= 1
     tar.write_bytes(content)
@@ -108,7 +110,7 @@ def test_unreadable_samples_of_the_first_batch_are_detected(glyphs, tmp_path, ca
     assert "kway shard verify" in capsys.readouterr().err
 
 
-def test_a_run_folder_in_use_is_an_error(glyphs, tmp_path, capsys):
+def test_a_run_folder_in_use_is_rejected(glyphs, tmp_path, capsys):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     with RunFolder(tmp_path / "run").locked():
         assert dry_run(recipe) == 2
@@ -116,7 +118,7 @@ def test_a_run_folder_in_use_is_an_error(glyphs, tmp_path, capsys):
     assert dry_run(recipe) == 0
 
 
-def test_a_port_in_use_is_an_error(glyphs, tmp_path, capsys):
+def test_a_port_in_use_is_rejected(glyphs, tmp_path, capsys):
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions, which store the bias of the head as a column of its weight."""
+"""Checkpoints from earlier versions, which store the bias of the head as a column of its weight."""
 
 from pathlib import Path
 
@@ -17,8 +17,9 @@ CHANGES = {"optimizer": {"kind": "adamw"}, "train__ema": {}, "head__weights__kin
 
 
 def joined(rows: Tensor, bias: Tensor) -> Tensor:
-    """Return the rows and bias as one tensor, sharded like `rows`. They already share a step
-    counter."""
+    """Return the rows and the bias as one tensor, sharded like `rows`. A step counter is returned
+    unchanged.
+    """
     if not rows.ndim:
         return rows
     combined = torch.cat([local(rows), local(bias)[:, None]], dim=1)

@@ -1,4 +1,4 @@
-"""Evaluation over ranks: every sample counts once, and results match a naive computation."""
+"""Evaluation on several ranks counts every sample once and matches a naive computation."""
 
 from pathlib import Path
 
@@ -105,15 +105,17 @@ def all_equal(shards: Path) -> tuple[float, float]:
 
 
 def passes_of_two_evaluations(shards: Path):
-    """Return the passes of a complete evaluation, and of one that is stopped at the first check."""
+    """Count the passes of a complete evaluation, and of one that stops at the first check."""
     return forward_passes(shards, 0), forward_passes(shards, 1)
 
 
 def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
-    """Return the numbers of backbone passes and checks, whether the evaluation was stopped, and
-    whether the task is in training mode."""
+    """Return the number of backbone passes, the number of checks, whether the evaluation was
+    stopped, and whether the task is in training mode afterwards.
+    """
     task, recipe = task_and_recipe(shards, "dense")
-    # 57 samples over 4 ranks: the first rank has 15 in three batches; the others have 14 in two.
+    # There are 57 samples on 4 ranks: the first rank has 15 in three batches, and the others have
+    # 14 in two.
     settings = recipe.evaluation.model_copy(update={"batch": 7})
     recipe = recipe.model_copy(update={"evaluation": settings})
     task.train()
@@ -136,7 +138,7 @@ def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
     return passes, checks, False, task.training
 
 
-def test_ranks_run_the_backbone_equally_often_and_stop_at_the_same_check(glyphs):
+def test_all_ranks_run_the_backbone_equally_often_and_stop_at_the_same_check(glyphs):
     ((complete, stopped),) = set(run_on_ranks(4, passes_of_two_evaluations, glyphs))
     assert complete[0] == 3
     assert complete[2:] == (False, True)
@@ -165,7 +167,7 @@ def test_a_saved_evaluation_is_loaded_unchanged(glyphs, tmp_path):
 
 
 def test_a_run_parses_the_manifest_once(glyphs, tmp_path, monkeypatch):
-    """Parsing again would create a second class list in memory during an evaluation."""
+    """Parsing it again would keep a second class list in memory during an evaluation."""
     parsed: list[str] = []
     parse = Manifest._parse
 

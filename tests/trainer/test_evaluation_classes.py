@@ -1,4 +1,6 @@
-"""The per-class results of an evaluation as a table and as CSV, and the output of `kway eval`."""
+"""The per-class results of an evaluation as a table and as a CSV file, and the output of `kway
+eval`.
+"""
 
 import csv
 import json
@@ -43,7 +45,7 @@ def evaluation() -> Evaluation:
     return Evaluation({}, classes, torch.tensor([0.0]), reached, 8, correct, torch.empty(0, 3))
 
 
-def test_every_class_is_a_csv_row_in_full_precision(tmp_path):
+def test_every_class_has_a_csv_row_with_full_precision(tmp_path):
     table = ClassTable(evaluation(), NAMES)
     write_csv(table, tmp_path / "classes.csv", table.order("index"))
     with (tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
@@ -79,7 +81,7 @@ def run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe.run
 
 
-def test_two_processes_show_the_same_evaluation_as_one(
+def test_two_processes_and_one_show_the_same_evaluation(
     kway, run, glyphs, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
@@ -111,7 +113,7 @@ def test_evaluating_another_split_does_not_replace_the_results_for_export(kway, 
     assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
 
 
-def test_settings_that_change_the_result_have_their_own_folder(kway, run, capsys):
+def test_settings_that_change_the_result_get_a_separate_folder(kway, run, capsys):
     def folder(*settings: str) -> str:
         return EvaluationRequest(run, settings=settings).folder().name
 
@@ -143,7 +145,7 @@ LARGE = ("size=512", "resize=520", "crops=10")
 
 
 @pytest.mark.parametrize("by_kway", [True, False], ids=["kway eval", "a rank"])
-def test_out_of_memory_is_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
+def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
     large = tmp_path / "run"
     shutil.copytree(run, large)
     recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])

@@ -16,15 +16,16 @@ from trainer.evaluation.features import SplitRows
 
 NUM_CLASSES, DIM = 13, 6
 CONFIG = EvalConfig(topk=(1, 3), recalls=(0.5, 0.9))
-# Data x class ranks and the number of rows per group. The numbers are uneven, and one of the four
-# groups has no rows.
+# Data ranks x class ranks, and the number of rows of each data group. The numbers are uneven, and
+# one of the four groups has no rows.
 MESHES = {(1, 4): [23], (2, 2): [20, 3], (4, 1): [11, 0, 4, 8]}
 WEIGHTINGS = {"dense": 0, "vtree": 256}  # with their `memory_mib`
 
 
 def problem(num_rows: int, views: int = 1):
-    """Return features [N, V, d] (multiples of 1/4, some rows duplicated), labels [N] (some classes
-    have no samples) and label vectors."""
+    """Return features [N, V, d], labels [N] and label vectors. Features are multiples of 1/4 with
+    some duplicate rows, and some classes have no samples.
+    """
     generator = torch.Generator().manual_seed(7)
     features = torch.randn(num_rows, views, DIM, generator=generator, dtype=torch.float64)
     features = (4 * features).round() / 4
@@ -44,14 +45,16 @@ def head_of(world, weighting: str, memory_mib: int = 256) -> ClassHead:
         memory_mib=memory_mib,
         dtype=torch.float64,
     )
-    # Products and sums are then exact in any order, so equal scores are equal on every mesh.
+    # With rounded weights, products and sums are exact in any order, so ties are the same on every
+    # mesh.
     head.weight.data = (16 * head.weight.data).round() / 16
     return head
 
 
 def rows_of_group(world, features, labels, sizes) -> SplitRows:
-    """Return the rows of this rank's group along `data`. `sizes` contains the number of rows per
-    group."""
+    """Return the rows of this rank's group along `data`. `sizes` contains the number of rows of
+    each group.
+    """
     group = 0 if world.mesh is None else world.mesh.get_local_rank("data")
     start = sum(sizes[:group])
     part = slice(start, start + sizes[group])
@@ -91,7 +94,7 @@ def logits(features, weighting="dense"):
 
 @pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
 @pytest.mark.parametrize("weighting", ["dense", "vtree"])
-def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
+def test_measures_equal_a_brute_force_computation_in_float64(weighting, memory_mib):
     # Import this here, because every rank imports this module.
     from sklearn.metrics import average_precision_score
 
@@ -147,7 +150,7 @@ def test_samples_that_reach_their_class_or_pooled_threshold_are_counted(memory_m
         np.testing.assert_array_equal(found[f"reached_{which}"][..., 1], reaches_NKR.sum(0))
     of_class = found["reached_pooled"][..., 0]
     assert (of_class.sum(0) / len(labels) >= CONFIG.recalls).all()
-    # A pooled threshold does not guarantee the recall of a single class.
+    # A pooled threshold does not guarantee the recall for each class.
     present = found["positives"] > 0
     recalls = of_class[present] / found["positives"][present, None]
     assert recalls[:, 1].min() < CONFIG.recalls[1]
@@ -168,19 +171,19 @@ def four_ranks():
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_every_mesh_has_the_same_measures_as_one_process(mesh, weighting, four_ranks):
+def test_every_mesh_computes_the_same_measures_as_one_process(mesh, weighting, four_ranks):
     expected, arrays = measured(None, [23], weighting)
     for rank in four_ranks:
         metrics, found = rank[mesh, weighting]
         assert metrics == {**expected, "sa": metrics["sa"]}
-        # This is a sum of floating-point similarities, which depends on the order of summation.
+        # "sa" is a sum of floating-point similarities, so it depends on the order of summation.
         assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
         for name, array in arrays.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def few_classes(class_ranks) -> list[float]:
-    """Return the metrics of two rows and three classes, so that one of four ranks has no class."""
+    """Return the metrics for two rows and three classes, so one of four ranks has no class."""
     world = rank_world(class_ranks)
     head = ClassHead(DIM, 3, CrossEntropy(), mesh=world.mesh, seed=1, init_std=0.5)
     features = torch.eye(DIM)[:2, None]
@@ -235,7 +238,7 @@ def test_marginal_topk_averages_the_marginals_of_the_views(mesh):
         assert metrics["marginal_top13"] == 1.0
 
 
-def test_marginals_of_one_view_order_classes_like_their_scores():
+def test_the_marginals_of_one_view_rank_classes_as_their_scores_do():
     scores = np.random.default_rng(0).normal(size=(50, NUM_CLASSES))
     for k, temperature in ((2, 0.2), (3, 1.0), (5, 4.0)):
         means = marginals_by_definition(scores[:, None], k, temperature)
@@ -245,14 +248,15 @@ def test_marginals_of_one_view_order_classes_like_their_scores():
     assert [both["marginal_top1"], both["marginal_top3"]] == [plain["top1"], plain["top3"]]
 
 
-def test_marginals_of_several_views_differ_from_the_mean_of_the_views():
+def test_marginals_of_several_views_rank_classes_differently_from_mean_scores():
     metrics, _ = measured(None, [60], views=4, marginal=MarginalTopK((3,), 0.2))
     assert metrics["marginal_top3"] != metrics["top3"]
 
 
 def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
-    """Run one evaluation to the end, one that is stopped at the second check, and one that is
-    stopped at the last check."""
+    """Run three evaluations: one completes, one stops at the second check, and one at the last
+    check.
+    """
     complete = stopped_at(class_ranks, sizes, None)
     return [complete, *(stopped_at(class_ranks, sizes, check) for check in (2, complete[0]))]
 
@@ -278,7 +282,7 @@ def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize(("sharing", "sizes"), [(3, [9]), (1, [5, 0, 2])])
-def test_all_ranks_make_the_same_checks_and_stop_at_the_same_one(sharing, sizes):
+def test_all_ranks_make_the_same_checks_and_stop_at_the_same_check(sharing, sizes):
     first, *others = run_on_ranks(3, stops, sharing, sizes)
     assert others == [first, first]
     times = first[0][0]

@@ -1,4 +1,4 @@
-"""Export: the bundle computes the same logits as the task, for every weighting and world size."""
+"""An exported bundle computes the same logits as the task, for every weighting and world size."""
 
 import math
 import shlex
@@ -49,7 +49,7 @@ def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
 
 
 def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
-    """Return the logits from the node vectors of the checkpoint, summed path by path."""
+    """Return logits computed from the node vectors in the checkpoint, summed path by path."""
     task = open_trained(run, rank_world()).task
     head = task.head
     nodes = head.weight.detach()
@@ -67,13 +67,14 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
 
 
 def threshold(scores: np.ndarray, recall: float) -> float:
-    """Return the largest threshold that a fraction `recall` of the scores reaches."""
+    """Return the largest threshold that at least the fraction `recall` of the scores reaches."""
     return float(np.sort(scores)[len(scores) - math.ceil(recall * len(scores))])
 
 
 def rounding_margin(run: Path) -> float:
-    """Return the margin by which export lowers thresholds, for rounding in other batches and
-    engines."""
+    """Return the margin by which export lowers thresholds to allow for rounding differences in
+    other batches and engines.
+    """
     found = load_evaluation(RunFolder(run).evaluations, step=4)
     largest = np.nanmax(abs(np.vstack([found.classes.threshold.numpy(), found.pooled.numpy()])))
     return 1e-5 * float(largest)
@@ -90,10 +91,12 @@ def rounding_margin(run: Path) -> float:
         ("vtree", "batch_ce", {"kind": "arcface", "scale": 8.0}, 2),
     ],
 )
-def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_the_evaluation(
+def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_evaluation(
     weights, loss, logits, world_size, glyphs, tmp_path
 ):
-    """The thresholds come from the training ranks, the logits only from the bundle."""
+    """The thresholds were computed by the training ranks, and the logits are computed from the
+    bundle alone.
+    """
     changes = {"head__weights__kind": weights, "head__loss__kind": loss, "head__logits": logits}
     recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
     run_on_ranks(world_size, train_here, recipe)
@@ -145,7 +148,7 @@ def run(runs: dict[str, Path], tmp_path: Path) -> Path:
         ("plain", "| NOT aligned with the Principle of Logit Separation", "| aligned"),
     ],
 )
-def test_the_model_card_has_the_measures_and_the_alignment_of_the_loss(
+def test_the_model_card_contains_the_measures_and_the_alignment_of_the_loss(
     name, present, absent, runs, tmp_path
 ):
     run = runs[name]
@@ -186,7 +189,7 @@ def test_a_class_with_few_samples_uses_the_pooled_threshold(run, tmp_path):
     assert sources == ["pooled", "class", "class"]
 
 
-def test_a_bundle_contains_the_validation_counts_of_the_threshold_of_each_class(run, tmp_path):
+def test_a_bundle_contains_the_validation_counts_at_each_class_threshold(run, tmp_path):
     evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
     positives = evaluation.classes.positives
     least = int(positives.min()) + 1
@@ -215,16 +218,16 @@ def test_a_bundle_contains_the_validation_counts_of_the_threshold_of_each_class(
     assert f" | {mean_precision:.3f} |" in card
 
 
-def test_an_evaluation_of_an_older_version_is_an_error_with_the_fix(run, tmp_path):
+def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run, tmp_path):
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     tensors = load_file(path)
     del tensors["reached_pooled"]
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"'reached_pooled': .* run `kway eval` again"):
+    with pytest.raises(ValueError, match=r"'reached_pooled', .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
 
 
-def test_thresholds_for_another_recall_need_an_evaluation(run, tmp_path):
+def test_thresholds_for_another_recall_require_an_evaluation(run, tmp_path):
     options = {"recalls": [0.95, 0.9, 0.8]}
     with pytest.raises(FileNotFoundError, match="was not evaluated at these recalls") as caught:
         export_run(run, tmp_path / "bundle", rank_world(), **options)
@@ -239,7 +242,7 @@ def test_thresholds_for_another_recall_need_an_evaluation(run, tmp_path):
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1]
     assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # a recall of the recipe
+    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # a recall set in the recipe
 
 
 def test_the_onnx_backbone_computes_the_same_features_as_the_bundle(glyphs, run, tmp_path):
@@ -260,7 +263,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_run_without_evaluation_is_an_error_with_the_fix(run, tmp_path):
+def test_the_error_for_a_run_without_evaluation_contains_the_fix(run, tmp_path):
     for path in RunFolder(run).evaluations.iterdir():
         path.unlink()
     with pytest.raises(FileNotFoundError, match="run `kway eval` on the run first"):

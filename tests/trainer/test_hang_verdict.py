@@ -1,4 +1,4 @@
-"""The one-line description of a hang, from the states of all ranks."""
+"""The one-line description of a hang, derived from the states of all ranks."""
 
 from trainer.faults.flight_recorder import Collective, is_pending
 from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store, format_ranks
@@ -17,8 +17,9 @@ def _elsewhere(*, beat: int = 5, step: int = 7, phase: str = "data") -> RankStat
 
 
 def _line(**after: RankState) -> str:
-    """Return the description for the states of ranks `r0`, `r1`, …. A beat of 0 means that the beat
-    has not increased."""
+    """Return the description of a hang in which rank 0 has the state `r0`, and so on. A beat of 0
+    means that the rank has made no progress.
+    """
     states = {int(name[1:]): state for name, state in after.items()}
     before = {rank: RankState(0, 0, "", "", None, None, 0) for rank in states}
     return describe_hang(before, states, size=max(states) + 1)
@@ -52,7 +53,7 @@ def test_a_rank_outside_collectives_is_listed_with_its_phase_and_line() -> None:
     assert line.endswith("raise train.timeout_seconds")
 
 
-def test_ranks_in_different_collectives_indicate_a_skipped_one() -> None:
+def test_ranks_in_different_collectives_indicate_that_one_was_skipped() -> None:
     line = _line(r0=_waiting(), r1=_waiting(_BEFORE), r2=_waiting(_IN_GROUP))
     assert "rank 0 waits in all_gather #121 of head" in line
     assert "rank 1 waits in all_reduce #120 of head" in line
@@ -60,7 +61,7 @@ def test_ranks_in_different_collectives_indicate_a_skipped_one() -> None:
     assert "skipped a collective" in line
 
 
-def test_all_ranks_in_one_collective_indicate_the_network() -> None:
+def test_all_ranks_in_the_same_collective_indicate_a_network_problem() -> None:
     line = _line(r0=_waiting(), r1=_waiting())
     assert line.startswith("ranks 0, 1 wait in all_gather #121")
     assert "check the network between the ranks" in line

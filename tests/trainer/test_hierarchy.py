@@ -1,4 +1,4 @@
-"""A recipe whose label tree is the hierarchy stored with the shards."""
+"""A recipe that uses the hierarchy stored with the shards as its label tree."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_run_trains_and_loads_with_the_hierarchy_of_its_shards(glyphs, tmp_pat
     assert expected.num_nodes > expected.num_classes
 
 
-def test_shards_without_a_hierarchy_are_an_error(images, tmp_path):
+def test_shards_without_a_hierarchy_are_rejected(images, tmp_path):
     recipe = glyph_recipe(images, tmp_path / "run", **HIERARCHY)
     with pytest.raises(ValueError, match="source imagefolder does not provide a hierarchy"):
         train(recipe, rank_world())

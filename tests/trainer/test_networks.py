@@ -63,7 +63,7 @@ def build(config: dict[str, Any], image: ImageConfig = IMAGE, *, seed: int = 0) 
 
 
 def published(model_type: str, **fields: Any) -> Backbone:
-    """Return a network for the images of its paper, on the meta device."""
+    """Return a network on the meta device, for the image size used in its paper."""
     is_mnist = model_type == "mlp"
     image = IMAGE.model_copy(update={"size": 28}) if is_mnist else ImageConfig(size=32)
     with torch.device("meta"):
@@ -107,17 +107,18 @@ def test_every_network_is_registered_without_shadowing_a_transformers_model():
         ("cifar_densenet", {"depth": 190, "growth_rate": 40, **BC}, 10, "25.6"),
     ],
 )
-def test_a_network_has_the_number_of_weights_in_its_paper(
+def test_a_network_has_as_many_weights_as_its_paper_reports(
     model_type, fields, num_classes, millions
 ):
-    """Counts all trained parameters: convolutions, batch norm scales and shifts, and the classifier
-    with its biases."""
+    """The number covers all trained parameters: convolutions, the scales and shifts of batch norm,
+    and the classifier with its biases.
+    """
     backbone = published(model_type, **fields)
     count = num_weights(backbone) + num_classes * (backbone.dim + 1)
     assert f"{count / 1e6:.{len(millions.partition('.')[2])}f}" == millions
 
 
-def test_the_networks_of_single_logit_classification_have_the_layers_of_the_paper():
+def test_the_networks_for_single_logit_classification_have_the_layers_given_in_the_paper():
     mlp, cnn = published("mlp"), published("slc_cnn")
     assert num_weights(mlp) == 28 * 28 * 500 + 500 * 500 + 2 * (500 + 500)
     convolutions = [part for part in cnn.modules() if isinstance(part, nn.Conv2d)]
@@ -138,7 +139,7 @@ def test_the_networks_of_single_logit_classification_have_the_layers_of_the_pape
 
 
 @EVERY
-def test_features_are_the_mean_of_a_feature_map_of_hidden_size(model_type):
+def test_features_are_the_mean_of_a_feature_map_with_hidden_size_channels(model_type):
     backbone = build(small(model_type)).eval()
     inputs = noise(3)
     assert backbone.dim == backbone.settings.hidden_size
@@ -163,7 +164,7 @@ def test_a_network_without_weights_per_pixel_accepts_images_of_any_size(model_ty
 
 
 @EVERY
-def test_every_weight_has_a_gradient(model_type):
+def test_every_weight_gets_a_gradient(model_type):
     backbone = build(small(model_type)).train()
     found = backbone(noise(5))
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
@@ -217,7 +218,7 @@ def test_dropout_is_applied_only_in_training_and_only_if_configured(model_type):
 
 
 @EVERY
-def test_random_weights_follow_the_seed(model_type):
+def test_random_weights_depend_only_on_the_seed(model_type):
     first, same, other = (build(small(model_type), seed=seed) for seed in (3, 3, 4))
     for name, weight in first.named_parameters():
         assert torch.equal(weight, same.get_parameter(name)), name
@@ -225,7 +226,7 @@ def test_random_weights_follow_the_seed(model_type):
             assert not torch.equal(weight, other.get_parameter(name)), name
 
 
-def test_initial_weights_have_the_variance_of_he_et_al():
+def test_initial_weights_have_the_variance_proposed_by_he_et_al():
     cnn = build({"model_type": "slc_cnn", "num_channels": 1, "image_size": 16})
     for part in cnn.modules():
         if isinstance(part, nn.Conv2d):
@@ -239,7 +240,7 @@ def test_initial_weights_have_the_variance_of_he_et_al():
 
 
 @EVERY
-def test_the_mode_is_applied_to_every_batch_norm(model_type):
+def test_the_mode_is_applied_to_every_batch_norm_layer(model_type):
     for mode, kind in (("frozen", FrozenBatchNorm2d), ("sync", GroupBatchNorm2d)):
         backbone = build(small(model_type))
         store = dist.HashStore()
@@ -255,8 +256,9 @@ def test_the_mode_is_applied_to_every_batch_norm(model_type):
 
 @EVERY
 def test_blocks_contain_nearly_all_weights(model_type):
-    """FSDP gathers the other weights with the root; activation checkpointing does not cover
-    them."""
+    """FSDP gathers weights outside the blocks with the root module, and activation checkpointing
+    does not cover them.
+    """
     backbone = published(model_type)
     blocks = list(repeated_blocks(backbone.encoder))
     assert len(blocks) > 1
@@ -271,13 +273,13 @@ def trained(shards: Path, **changes: Any) -> dict[str, np.ndarray]:
 
 
 def trained_by_fsdp(shards: Path) -> dict[str, np.ndarray]:
-    """Return the entries of `trained` with FSDP and activation checkpointing."""
+    """Call `trained` with FSDP and activation checkpointing."""
     return trained(shards, train__strategy__kind="fsdp", train__activation_checkpointing=True)
 
 
 @pytest.mark.slow
-def test_an_mlp_with_fsdp_and_synchronized_batch_norm_trains_as_on_one_rank(glyphs):
-    """There are 11 rows on 2 ranks."""
+def test_an_mlp_trains_the_same_with_fsdp_and_synchronized_batch_norm_as_on_one_rank(glyphs):
+    """The 11 rows of a batch are split unevenly over 2 ranks."""
     alone = trained(glyphs)
     for result in run_on_ranks(2, trained_by_fsdp, glyphs):
         assert result.keys() == alone.keys()
@@ -286,7 +288,7 @@ def test_an_mlp_with_fsdp_and_synchronized_batch_norm_trains_as_on_one_rank(glyp
 
 
 def with_statistics(model_type: str) -> Backbone:
-    """Return a network whose batch norm layers contain the statistics of one batch."""
+    """Return a network whose batch norm layers have collected the statistics of one batch."""
     backbone = build(small(model_type)).train()
     features(backbone, noise(8))
     return backbone.eval()
@@ -335,7 +337,7 @@ def test_onnxruntime_computes_the_same_features_as_the_network(model_type, tmp_p
         torch.testing.assert_close(session(noise(rows)), expected, **close)
 
 
-def test_a_folder_of_transformers_weights_is_a_pretrained_backbone(tmp_path):
+def test_a_folder_with_transformers_weights_can_be_a_pretrained_backbone(tmp_path):
     backbone = build(small("wide_resnet")).eval()
     backbone.encoder.save_pretrained(tmp_path / "weights")
     config = BackboneConfig(name=str(tmp_path / "weights"), weights="pretrained")
@@ -345,7 +347,7 @@ def test_a_folder_of_transformers_weights_is_a_pretrained_backbone(tmp_path):
 
 
 def test_an_exported_run_computes_the_same_features_as_its_task(images, tmp_path):
-    """The run takes four steps on shards of color images, which it reads as gray images."""
+    """The run takes four steps on shards of color images, which it reads in grayscale."""
     recipe = glyph_recipe(images, tmp_path / "run", backbone__config=small("wide_resnet"))
     train(recipe, rank_world())
     export_run(recipe.run, tmp_path / "bundle", rank_world())
@@ -401,15 +403,16 @@ def test_the_planner_measures_the_network(model_type):
         ),
     ],
 )
-def test_invalid_fields_are_reported_with_the_fix(fields, message):
+def test_errors_for_invalid_fields_contain_the_fix(fields, message):
     with pytest.raises(ValueError, match=message):
         build({"num_channels": 1, **fields})
 
 
 @pytest.mark.parametrize("model_type", ["mlp", "slc_cnn"])
 def test_images_of_another_size_are_rejected_by_fixed_size_networks(model_type):
-    """Such sizes can come from `data.augment.progressive`, which the network's configuration does
-    not contain."""
+    """Such sizes can come from `data.augment.progressive`, which is not part of the network's
+    configuration.
+    """
     with pytest.raises(ValueError, match=r"image_size is 16, but images have 12 x 12 pixels"):
         features(build(small(model_type)).eval(), noise(2, size=12))
 
@@ -419,7 +422,7 @@ def test_images_too_small_for_the_transitions_are_rejected():
         features(build(small("cifar_densenet")).eval(), noise(2, size=3))
 
 
-def test_a_single_row_trains_a_fully_connected_layer_only_with_frozen_statistics():
+def test_a_fully_connected_network_accepts_a_single_row_only_with_frozen_statistics():
     backbone = build(small("mlp")).train()
     with pytest.raises(ValueError, match=r"one row at a time: raise train.global_batch, lower"):
         backbone(noise(1))

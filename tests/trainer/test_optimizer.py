@@ -25,7 +25,9 @@ PEAK, NUM_STEPS = 0.4, 40
 
 
 def rates(schedule: Schedule, *, num_steps: int = NUM_STEPS) -> list[float]:
-    """Return all learning rates of a run on 100 samples in batches of 10: an epoch is 10 steps."""
+    """Return all learning rates of a run on 100 samples in batches of 10, so that an epoch is 10
+    steps.
+    """
     length = RunLength(num_steps, num_samples=100, global_batch=10)
     return [PEAK * schedule.rate_factor(step, length) for step in range(num_steps)]
 
@@ -100,7 +102,7 @@ DECAYING = [
 
 @pytest.mark.parametrize("config", DECAYING)
 def test_weight_decay_applies_to_matrices_and_the_head_but_not_to_vectors(config):
-    """With zero gradients, a step is only the decay: w (1 - lr * decay)."""
+    """With zero gradients, a step consists of the decay alone: w (1 - lr * decay)."""
     network = model()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
@@ -114,7 +116,7 @@ def test_weight_decay_applies_to_matrices_and_the_head_but_not_to_vectors(config
 
 
 @pytest.mark.parametrize("config", DECAYING)
-def test_the_head_can_have_its_own_rate_and_decay(config):
+def test_the_head_can_have_its_own_learning_rate_and_weight_decay(config):
     network = model()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
@@ -125,7 +127,7 @@ def test_the_head_can_have_its_own_rate_and_decay(config):
         torch.testing.assert_close(network.get_parameter(name).detach(), share * before[name])
 
 
-def test_lamb_decays_the_bias_of_the_head_and_does_not_scale_its_step():
+def test_lamb_decays_the_bias_of_the_head_but_does_not_scale_its_step():
     head = ClassHead(4, 6, CrossEntropy(), init_std=1.0)
     head.bias.data.fill_(2.0)
     optimizer = build_head_optimizer(LAMB(lr=0.5, weight_decay=0.1), head)

@@ -58,18 +58,18 @@ def test_failed_allocations_are_detected(allocate: Any) -> None:
     "error",
     [RuntimeError("Storage size calculation overflowed"), ValueError("memory"), OSError(2, "x")],
 )
-def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
+def test_other_errors_are_not_treated_as_out_of_memory(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_the_message_has_the_requested_memory() -> None:
+def test_the_message_contains_the_requested_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(3 * 2**58, dtype=torch.uint8)
     line = advice(caught.value, _recipe(), _CPU)
     assert line.startswith("the machine ran out of memory: an allocation of 768 PiB failed; try ")
 
 
-def test_an_error_in_the_head_suggests_settings_of_the_head() -> None:
+def test_settings_of_the_head_are_suggested_for_an_error_in_the_head() -> None:
     vectors, row = torch.ones(2, 1).expand(2, 2**45), torch.tensor([0])
     with pytest.raises(RuntimeError) as caught:
         similarity(vectors, row, row)
@@ -100,7 +100,7 @@ def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
 
 @contextmanager
 def _no_more_memory() -> Iterator[None]:
-    """Limit this process to 16 MiB more than it uses now."""
+    """Limit the memory of this process to 16 MiB more than it uses now."""
     gc.collect()  # memory that is freed later would not count as used
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -122,7 +122,7 @@ def _update() -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(("phase", "start"), [("backward", _backward), ("optimizer", _update)])
-def test_the_message_has_the_phase(phase: str, start: Any) -> None:
+def test_the_message_contains_the_phase(phase: str, start: Any) -> None:
     act = start()
     with _no_more_memory(), pytest.raises(RuntimeError) as caught:
         act()
@@ -131,7 +131,7 @@ def test_the_message_has_the_phase(phase: str, start: Any) -> None:
     assert advice(caught.value, _recipe(), _CPU).startswith(line)
 
 
-def test_a_device_error_has_the_requested_and_the_free_memory() -> None:
+def test_the_message_for_a_device_contains_the_requested_and_the_free_memory() -> None:
     line = advice(_cuda_error(), _recipe(), _CUDA)
     assert line == (
         "cuda device 0 ran out of memory: an allocation of 2.00 GiB failed with 1.50 GiB of 139.80 "
@@ -154,7 +154,7 @@ def test_settings_in_use_are_not_suggested() -> None:
     )
 
 
-def test_a_recipe_without_remaining_settings_suggests_more_ranks() -> None:
+def test_more_ranks_are_suggested_if_no_setting_is_left_to_change() -> None:
     recipe = _recipe(
         train__global_batch=1,
         train__precision="bf16",
@@ -165,29 +165,29 @@ def test_a_recipe_without_remaining_settings_suggests_more_ranks() -> None:
     assert "use more ranks or a smaller backbone" in advice(_cuda_error(), recipe, _CUDA)
 
 
-def test_no_incompatible_zero_stage_is_suggested_for_lamb() -> None:
+def test_a_zero_stage_incompatible_with_lamb_is_not_suggested() -> None:
     recipe = _recipe(optimizer={"kind": "lamb"}, train__strategy={"kind": "deepspeed", "stage": 0})
     assert "train.strategy.kind=fsdp" in advice(_cuda_error(), recipe, _CUDA)
 
 
-def test_fragmented_memory_suggests_expandable_segments_first() -> None:
+def test_expandable_segments_are_suggested_first_for_fragmented_memory() -> None:
     line = advice(_cuda_error(reserved="7.00 GiB"), _recipe(), _CUDA)
     assert "try the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True, then" in line
 
 
-def test_host_memory_of_a_cuda_run_suggests_fewer_loader_workers_first() -> None:
+def test_running_out_of_host_memory_in_a_cuda_run_suggests_fewer_loader_workers_first() -> None:
     line = advice(MemoryError(), _recipe(data__workers=8), _CUDA)
     assert line.startswith("the machine ran out of memory: MemoryError; try data.workers=4")
 
 
-def test_every_suggested_change_is_a_valid_recipe() -> None:
+def test_every_suggested_change_gives_a_valid_recipe() -> None:
     line = advice(_cuda_error(), _recipe(), _CUDA)
     for change in line.partition("try ")[2].split(", then "):
         key, value = change.split("=")
         _recipe(**{key.replace(".", "__"): value})
 
 
-def test_an_evaluation_suggests_options_of_kway_eval() -> None:
+def test_options_of_kway_eval_are_suggested_for_an_evaluation() -> None:
     two = World(0, 2, 0, 2, torch.device("cpu"), None)
     recipe = _recipe(data__workers=2)
     line = advice(MemoryError(), recipe, two, evaluating=True)

@@ -1,4 +1,4 @@
-"""The private names of DeepSpeed that kway uses still exist and still have the same effect.
+"""The private names of DeepSpeed that kway uses still exist and still work as expected.
 
 A failure here means that a new version of DeepSpeed has changed one of them. Check whether the new
 version has a public function; otherwise adapt `trainer/strategies/private_deepspeed.py` and the
@@ -49,13 +49,13 @@ def check_stage_3(glyphs: Path) -> None:
 
 
 def stepped(glyphs: Path, *, stage: int) -> tuple[Any, Any, list[Any]]:
-    """Return a task after one step, DeepSpeed's optimizer, and the weights."""
+    """Return a task after one step, with DeepSpeed's optimizer and the weights."""
     task = started(glyphs, train__strategy={"kind": "deepspeed", "stage": stage})
     take_steps(task, 1)
     return task, task.strategy._zero, list(task.strategy._names.values())
 
 
-def test_each_private_name_of_deepspeed_exists_and_has_its_effect(glyphs: Path) -> None:
+def test_each_private_name_of_deepspeed_exists_and_works_as_expected(glyphs: Path) -> None:
     run_on_ranks(2, check_stages_1_and_3, glyphs)
 
 
@@ -71,7 +71,7 @@ def test_each_private_name_of_deepspeed_exists_and_has_its_effect(glyphs: Path) 
         (lambda: private.link_moments(torch.nn.Parameter(), {}, {}), "_hp_mapping"),
     ],
 )
-def test_an_unsupported_deepspeed_is_an_error_with_its_version(
+def test_the_error_for_an_unsupported_deepspeed_contains_its_version(
     call: Callable[[], object], missing: str
 ) -> None:
     message = rf"DeepSpeed {deepspeed.__version__} .* has no {missing}\): install the version in"

@@ -63,7 +63,7 @@ def test_yaml_merge_keys_and_duration_units_are_merged(tmp_path):
     assert load_recipe(path, ["train.duration={steps: 3}"]).train.duration == Duration(steps=3)
 
 
-def test_a_mapping_without_kind_has_the_default_kind(tmp_path):
+def test_a_mapping_without_a_kind_gets_the_default_kind(tmp_path):
     path = recipe_file(tmp_path, MINIMAL + "optimizer: {lr: 0.3}\nhead: {weights: {}}\n")
     recipe = load_recipe(path)
     assert (recipe.optimizer.kind, recipe.optimizer.lr) == ("sgd", 0.3)
@@ -111,7 +111,7 @@ def test_a_duration_override_replaces_the_unit(tmp_path):
         ),
     ],
 )
-def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
+def test_an_invalid_override_raises_a_one_line_error_with_the_key_and_the_fix(
     override, message, tmp_path
 ):
     with pytest.raises(ValueError, match=message) as caught:
@@ -151,14 +151,14 @@ def test_an_invalid_override_is_a_one_line_error_with_the_key_and_the_fix(
         ),
     ],
 )
-def test_conflicting_keys_are_a_one_line_error(overrides, message, tmp_path):
+def test_conflicting_keys_raise_a_one_line_error(overrides, message, tmp_path):
     path = recipe_file(tmp_path)
     with pytest.raises(ValueError, match=rf"^recipe {path}: {message}") as caught:
         load_recipe(path, overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_a_coupling_loss_needs_two_rows_and_others_need_one(tmp_path):
+def test_a_coupling_loss_needs_two_rows_and_other_losses_need_one(tmp_path):
     path = recipe_file(tmp_path)
     load_recipe(path, ["head.loss.kind=batch_ce", "train.global_batch=2"])
     load_recipe(path, ["head.loss.kind=ce", "train.global_batch=1"])

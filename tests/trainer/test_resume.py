@@ -1,5 +1,4 @@
-"""Resuming: before the first update, after a rejected start, in fp16, and after a stopped
-evaluation."""
+"""Resuming before the first update, after a rejected start, in fp16 and with new settings."""
 
 import errno
 import json
@@ -42,7 +41,7 @@ def resume_run(folder: RunFolder, task: Task) -> Resumed:
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
-    """If all steps so far were skipped, no moments exist yet."""
+    """If every step so far was skipped, the optimizer has no moments yet."""
     folder, task = RunFolder(tmp_path), started(glyphs)
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
@@ -52,7 +51,7 @@ def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
     assert take_steps(again, 2) == take_steps(task, 2)
 
 
-def test_enabling_fp16_on_resume_starts_with_the_default_scale(glyphs, tmp_path):
+def test_a_run_that_enables_fp16_on_resume_starts_with_the_default_scale(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs)
     take_steps(task, 1)
     state = state_of(task, 1)
@@ -94,7 +93,7 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
 
     others = ["optimizer.lr=0.1", "train.clip_norm=2", "schedule.kind=linear"]
     longer = "train.duration.steps=6"
-    # The state after a start that was killed before its first checkpoint.
+    # This is the state after a resumed run was killed before it saved its next checkpoint.
     (run / "recipe.yaml").write_text(dump_recipe(load_recipe(Path(recipe), [*others, longer])))
     assert main([recipe, *others, longer]) == 0
     assert changed(run) == {
@@ -124,8 +123,7 @@ def test_new_versions_are_reported_on_resume(glyphs, tmp_path):
 
 
 def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyphs, tmp_path):
-    """Evaluations and checkpoints have different intervals; each evaluation is followed by a
-    save."""
+    """Evaluations and checkpoints have different intervals, and a save follows each evaluation."""
     run = tmp_path / "run"
     changes = {
         "train__duration": {"steps": 5},

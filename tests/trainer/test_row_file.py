@@ -1,4 +1,4 @@
-"""Rows of class weights: any rows in any order, from disk or from the cache."""
+"""Rows of class weights can be read in any order, from disk or from the cache."""
 
 import os
 import threading
@@ -50,7 +50,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 500, 10**9])
-def test_rows_are_returned_in_the_requested_order_with_any_cache(path, cache_bytes) -> None:
+def test_rows_are_returned_in_the_requested_order_with_any_cache_size(path, cache_bytes) -> None:
     rows = open_rows(path, cache_bytes)
     for requested in [*REQUESTS, *REQUESTS]:
         assert torch.equal(rows.read(requested), WEIGHT[torch.tensor(requested, dtype=torch.long)])

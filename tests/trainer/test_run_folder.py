@@ -11,7 +11,7 @@ from trainer.run.folder import RunFolder
 
 
 def claim(run: RunFolder, recipe: Recipe) -> None:
-    """Check and store the recipe, as at the start of a run."""
+    """Check and store the recipe, as a run does when it starts."""
     run.check(recipe)
     run.write(recipe)
 
@@ -31,7 +31,7 @@ def test_the_folder_contains_only_the_resolved_recipe(tmp_path):
     assert [path.name for path in run.path.iterdir()] == ["recipe.yaml"]
     assert load_recipe(run.recipe) == run.load_recipe() == recipe
     text = run.recipe.read_text()
-    # Defaults are stored too, so that new defaults in a later version have no effect.
+    # Default values are stored too, so new defaults in a later version do not affect this run.
     assert "init_std: 0.01" in text
     assert "kind: cosine" in text
 
@@ -85,7 +85,7 @@ def test_other_settings_may_change_and_are_stored(changes, tmp_path):
 
 @pytest.mark.parametrize("left", [None, "step-00000001.partial"])
 def test_any_setting_may_change_without_a_committed_checkpoint(left, tmp_path):
-    """A killed save leaves a `.partial` folder, which is not a checkpoint."""
+    """A save that is killed leaves a `.partial` folder, which is not a checkpoint."""
     run = RunFolder(tmp_path)
     claim(run, glyph_recipe(Path("shards"), tmp_path))
     if left is not None:
@@ -109,7 +109,7 @@ def test_a_folder_that_is_not_a_run_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["file", "file/run"])
-def test_an_impossible_folder_is_an_error_with_the_key(path, tmp_path):
+def test_the_error_for_a_folder_that_cannot_be_created_names_the_key(path, tmp_path):
     (tmp_path / "file").write_text("mine")
     message = rf"^run is {tmp_path / path}, which cannot be created or written to \(.+\): choose"
     with pytest.raises(OSError, match=message), RunFolder(tmp_path / path).locked():

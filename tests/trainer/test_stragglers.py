@@ -13,11 +13,11 @@ def _filled(*steps: list[float], window: int, **options: float) -> Stragglers:
     return stragglers
 
 
-def test_a_rank_far_above_the_median_of_the_others_is_slow() -> None:
+def test_a_rank_that_takes_much_longer_than_the_median_of_the_others_is_slow() -> None:
     assert _filled([1.0, 1.1, 2.2, 0.9], window=1).slow_ranks() == {2: 2.2}
 
 
-def test_the_slow_one_of_two_ranks_is_detected() -> None:
+def test_the_slower_of_two_ranks_is_detected() -> None:
     assert _filled([1.0, 3.0], window=1).slow_ranks() == {1: 3.0}
 
 
@@ -26,19 +26,19 @@ def test_one_long_step_does_not_make_a_rank_slow() -> None:
     assert _filled(*steps, window=5).slow_ranks() == {}
 
 
-def test_no_rank_is_slow_if_it_is_alone_or_before_the_window_is_full() -> None:
+def test_no_rank_is_slow_before_the_window_is_full_or_without_other_ranks() -> None:
     assert _filled([1.0, 3.0], window=2).slow_ranks() == {}
     assert _filled([3.0], window=1).slow_ranks() == {}
 
 
-def test_only_the_window_counts() -> None:
+def test_steps_before_the_window_are_ignored() -> None:
     steps = [[1.0, 9.0]] * 3 + [[1.0, 1.0]] * 3
     stragglers = _filled(*steps, window=3)
     assert stragglers.slow_ranks() == {}
     assert stragglers.busy_seconds() == [1.0, 1.0]
 
 
-def test_a_large_factor_in_short_steps_is_ignored() -> None:
+def test_a_large_ratio_between_very_short_steps_is_ignored() -> None:
     assert _filled([0.001, 0.004], window=1).slow_ranks() == {}
 
 
@@ -55,7 +55,7 @@ def test_a_rank_is_compared_with_the_median_of_all_others() -> None:
         assert _filled(busy, window=1).slow_ranks() == expected
 
 
-def test_the_notice_names_the_slowest_rank_and_is_rate_limited() -> None:
+def test_the_notice_gives_the_slowest_rank_and_is_rate_limited() -> None:
     stragglers = _filled([1.0, 1.0, 1.0, 2.0, 3.0], window=1, minutes_between=10)
     line = stragglers.notice(now=0.0)
     assert line is not None

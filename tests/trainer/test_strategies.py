@@ -1,6 +1,6 @@
-"""One recipe with every strategy, world size and mesh: the same losses, weights and moments.
+"""A recipe gives the same losses, weights and moments with every strategy, world size and mesh.
 
-These tests cover parts of the full grids of `make soak`.
+These tests cover parts of the grids that `make soak` covers completely.
 """
 
 from pathlib import Path
@@ -34,7 +34,9 @@ ALL = list(range(len(STRATEGIES)))
         (3, 1, {"head__loss__kind": "ce", "train__global_batch": 7, **IN_PARTS}, [0, 2, 4, 6]),
     ],
 )
-def test_every_strategy_has_the_same_results(world_size, class_ranks, changes, strategies, glyphs):
+def test_every_strategy_gives_the_same_results(
+    world_size, class_ranks, changes, strategies, glyphs
+):
     alone = trained(glyphs, None, changes)
     assert alone[0][2] < alone[0][0]
     for rank in run_on_ranks(
@@ -80,7 +82,7 @@ def test_a_checkpoint_of_one_strategy_resumes_with_another(
 
 @pytest.mark.parametrize("ranks", SAVED)
 def test_resuming_at_the_same_world_size_is_bit_identical(ranks, glyphs, checkpoints):
-    """With three ranks, unlike with two, sums depend on the order of summation."""
+    """On three ranks, unlike on two, results depend on the order of summation."""
     root, expected = checkpoints
     (found, *_) = run_on_ranks(ranks, resumed_with_the_same, glyphs, root, SAVED[ranks])
     for strategy, (losses, entries) in found.items():

@@ -1,4 +1,4 @@
-"""Training on tars without an index: evaluation, export, resuming and damaged samples."""
+"""Training on tar files without an index: evaluation, export, resuming and damaged samples."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,9 @@ from trainer.train import train
 
 @pytest.fixture(scope="module")
 def tars(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The training samples of `glyphs` in 4 tars, part-0.tar to part-3.tar, and one invalid
-    image."""
+    """The training samples of `glyphs` and one invalid image in 4 tar files, part-0.tar to
+    part-3.tar.
+    """
     folder = tmp_path_factory.mktemp("tars")
     writers = [webdataset.TarWriter(str(folder / f"part-{number}.tar")) for number in range(4)]
     with open_split(glyphs, "train") as split:
@@ -59,8 +60,8 @@ def test_a_run_on_a_stream_is_evaluated_and_exported(
     train(recipe, rank_world())
     step = 4 * 268 // 16
     measured = load_evaluation(recipe.run / "evaluations", step=step)
-    # Chance is 0.08. Order and augmentation depend on the paths of the tars, which are different
-    # in every test run, so the accuracy varies.
+    # Chance level is 0.08. Order and augmentation depend on the paths of the tar files, which
+    # differ in every test run, so the accuracy varies.
     assert measured.metrics["top1"] > 0.13
     assert caplog.text.count(f"skipped {tars}/part-0.tar: damaged: ") == 1
     for path in (recipe.run / "evaluations").iterdir():
@@ -71,7 +72,7 @@ def test_a_run_on_a_stream_is_evaluated_and_exported(
     assert len(Bundle.open(tmp_path / "bundle").classes) == 13
 
 
-def test_a_resumed_stream_prints_that_its_order_is_new(
+def test_a_resumed_stream_reports_that_its_order_is_new(
     glyphs: Path, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
@@ -87,7 +88,9 @@ def test_a_resumed_stream_prints_that_its_order_is_new(
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 
 
-def test_a_run_cannot_resume_with_other_tars(glyphs: Path, tars: Path, tmp_path: Path) -> None:
+def test_a_run_cannot_resume_with_different_tar_files(
+    glyphs: Path, tars: Path, tmp_path: Path
+) -> None:
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
     stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
@@ -115,7 +118,7 @@ def test_two_ranks_agree_on_the_skipped_samples(glyphs: Path, tars: Path, tmp_pa
         ({"loss": {"kind": "nce"}}, "head.loss.noise is frequency.*kway shard index.* uniform"),
     ],
 )
-def test_settings_that_need_class_counts_are_rejected_with_the_fix(
+def test_the_error_for_settings_that_need_class_counts_contains_the_fix(
     glyphs: Path, tars: Path, tmp_path: Path, head: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

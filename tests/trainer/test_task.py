@@ -61,7 +61,7 @@ def test_training_on_1_2_and_4_ranks_gives_the_same_weights(glyphs, loss, weight
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce", "bce"])
 def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
-    """Batch norm is frozen, because the statistics of a micro-batch differ."""
+    """Batch norm is frozen, because micro-batches and the full batch have different statistics."""
     common = {"head__loss__kind": loss, "backbone__batch_norm": "frozen", "train__global_batch": 8}
     single = started(glyphs, **common)
     split = started(glyphs, **common, train__micro_batches=2)
@@ -89,7 +89,7 @@ def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
+def test_accumulation_on_ranks_with_uneven_batches_equals_one_process(glyphs, loss):
     alone = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
     )
@@ -102,14 +102,14 @@ def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
 
 
 def mixed(begin: int, end: int) -> Batch:
-    """`images` whose rows have a second class, some with zero weight."""
+    """Return `images` with a second class for each row. Some classes of a row have zero weight."""
     batch = images(begin, end)
     weights = torch.tensor([1.0, 0.3, 0.6, 0.0, 0.5, 0.9, 0.2, 0.7, 1.0, 0.4, 0.1])[begin:end]
     return replace(batch, mixed=Mixed((batch.labels + 3) % 13, weights))
 
 
 @pytest.mark.parametrize("loss", ["ce", "bce", "smooth_topk"])
-def test_a_mixed_row_counts_for_both_of_its_classes(glyphs, loss):
+def test_a_mixed_row_contributes_to_both_of_its_classes(glyphs, loss):
     task = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=4
     )
@@ -145,7 +145,7 @@ def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float,
 
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_accumulation_of_mixed_rows_on_uneven_ranks_equals_one_process(glyphs, loss):
+def test_accumulation_of_mixed_rows_on_ranks_with_uneven_batches_equals_one_process(glyphs, loss):
     value, expected = mixed_gradients(glyphs, loss, 1)
     for got_value, got in run_on_ranks(2, mixed_gradients, glyphs, loss, 3):
         assert got_value == pytest.approx(value, rel=1e-5)
@@ -169,7 +169,7 @@ TINY_VIT = {
 def few_rows(
     shards: Path, config: dict, rows: int, micro_batches: int
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """Return the loss and gradients of so few rows that some ranks or micro-batches have none."""
+    """Return the loss and gradients for so few rows that some ranks or micro-batches have none."""
     task = started(
         shards,
         backbone__config=config,
@@ -248,7 +248,7 @@ def test_gradient_caching_updates_batch_norm_once_per_micro_batch(glyphs):
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
-    """Every parameter has a gradient; DDP would wait for a missing one."""
+    """Every parameter gets a gradient. DDP would wait for a missing one."""
     config = {**TINY_BERT, **NO_DROPOUT}
     task = started(
         glyphs, backbone__config=config, backbone__pooling=pooling, train__global_batch=8
@@ -289,13 +289,13 @@ def test_cls_pooling_of_a_feature_map_is_rejected(glyphs):
         ({"model_type": "t5"}, "t5, which is an encoder-decoder"),
     ],
 )
-def test_an_invalid_configuration_is_a_one_line_error(glyphs, config, message):
+def test_an_invalid_configuration_raises_a_one_line_error(glyphs, config, message):
     with pytest.raises(ValueError, match=message) as caught:
         make_task(glyphs, backbone__config=config)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_backbone_is_reported_with_its_key(glyphs, tmp_path):
+def test_the_error_for_a_missing_backbone_names_the_key(glyphs, tmp_path):
     for name, reason in (
         ("nosuch", "there is no such folder, and the model"),
         ("", "the folder does not contain a transformers model"),
@@ -373,7 +373,7 @@ def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[flo
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_factored_head_trains_like_a_dense_head(glyphs, world_size):
+def test_a_factored_head_trains_to_the_same_weights_as_a_dense_head(glyphs, world_size):
     dense, norms = stepped(glyphs, "dense")
     for factored, found in run_on_ranks(world_size, stepped, glyphs, "factored"):
         np.testing.assert_allclose(found, norms, rtol=1e-4)

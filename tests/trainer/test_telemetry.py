@@ -1,4 +1,4 @@
-"""Telemetry: the same numbers in the JSONL file and at the endpoints."""
+"""Telemetry writes the same numbers to the JSONL file and to the endpoints."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path
     assert lines.write({"step": 1})
     size = path.stat().st_size
     try:
-        # Like a full disk, the limit allows only part of a line to be written.
+        # With this limit, as on a full disk, only part of a line can be written.
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
         assert not lines.write({"step": 2})
         assert not lines.write({"step": 3})
@@ -53,7 +53,7 @@ def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_lines_that_cannot_be_written_are_an_error_at_the_end(tmp_path):
+def test_lines_that_cannot_be_written_raise_an_error_at_the_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = JsonLines(path, after_step=0)
@@ -66,7 +66,7 @@ def test_lines_that_cannot_be_written_are_an_error_at_the_end(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_the_endpoint_and_the_jsonl_file_have_the_same_numbers(tmp_path):
+def test_the_endpoint_and_the_jsonl_file_contain_the_same_numbers(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, start_step=20, phases=phases, port=0) as report:
         for step in range(21, 31):
@@ -124,7 +124,9 @@ def test_the_endpoint_and_the_jsonl_file_have_the_same_numbers(tmp_path):
 
 
 def test_updates_skipped_before_a_restart_are_exported_from_the_start(tmp_path):
-    """An alert on an increase ignores the first value of a series."""
+    """Alerts on an increase ignore the first value of a series, so it must be exported at the
+    start.
+    """
     with telemetry(tmp_path, skipped_steps=3, port=0) as report:
         assert scraped(report)["kway_train_skipped_steps"] == 3
 
@@ -140,7 +142,7 @@ def test_the_phase_of_a_rank_is_read_at_each_scrape(tmp_path):
     assert later["kway_train_phase/evaluation"] == 0
 
 
-def test_a_slow_rank_has_a_ratio_while_it_is_slow(tmp_path):
+def test_the_ratio_of_a_slow_rank_is_exported_only_while_it_is_slow(tmp_path):
     with telemetry(tmp_path, port=0) as report:
         for step in range(1, 51):
             report.beat(step, busy_seconds=[1.0, 2.0])
@@ -223,7 +225,7 @@ def test_each_rank_has_an_endpoint_and_only_rank_0_has_other_outputs(tmp_path, c
 
 
 def free_pair() -> int:
-    """Return a free port whose next port is also free."""
+    """Return a free port such that the next port is also free."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as first:
             port: int = first.getsockname()[1]
@@ -234,7 +236,7 @@ def free_pair() -> int:
             return port
 
 
-def test_the_ports_of_a_machine_follow_the_local_ranks(tmp_path, capsys):
+def test_the_ports_on_a_machine_follow_the_local_ranks(tmp_path, capsys):
     port = free_pair()
     with telemetry(tmp_path, port=port) as first, telemetry(tmp_path, rank=1, port=port) as second:
         assert first.endpoint is not None
@@ -247,7 +249,7 @@ def test_the_ports_of_a_machine_follow_the_local_ranks(tmp_path, capsys):
     )
 
 
-def test_the_endpoint_is_closed_with_the_run(tmp_path):
+def test_the_endpoint_is_closed_when_the_run_ends(tmp_path):
     before = threading.active_count()
     with telemetry(tmp_path, port=0) as report:
         scraped(report)
@@ -266,7 +268,7 @@ def test_no_endpoint_is_opened_without_a_port(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_in_use_is_a_one_line_error_and_changes_no_files(rank, tmp_path, capsys):
+def test_a_port_in_use_raises_a_one_line_error_and_changes_no_files(rank, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n')
     of_rank = r" \(local rank 1\)" if rank else ""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -292,7 +294,7 @@ def test_the_first_the_last_and_every_nth_step_are_logged(tmp_path):
     assert due == [1, 30, 60, 90, NUM_STEPS]
 
 
-def test_non_finite_numbers_are_null(tmp_path):
+def test_non_finite_numbers_are_written_as_null(tmp_path):
     def reject(constant: str) -> None:
         raise AssertionError(constant)
 
@@ -305,7 +307,7 @@ def test_non_finite_numbers_are_null(tmp_path):
     assert evaluation["classes"] == [None, 1.0]
 
 
-def test_evaluations_and_checkpoints_are_not_part_of_a_step(tmp_path):
+def test_evaluations_and_checkpoints_are_not_counted_as_part_of_a_step(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, phases=phases) as report:
         for name in ("evaluation", "checkpoint"):
@@ -344,7 +346,7 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs: Path, tmp_pa
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
-def test_a_host_of_another_machine_raises_an_error_with_the_host(host):
+def test_the_address_of_another_machine_raises_an_error_that_contains_it(host):
     message = rf"^telemetry\.host is {host}, which is not an address of this machine \(.+\)"
     with pytest.raises(OSError, match=message):
         Endpoint(TelemetryConfig(port=0, host=host), 0, CollectorRegistry())

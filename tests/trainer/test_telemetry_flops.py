@@ -1,4 +1,4 @@
-"""MFU: operation counts match formulas and papers; MFU is absent if the peak rate is unknown."""
+"""Operation counts match formulas and papers, and MFU is absent if the peak rate is unknown."""
 
 import subprocess
 import sys
@@ -33,7 +33,8 @@ def forward_of(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> float
 def test_resnet50_operations_match_the_paper():
     pixels = torch.empty(1, 3, 224, 224, dtype=torch.uint8, device="meta")
     counted = forward_of({"model_type": "resnet"}, {"pixel_values": pixels})
-    # He et al. 2016, table 1: 3.8e9 multiply-adds; with the stride in the 3 x 3, as here, 4.1e9.
+    # He et al. (2016), table 1, report 3.8e9 multiply-adds. With the stride in the 3 x 3
+    # convolution, as here, there are 4.1e9.
     assert counted == pytest.approx(2 * 4.09e9, rel=0.01)
 
 
@@ -64,7 +65,7 @@ def test_the_head_formula_matches_the_operations_of_the_engine(bias):
         config, dim=24, num_classes=50, label_vectors=None, mesh=None, seed=0, device=CPU
     )
     features = torch.randn(6, 24, requires_grad=True)
-    # The counter has no formula for the product that adds to its target in place.
+    # The counter has no built-in formula for the matrix product that adds to its target in place.
     in_place = {torch.ops.aten.addmm_: product}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         head(features, torch.arange(6)).backward()
@@ -80,7 +81,7 @@ def test_the_head_formula_matches_the_operations_of_the_engine(bias):
         ({"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}}, None),
     ],
 )
-def test_only_computed_logits_are_counted(changes, classes):
+def test_only_logits_that_are_computed_are_counted(changes, classes):
     counted = head_flops(HeadConfig(bias=False, **changes), dim=10, num_classes=100)
     assert counted == (None if classes is None else 6 * 10 * classes)
 
@@ -94,7 +95,7 @@ def rows(number: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "attention_mask": tokens}
 
 
-def test_mfu_counts_the_rows_of_this_rank_at_their_length(texts, tmp_path):
+def test_mfu_counts_the_rows_of_this_rank_with_their_lengths(texts, tmp_path):
     flops = text_flops(texts, tmp_path)
     peak = 1e-3
     with telemetry(tmp_path, flops=flops, peak_tflops=peak, port=0) as report:
@@ -118,7 +119,7 @@ def test_mfu_is_absent_if_the_peak_is_unknown(texts, tmp_path):
     assert "mfu" not in records(tmp_path)[0]
 
 
-def test_a_head_without_a_formula_prints_that_mfu_is_absent(glyphs, tmp_path):
+def test_one_line_reports_that_a_head_without_a_formula_has_no_mfu(glyphs, tmp_path):
     factored = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     recipe = glyph_recipe(glyphs, tmp_path, head=factored)
     lines: list[str] = []

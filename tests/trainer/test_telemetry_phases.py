@@ -1,4 +1,4 @@
-"""Phases: each second of a step is counted in exactly one phase."""
+"""Each second of a step is counted in exactly one phase."""
 
 import time
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def interrupted(phases: Phases) -> None:
         raise KeyError
 
 
-def test_current_is_the_innermost_phase_and_an_error_leaves_it():
+def test_the_current_phase_is_the_innermost_one_and_an_error_ends_it():
     phases = Phases(CPU)
     assert phases.current is None
     with phases("backward"):
@@ -60,7 +60,7 @@ def test_current_is_the_innermost_phase_and_an_error_leaves_it():
     assert phases.current is None
 
 
-def test_an_evaluation_includes_its_inner_phases():
+def test_the_time_of_an_evaluation_includes_its_inner_phases():
     phases = Phases(CPU)
     with phases("evaluation"), phases("forward"), phases("communication"):
         assert phases.current == "communication"
@@ -98,7 +98,7 @@ def collectives_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], boo
     return recorded, {*phases.take()}, phases.operation is None
 
 
-def test_collectives_of_the_listening_thread_are_counted_as_communication():
+def test_collectives_on_the_thread_with_the_hook_are_counted_as_communication():
     names = ["all_reduce_sum", "all_gather", "barrier"]
     for recorded, taken, is_over in run_on_ranks(2, collectives_on_a_rank):
         assert recorded == [(name, name) for name in names]

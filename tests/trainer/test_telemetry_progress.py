@@ -29,7 +29,7 @@ LARGE = StepSummary(
 
 
 def test_output_to_a_file_is_plain_unwrapped_lines(tmp_path, capsys, monkeypatch):
-    """FORCE_COLOR, common in CI, makes rich treat a file as a terminal."""
+    """FORCE_COLOR, which is often set in CI, makes rich treat a file as a terminal."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     long = "[bold]not markup[/bold] :smile: " + 60 * "word "
     with telemetry(tmp_path) as report:
@@ -44,7 +44,7 @@ def test_output_to_a_file_is_plain_unwrapped_lines(tmp_path, capsys, monkeypatch
     assert second.rstrip() == long.rstrip()
 
 
-def test_numbers_are_rounded_and_have_units():
+def test_numbers_are_printed_rounded_and_with_units():
     assert LARGE.line() == (
         "loss 12.3456  lr 5.00e-02  123456 samples/s  data wait 12%  MFU 46%  69.5 GiB  "
         "ETA 12:34:56"
@@ -79,8 +79,7 @@ def report_on_terminal(terminal: str, folder: Path) -> None:
 
 
 def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:
-    """Return the exit code of `report_on_terminal` and all output to a terminal of `columns` x
-    40."""
+    """Run `report_on_terminal` on a terminal of 40 rows. Return its exit code and all output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = forked(report_on_terminal, os.ttyname(theirs), folder)
@@ -97,7 +96,7 @@ def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:
 
 
 def read_all(terminal: int) -> str:
-    """Return all output to a terminal until the last process has closed its other end."""
+    """Return everything written to a terminal before the last process closes the other end."""
     sent = b""
     with contextlib.suppress(OSError):  # Linux reports the end as an OSError
         while chunk := os.read(terminal, 65536):
@@ -113,7 +112,7 @@ def read_all(terminal: int) -> str:
         (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
     ],
 )
-def test_a_terminal_shows_a_bar_that_fits_below_unwrapped_lines(
+def test_a_terminal_shows_unwrapped_lines_above_a_bar_that_fits_its_width(
     columns: int, numbers: str, tmp_path: Path
 ):
     folder = tmp_path / ("long-name-" * 8)
@@ -129,6 +128,6 @@ def test_a_terminal_shows_a_bar_that_fits_below_unwrapped_lines(
     # A long path may be on its own line, but is never split.
     lines = [line.removeprefix("checkpoint ") for line in shown.splitlines()]
     assert [line for line in lines if "step-0" in line] == [str(folder / "step-00000060")]
-    # A killed rank could not show the cursor again.
+    # The cursor stays visible: a killed rank could not show it again.
     assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")
     assert sent.index("\x1b[?25h") < sent.index("━")

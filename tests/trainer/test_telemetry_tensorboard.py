@@ -1,4 +1,4 @@
-"""TensorBoard events contain the numbers of the JSONL file and each step only once."""
+"""TensorBoard events contain the same numbers as the JSONL file, and each step only once."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_other_ranks_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_package_is_a_one_line_error_with_the_fix():
+def test_a_missing_package_raises_a_one_line_error_with_the_fix():
     code = (
         "import sys; sys.path = [part for part in sys.path if 'site-packages' not in part]\n"
         "import importlib.util as util\n"

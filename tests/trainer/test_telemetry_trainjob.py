@@ -1,4 +1,4 @@
-"""Progress that a run reports to its Kubeflow TrainJob."""
+"""The progress that a run reports to its Kubeflow TrainJob."""
 
 import json
 import ssl
@@ -27,7 +27,7 @@ NAMES = ("URL", "CA_CERT", "TOKEN")
 
 @dataclass
 class Controller:
-    """A server that replaces Kubeflow's controller and records the reports it receives."""
+    """A server that replaces Kubeflow's controller and records the reports that it receives."""
 
     url: str
     authority: Path
@@ -79,7 +79,9 @@ def wait_for_reports(controller: Controller, times: int) -> None:
         time.sleep(0.01)
 
 
-def test_the_newest_report_is_sent_and_the_last_one_is_always_sent(controller: Controller) -> None:
+def test_only_the_newest_report_is_sent_and_the_last_one_is_never_skipped(
+    controller: Controller,
+) -> None:
     lines: list[str] = []
     status = TrainJobStatus(
         controller.url, controller.authority, controller.token, lines.append, interval_seconds=600
@@ -131,7 +133,7 @@ def test_an_error_is_printed_once_and_training_continues(
     assert "gone" in lines[2]
 
 
-def test_a_missing_environment_variable_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_environment_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(f"KUBEFLOW_TRAINER_SERVER_{name}", raising=False)
     lines: list[str] = []

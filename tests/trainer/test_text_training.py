@@ -1,4 +1,6 @@
-"""Training on texts, from shards to an evaluated run, and incompatible configurations."""
+"""Training on texts, from shards to an evaluated run, and the rejection of incompatible
+configurations.
+"""
 
 import json
 import shutil
@@ -23,7 +25,7 @@ def last_evaluation(recipe: Recipe) -> dict[str, float]:
     return load_evaluation(recipe.run / "evaluations", step=step).metrics
 
 
-def test_a_bert_learns_which_words_identify_the_class(texts: Path, tmp_path: Path) -> None:
+def test_bert_learns_which_words_identify_the_class(texts: Path, tmp_path: Path) -> None:
     recipe = text_recipe(texts, tmp_path / "run", train__duration={"epochs": 12})
     train(recipe, rank_world())
     assert last_evaluation(recipe)["top1"] > 0.8
@@ -33,7 +35,7 @@ def train_on_a_rank(recipe: Recipe) -> None:
     train(recipe, rank_world())
 
 
-def test_training_on_texts_is_the_same_on_three_ranks_and_on_one(
+def test_training_on_texts_gives_the_same_results_on_three_ranks_as_on_one(
     texts: Path, tmp_path: Path
 ) -> None:
     alone, three = (text_recipe(texts, tmp_path / name) for name in "ab")
@@ -57,7 +59,7 @@ def test_a_run_with_a_changed_tokenizer_is_rejected(texts: Path, tmp_path: Path)
 
 
 def of_type(model_type: str, **changes: object) -> dict:
-    """TINY_BERT with a different model type."""
+    """Return the configuration TINY_BERT with a different model type."""
     required = {"pad_token_id": 0, "vocab_size": 120, "max_position_embeddings": 64}
     return {**TINY_BERT, "model_type": model_type, **required, **changes}
 
@@ -136,13 +138,13 @@ def test_the_backbone_check_restores_training_mode_and_random_state() -> None:
         ),
     ],
 )
-def test_an_invalid_backbone_is_a_one_line_error(fields: dict, message: str) -> None:
+def test_an_invalid_backbone_raises_a_one_line_error(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         backbone_of(fields, "mean")
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_that_cannot_process_tokens_is_a_one_line_error() -> None:
+def test_a_backbone_that_cannot_process_tokens_raises_a_one_line_error() -> None:
     with pytest.raises(
         ValueError, match=r"xmod cannot process tokens .*: choose another"
     ) as caught:

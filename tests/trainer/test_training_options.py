@@ -35,8 +35,7 @@ def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[st
 def each(
     function: Callable[[Path, dict[str, Any]], Any], shards: Path, cases: list[dict[str, Any]]
 ) -> list[Any]:
-    """Call `function` for each case, one after another on the same ranks, because
-    starting ranks is slow."""
+    """Call `function` for each case in turn on the same ranks, because starting ranks is slow."""
     return [function(shards, changes) for changes in cases]
 
 
@@ -68,7 +67,9 @@ OPTIONS = [
     ],
 )
 def test_an_option_does_not_change_the_results(cases, glyphs):
-    """Batch norm is synchronized: its statistics are updated once even if forward runs twice."""
+    """Batch norm is synchronized. Its statistics are updated only once, even if the forward pass
+    runs twice.
+    """
     expected = trained(glyphs, {})
     for rank in run_on_ranks(2, each, trained, glyphs, cases):
         for case, found in zip(cases, rank, strict=True):
@@ -83,7 +84,7 @@ def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
 
 
 def test_more_block_shapes_than_the_recompile_limit_are_all_compiled():
-    """By default torch stops at 8 and silently runs the rest uncompiled."""
+    """By default, torch stops after 8 shapes and silently runs the rest uncompiled."""
     widths = range(4, 16)
     encoder = torch.nn.Sequential()
     encoder.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for width in widths)
@@ -166,7 +167,9 @@ def test_the_warmup_of_a_moving_average_lowers_the_decay():
 
 
 def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]:
-    """Return features of the weights, of their averages, and of the weights again."""
+    """Return the features computed with the weights, with their averages, and with the weights
+    again.
+    """
     task = started(shards, **changes, train__ema={"decay": 0.5, "warmup": False})
     take_steps(task, 3)
     task.eval()
@@ -203,7 +206,7 @@ def test_averages_replace_the_weights_inside_the_context(glyphs):
 
 
 def nan_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
-    """Run a step whose loss is NaN because of one rank, and the steps after it."""
+    """Run a step whose loss is NaN because of one rank, and the steps that follow it."""
     task = started(shards, **changes)
     before = take_steps(task, 1)
     weights = full_entries(task)
@@ -228,7 +231,7 @@ def nan_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
     ("ranks", "strategies"),
     [
         (2, [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "deepspeed", "stage": 2}]),
-        # Three ranks do not divide the weights, so the pieces are padded.
+        # The weights cannot be divided evenly among three ranks, so the pieces are padded.
         (3, [{"kind": "deepspeed", "stage": 3}]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ranks that really hang: every process exits by itself, and one line reports which rank hung."""
+"""If ranks really hang, every process exits on its own, and one line reports which rank hung."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _TIMEOUT = 3.0
 
 
 class Phase:
-    """The phase that the watchdog reads."""
+    """The current phase, as the watchdog reads it."""
 
     current: str | None = None
 
@@ -39,7 +39,7 @@ class Phase:
 def _train(
     rank: int, watchdog: Watchdog, phase: Phase, act: Callable[[], None], faulty: int
 ) -> None:
-    """Run five steps of one collective each. Rank `faulty` calls `act` before the collective of
+    """Run five steps with one collective each. Rank `faulty` calls `act` before the collective in
     step 3.
     """
     for step in range(1, 6):
@@ -96,7 +96,7 @@ def all_read_long(rank: int, watchdog: Watchdog, phase: Phase) -> None:
 
 
 def rank_1_sleeps_before_its_group(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    # This group has torch's default timeout of half an hour, like the groups of device meshes.
+    # This group has torch's default timeout of half an hour, as the groups of device meshes do.
     group = dist.new_group([0, 1], group_desc="mesh_class")
     if rank == 1:
         time.sleep(600)
@@ -147,7 +147,7 @@ def _rank_main(
 
 @dataclass(frozen=True)
 class Case:
-    """The code of `size` ranks. Rank `stopped` does not exit by itself."""
+    """The code that `size` ranks run. Rank `stopped` does not exit on its own."""
 
     act: Callable[..., None]
     size: int = 3
@@ -166,7 +166,7 @@ FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
 SHORT_TIMEOUT = Case(rank_1_stops, stopped=1, group_seconds=1)
 DIES = Case(rank_1_dies)
 UNRECORDED = Case(unrecorded, size=2)
-# Cases of a batch run at the same time, because they mostly wait.
+# The cases in a batch run concurrently, because they spend most of their time waiting.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
     [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
@@ -198,7 +198,7 @@ def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> OutcomeOf:
-    """The outcome of a case. The first case of a batch runs the whole batch."""
+    """Return the outcome of a case. The first call for a case in a batch runs the whole batch."""
     found: dict[Case, Outcome] = {}
 
     def of_case(case: Case) -> Outcome:
@@ -245,7 +245,7 @@ def test_a_stopped_rank_is_reported_in_one_line_and_the_others_exit(outcome: Out
     assert re.search(rf"ranks 0, 2 wait in all_reduce #\d+ {where}", lines[0])
 
 
-def test_the_others_report_a_stopped_rank_that_hosts_the_store(outcome: OutcomeOf) -> None:
+def test_a_stopped_rank_that_hosts_the_store_is_reported_by_the_others(outcome: OutcomeOf) -> None:
     codes, lines = outcome(STORE_STOPS)
     assert codes == [None, 1, 1]
     assert len(lines) == 2, lines
@@ -279,7 +279,7 @@ def test_reading_longer_than_the_timeout_is_not_a_hang(outcome: OutcomeOf) -> No
     assert outcome(READS_LONG) == ([0, 0], [])
 
 
-def test_a_hang_in_a_group_with_the_default_timeout_of_torch_is_detected(
+def test_a_hang_in_a_group_with_torchs_default_timeout_is_detected(
     outcome: OutcomeOf,
 ) -> None:
     codes, lines = outcome(LONG_TIMEOUT)

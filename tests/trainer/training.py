@@ -1,4 +1,4 @@
-"""Trains a tiny task for a few steps with any strategy. Several test modules use it."""
+"""Trains a tiny task for a few steps with any strategy, for several test modules."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from trainer.task import Task, build_task
 
 
 def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
-    """Return the task of `tests.shards.glyph_recipe` with `changes`, on this rank of a test."""
+    """Return the task that `tests.shards.glyph_recipe` with `changes` describes, on this rank."""
     recipe = glyph_recipe(shards, Path("unused"), **changes)
     manifest = Manifest.load(shards)
     return build_task(
@@ -29,14 +29,14 @@ def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> T
 
 
 def started(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
-    """Return the same task with its strategy and optimizers, in training mode."""
+    """Return the same task in training mode, with its strategy and optimizers."""
     task = make_task(shards, class_ranks, **changes)
     task.start_training()
     return task.train()
 
 
 def images(begin: int, end: int, num_classes: int = 13) -> Batch:
-    """Return the rows `begin` to `end` of 12 noise images."""
+    """Return rows `begin` to `end` of 12 noise images."""
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randint(256, (12, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.randint(num_classes, (12,), generator=generator)
@@ -50,7 +50,7 @@ def share(task: Task, rows: int = 12) -> Batch:
 
 
 def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) -> list[float]:
-    """Train on the same batch and return the losses."""
+    """Train on the same batch in every step, and return the losses."""
     losses = []
     for step in range(first, first + num_steps):
         losses.append(float(task.backward(share(task, rows), step=step)))
@@ -60,7 +60,7 @@ def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) ->
 
 
 def full_entries(task: Task) -> dict[str, np.ndarray]:
-    """Return all full tensors of a checkpoint (collective)."""
+    """Return the full tensors of all checkpoint entries. This is a collective call."""
     return {name: full_array(tensor) for name, tensor in training_entries(task).items()}
 
 

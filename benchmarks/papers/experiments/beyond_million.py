@@ -27,10 +27,11 @@ _HERE = "experiments.beyond_million"
 _RECALLS = (0.9, 0.99)
 _DIM, _SIGMA = 32, 0.15
 _POINTS = 5  # number of evaluations during training
-# These losses scale to a million classes: ce and nce compute the classes of the batch and a random
-# sample of the others; quadratic computes all classes exactly with the factored head.
+# These losses scale to a million classes: ce and nce compute only the logits of the batch's classes
+# and of a random sample of the others; quadratic accounts for all classes exactly, using the
+# factored head.
 _LOSSES = ("ce", "nce", "quadratic")
-# Learning rates divided by the batch size: the step per sample, because the loss is a mean.
+# Learning rates per sample: the loss is a mean over the batch, so they are multiplied by its size.
 _RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _MEASURES = {
     "auprc": "AUPRC",
@@ -42,8 +43,8 @@ _MEASURES = {
 def train_head(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Train one loss on samples of `seen` classes and measure single-logit classification (a job).
 
-    `points` are the measures of some of these classes during training, and `ideal` are those of the
-    true centers. A run that diverges has only the measure `diverged`.
+    `points` contains the measures of some of these classes during training, and `ideal` those of
+    the true centers. A run that diverges has only the measure `diverged`.
     """
     torch.manual_seed(settings["seed"])
     num_classes, batch = settings["classes"], settings["batch"]
@@ -121,7 +122,7 @@ def _around(centers: Tensor, labels: Tensor) -> Tensor:
 def _test(
     centers: Tensor, seen: Tensor, num_measured: int, each: int = 20
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the classes to measure and test samples.
+    """Return the classes to measure, and the test samples.
 
     There are `each` samples per class, and the same number of samples of random classes.
     """
@@ -132,7 +133,7 @@ def _test(
 
 
 def _rows(head: ClassHead, wanted: Tensor) -> ClassRows:
-    """Return the rows of the classes `wanted`, in ascending order."""
+    """Return the rows of the `wanted` classes, whose ids are in ascending order."""
     rows = torch.empty(len(wanted), _DIM)
     bias = None if head.bias is None else torch.empty(len(wanted))
     for block in head.class_rows(1 << 18):
@@ -209,16 +210,16 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     times = results[timing]
     words = (
         f"There are {sizes['classes']:,} classes with random centers on the unit sphere in "
-        f"{_DIM} dimensions. A sample is the center of its class plus normal noise with standard "
-        f"deviation {_SIGMA:g} per dimension. There is no backbone: the features are given. Of "
-        f"the classes, {sizes['seen']:,} have training samples, and training takes {steps} steps "
-        f"with a batch size of {sizes['batch']:,}. The single logits of {sizes['measured']:,} of "
-        "these classes are measured, on 20 samples of each class and the same number of samples "
-        "of random classes. In each step, ce and nce compute the classes of the batch and "
-        f"{sizes['sampled']:,} random classes, but quadratic computes all classes exactly with "
-        "the factored head. The heads are initialized to zero and trained with SGD and "
-        f"{len(runs['ce'])} seeds. Each loss uses the best of the same {len(rates)} learning "
-        f"rates after {search} steps with another seed."
+        f"{_DIM} dimensions. A sample is the center of its class plus normal noise with a standard "
+        f"deviation of {_SIGMA:g} per dimension. There is no backbone: the features are given. "
+        f"Training samples come from {sizes['seen']:,} of the classes, and training takes {steps} "
+        f"steps with a batch size of {sizes['batch']:,}. Single logits are evaluated for "
+        f"{sizes['measured']:,} of these classes, on 20 samples of each class and the same number "
+        "of samples of random classes. In each step, ce and nce compute the logits of the batch's "
+        f"classes and of {sizes['sampled']:,} random classes, whereas quadratic accounts for all "
+        "classes exactly, using the factored head. The heads are initialized to zero and "
+        f"trained with SGD, with {len(runs['ce'])} seeds. For each loss, the best of the same "
+        f"{len(rates)} learning rates is chosen after {search} steps with another seed."
     )
     return _section(words, best, runs, ratio(times["all"], times["one"]), times.measures, plots)
 
@@ -252,9 +253,10 @@ def _section(
             )
         ],
         remarks=[
-            "The ideal row of a class is its true center: no training can do better here.",
+            'In the row "ideal", each class row is the true center of its class: no training can '
+            "do better here.",
             "batch_ce was not run: it has no variant that samples classes, and computing the "
-            "logits of a million classes for every batch does not fit this budget.",
+            "logits of a million classes for every batch would exceed this budget.",
         ],
     )
 
@@ -283,12 +285,12 @@ def _claims(
 
 
 def _values(runs: Sequence[Measures], measure: str) -> list[float]:
-    """Return a measure at the end of training for each run; 0 for a run that diverged."""
+    """Return each run's measure at the end of training; 0 for a run that diverged."""
     return [0.0 if "diverged" in run else float(run["points"][-1][measure]) for run in runs]
 
 
 def _ideal(runs: Mapping[str, list[Measures]], measure: str) -> Mean | None:
-    """Return the measure of the true centers; every loss has the same samples for a seed."""
+    """Return the measure of the true centers, which is the same for all losses of a seed."""
     complete = [each for each in runs.values() if not any("diverged" in run for run in each)]
     return mean([run["ideal"][measure] for run in complete[0]]) if complete else None
 

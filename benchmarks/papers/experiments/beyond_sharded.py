@@ -37,7 +37,7 @@ _CASES = (
     *(f"{weights} {loss}" for weights in ("dense", "vtree", "utree") for loss in _LOSSES),
     *(f"factored {loss}" for loss in _FACTORED),
 )
-# Relative rounding error of float32 sums in a different order.
+# Relative rounding error if float32 sums are computed in a different order.
 _ROUNDING = 1e-4
 
 
@@ -92,8 +92,8 @@ def _start(folder: Path, num_ranks: int) -> None:
     command = [sys.executable, "-m", _RANKS, str(folder), "--launch", str(num_ranks)]
     ended = subprocess.run(
         command,
-        # An installed kway does not contain benchmarks, and ranks do not import from the working
-        # directory.
+        # Ranks need this path: an installed kway does not contain benchmarks, and ranks do not
+        # import from the working directory.
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_REPOSITORY)},
         capture_output=True,
         text=True,
@@ -116,7 +116,7 @@ def joined(
     found = {}
     for case in cases:
         ids = np.concatenate([rank[f"{case} ids"] for rank in ranks])
-        # Several ranks may have the rows of the same class; use those of the first such rank.
+        # Several ranks may have the row of the same class; use that of the first of these ranks.
         _, first = np.unique(ids, return_index=True)
         found[case] = np.concatenate([rank[f"{case} rows"] for rank in ranks])[first]
     return found
@@ -141,7 +141,8 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             "batch": 33,  # neither is divisible by the number of ranks
             "steps": 3 if toy else 10,
             # At a learning rate of 0.5, ten steps of spherical softmax on trees amplify a change of
-            # 1e-7 to 1e-2 even on one rank: that would measure the loss, not the sharding.
+            # 1e-7 to 1e-2 even on one rank, so the differences would be due to the loss, not to
+            # sharding.
             "rate": 0.01,
             "timed": {
                 "classes": large,
@@ -166,10 +167,10 @@ def _section(job: Job, measures: Measures, plots: PlotFolder) -> Section:
         title=EXPERIMENT.title,
         setup=(
             f"This experiment tests {len(settings['cases'])} combinations of class weights and "
-            f"loss, with {settings['classes']} classes and {settings['batch']} rows, so that "
+            f"loss, with {settings['classes']} classes and a batch of {settings['batch']} rows: "
             "neither number is divisible by the number of ranks. Each head is trained on noise "
             f"for {settings['steps']} steps of SGD with a rate of {settings['rate']:g}. Every "
-            "mesh starts from the same rows and uses the same global batches. Ranks are CPU "
+            "mesh starts from the same class rows and uses the same global batches. Ranks are CPU "
             "processes with one thread each, started by kway's launcher (gloo). Step times are "
             f"for dense ce with {case}."
         ),
@@ -201,7 +202,8 @@ def _same_claims(measures: Measures) -> list[Claim]:
         shown = "; ".join(f"{what} {value:.0e} ({case})" for what, (case, value) in worst.items())
         claims.append(
             Claim(
-                f"{mesh}: losses and rows equal those of one rank up to rounding ({_ROUNDING:.0e})",
+                f"if {mesh}, losses and class rows equal those of one rank up to rounding "
+                f"({_ROUNDING:.0e})",
                 "holds" if same else "does not hold",
                 f"largest relative difference: {shown}",
                 Kind.ADDITIONAL,
@@ -246,7 +248,7 @@ def _ms(seconds: Median) -> str:
 
 
 def _apart_table(measures: Measures) -> Table:
-    """Return the table of the loss with the largest difference for each kind of class weights."""
+    """Return a table of the loss with the largest difference for each kind of class weights."""
     rows = []
     for weights in _kinds(measures):
         for mesh in _sharded(measures):
@@ -261,7 +263,7 @@ def _apart_table(measures: Measures) -> Table:
                 cells.append(f"{value:.1e} ({case.split()[1]})")
             rows.append([*cells, str(len(of_weights))])
     return Table(
-        "Largest relative difference from one rank, and the loss it occurs with",
+        "Largest relative difference from one rank, and the loss with which it occurs",
         [
             "class weights",
             "mesh",

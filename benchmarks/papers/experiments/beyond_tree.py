@@ -93,8 +93,8 @@ def _section(data: Cifar, compared: Compared, plots: PlotFolder) -> Section:
             plots.save(
                 EXPERIMENT.name,
                 _figure(compared),
-                title="V-tree minus dense weights for each measure, at the best rates by that "
-                "measure.",
+                title="V-tree minus dense weights for each measure, at the rates that are best by "
+                "that measure.",
                 alt_text="Points with error bars for each loss, and a horizontal line at zero.",
             )
         ],

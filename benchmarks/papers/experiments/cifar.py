@@ -23,8 +23,8 @@ class Cifar:
     """A network, and CIFAR-100 at a given resolution.
 
     `network` is a backbone config, and images have `side` x `side` pixels. `of` returns the
-    dataset. At the published sizes, it contains all training images except 5,000 for validation,
-    otherwise fewer (`limits`).
+    dataset. At the published sizes, its training split contains all training images except 5,000
+    for validation. Otherwise, `limits` reduces the number of images in each split.
     """
 
     network: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Cifar:
         }
 
     def description(self) -> str:
-        """Return a description of network, images and batch size for the page."""
+        """Return a description of the network, the images and the batch size for the page."""
         images = f"CIFAR-100 at {self.side} x {self.side} pixels"
         augmentations = "random flips and shifts" if self.is_published else "random flips"
         return (
@@ -94,11 +94,11 @@ def cifar(
     test: int = 5_000,
     batch: int = 128,
 ) -> Cifar:
-    """Return the published network, called `name`, for `--budget full`, otherwise the stand-in.
+    """Return the setup with the published network `name` for `--budget full`, or the stand-in.
 
-    The stand-in learns the most in a few seconds on a CPU core: two fully connected layers of 500
-    units on 8 x 8 pixels, with `train` training, 2,000 validation and `test` test images (fewer
-    with smaller budgets).
+    The stand-in is what learns the most in a few seconds on a CPU core: two fully connected layers
+    of 500 units on images of 8 x 8 pixels. It uses `train` training, 2,000 validation and `test`
+    test images (fewer with smaller budgets).
     """
     if budget.is_full:
         return Cifar(published, name, _PUBLISHED_SIDE, batch)

@@ -58,8 +58,8 @@ def _between(steps: int) -> int:
 class _Design:
     """An arm is a loss and a noise level.
 
-    As in the paper, cross entropy gets an advantage: its best checkpoint by top-5 on the validation
-    split is tested as well.
+    As in the paper, cross entropy gets an advantage: the checkpoint with its best top-5 accuracy on
+    the validation split is tested, too.
     """
 
     cifar: Cifar
@@ -138,11 +138,11 @@ def _section(network: Cifar, found: _Found, plots: PlotFolder) -> Section:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network.description()}. The label of each of the {samples['train']:,} training "
-            "images is replaced with the given probability by a random label of the same coarse "
-            "class. Validation and test labels are correct. The smooth top-k loss uses k = 5 "
-            f"and temperature 1. {compared.setup()} Rates are searched for each noise level by "
-            "top-5."
+            f"{network.description()}. With the given probability, the label of each of the "
+            f"{samples['train']:,} training images is replaced with a random label from the same "
+            "coarse class. Validation and test labels are correct. The smooth top-k loss uses k = "
+            f"5 and temperature 1. {compared.setup()} Rates are chosen separately for each noise "
+            "level."
         ),
         claims=_claims(found, network.kind),
         tables=[
@@ -165,14 +165,14 @@ def _remarks(network: Cifar, compared: Compared) -> list[str]:
         interval = f"every {_between(compared.steps)} steps (in the paper, after each epoch)"
     remarks = [
         "The best checkpoint of cross entropy is the one with the highest top-5 accuracy on the "
-        f"validation split, evaluated {interval}. Its last checkpoint is shown for comparison. The "
-        "smooth top-5 loss uses the last checkpoint, as in the paper.",
+        f"validation split, which is evaluated {interval}. Its last checkpoint is shown for "
+        "comparison. The smooth top-5 loss uses the last checkpoint, as in the paper.",
     ]
     if not network.is_published:
         remarks.append(
             "Wrong labels hurt only a network that memorizes its training labels. The stand-in "
-            f"sees each image {_epochs(network, compared):.0f} times, but the paper's network "
-            f"sees it {DENSENET_EPOCHS} times."
+            f"sees each image {_epochs(network, compared):.0f} times, whereas the paper's network "
+            f"sees each one {DENSENET_EPOCHS} times."
         )
     return remarks
 

@@ -163,10 +163,11 @@ def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
         title=EXPERIMENT.title,
         setup=(
             f"{design.cifar.description()}. Training images: {sizes}. ccql uses w = sqrt(K - 1) "
-            f"- 1. {compared.setup()} The number of steps applies to {_ALL} classes; with {_FEW} "
-            f"classes it is multiplied by {_FEW / _ALL:g}. As in the paper, the rate is divided "
-            f"by 4 after {', '.join(str(epoch) for epoch in _DROPS[:-1])} and {_DROPS[-1]} of "
-            f"{_EPOCHS} equal parts of the training."
+            f"- 1. {compared.setup()} These numbers of steps are for {_ALL} classes; with {_FEW} "
+            f"classes, they are multiplied by {_FEW / _ALL:g}. The rate is divided by 4 at the "
+            "same points in training as in the paper: after "
+            f"{', '.join(str(epoch) for epoch in _DROPS[:-1])} and {_DROPS[-1]} of {_EPOCHS} equal "
+            "parts."
         ),
         claims=_claims(compared, design.cifar.kind),
         tables=[_table(compared, own=True), _table(compared, own=False)],
@@ -174,8 +175,8 @@ def _section(design: _Design, compared: Compared, plots: PlotFolder) -> Section:
         remarks=[
             f"The {_FEW} random classes are a single draw, used for all losses and seeds.",
             "The paper tunes the learning rate of each experiment by hand and does not state the "
-            "rates. The shared rate is our choice.",
-            "The paper states numerical results only in its text. The tables show them in "
+            "rates. We chose the shared rate.",
+            "The paper gives numerical results only in its text; the tables show them in "
             "parentheses.",
         ],
     )
@@ -265,7 +266,9 @@ def _table(compared: Compared, *, own: bool) -> Table:
             rows.append([label, loss, *cells, f"{diverged} of {len(runs)}", *rate])
     which = "best rate of each loss" if own else f"shared rate {compared.shared.lr:g}"
     header = ["classes", "loss", "training", "test", "diverged", *(["rate, decay"] if own else [])]
-    return Table(f"Accuracy in percent, {which} (the paper's text in parentheses)", header, rows)
+    return Table(
+        f"Accuracy in percent, {which} (numbers from the paper's text in parentheses)", header, rows
+    )
 
 
 def _accuracies(compared: Compared) -> Figure:

@@ -1,6 +1,6 @@
 """Paper 001, Lemmas 3.2, 3.4 and 3.5: closed forms and simulation on the K-class mixture.
 
-The losses are kway's, evaluated by a head whose rows are the classifier Theta.
+The losses are kway's; they are evaluated with a head whose rows are the classifier Theta.
 """
 
 import math
@@ -27,7 +27,7 @@ _CLOSE = 0.005  # relative tolerance of a simulation
 
 @dataclass(frozen=True)
 class Mixture:
-    """K classes around unit centers M [K, d] in random directions; noise covariance sigma^2 I."""
+    """K classes with unit centers M [K, d] in random directions and noise covariance sigma^2 I."""
 
     k: int
     d: int
@@ -44,7 +44,7 @@ class Mixture:
 def minimizer(centers: np.ndarray, ridge: float) -> np.ndarray:
     """Return M (M'M + ridge I)^-1 [K, d].
 
-    It minimizes the quadratic loss if ridge is K sigma^2 (Lemma 3.4, printed with sigma^2).
+    It minimizes the quadratic loss if ridge is K sigma^2 (Lemma 3.4 prints sigma^2).
     """
     gram = centers.T @ centers + ridge * np.eye(centers.shape[1])
     return np.linalg.solve(gram, centers.T).T
@@ -60,7 +60,7 @@ def least_quadratic(centers: np.ndarray, sigma: float) -> float:
 
 
 def ccql_minimizer(centers: np.ndarray, sigma: float, w: float) -> tuple[np.ndarray, float]:
-    """Return the minimizer Theta [K, d] of the correct-class quadratic loss, and the minimum.
+    """Return the minimizer Theta [K, d] of the correct-class quadratic loss, and its minimum.
 
     Each row i is a separate least-squares problem with the matrix (M'M + w mu_i mu_i') / K
     + sigma^2 (1 + w / K) I and the right-hand side (1 + w) mu_i / K.
@@ -132,7 +132,7 @@ def measure_quadratic(settings: Mapping[str, Any], _folders: Folders) -> Measure
 def measure_cross_entropy(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Compute CE at Theta = R M with noise of norm at most gamma (Lemma 3.2; a job).
 
-    The noise is uniform in the ball, or points straight to the nearest other center.
+    The noise is uniform in the ball, or points directly at the nearest other center.
     """
     from heads.losses import CrossEntropy
 
@@ -224,10 +224,10 @@ def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"There are {len(found.quadratic)} draws of unit centers in random directions with "
-        f"{samples:,} samples each. Losses are computed by kway's ce, quadratic and ccql. "
-        "The noise for Lemmas 3.4 and 3.5 is normal, and the noise for Lemma 3.2 has a "
-        "norm of at most gamma.",
+        setup=f"Unit centers in random directions are drawn {len(found.quadratic)} times, with "
+        f"{samples:,} samples per draw. Losses are computed with kway's ce, quadratic and ccql. "
+        "The noise for Lemmas 3.4 and 3.5 is normal; the noise for Lemma 3.2 has a norm of at "
+        "most gamma.",
         claims=[
             *_entropy_claims(found),
             *_quadratic_claims(found),
@@ -237,19 +237,20 @@ def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
         plots=[plot],
         remarks=[
             "Corrected derivation of Lemma 3.4: K times the loss has the gradient Theta (M'M + "
-            "K sigma^2 I) - M. The minimizer therefore contains K sigma^2, but the lemma prints "
-            "sigma^2 (the factor K is present in its proof). Its identity matrix has size d, "
-            "but the lemma prints size K. The factor 1/2 of the loss remains in the minimum.",
+            "K sigma^2 I) - M. The minimizer therefore contains K sigma^2, where the lemma prints "
+            "sigma^2 (its proof does contain the factor K). The identity matrix has size d, not "
+            "size K as printed in the lemma. The minimum keeps the factor 1/2 of the loss, which "
+            "the lemma omits.",
             "The proof of Lemma 3.5 accounts for the noise in the quadratic term but not in the "
-            "term weighted by w. At Theta = M, this noise adds w sigma^2 / 2 to the loss. Such "
-            "a term is unavoidable: for any Theta, the loss is at least w / 2 times sigma^2 / "
-            "(1 + sigma^2).",
+            "term weighted by w. At Theta = M, the noise in that term adds w sigma^2 / 2 to the "
+            "loss. Some such increase is unavoidable: for any Theta, the loss is at least w / 2 "
+            "times sigma^2 / (1 + sigma^2).",
         ],
     )
 
 
 def _entropy_claims(found: _Found) -> list[Claim]:
-    """Claim Lemma 3.2 from the smallest relative margin below epsilon over all cases."""
+    """Return the claim of Lemma 3.2, judged by the smallest relative margin below epsilon."""
     margin = min(
         1 - loss / epsilon
         for of_draw in found.entropy
@@ -273,14 +274,14 @@ def _quadratic_claims(found: _Found) -> list[Claim]:
     half = found.over(lambda one: one["simulated"] / (2 * one["closed"]))
     return [
         Claim(
-            "Lemma 3.4, corrected: QL is minimal at M (M'M + K sigma^2 I)^-1, with the value "
+            "Lemma 3.4, corrected: QL is minimized by M (M'M + K sigma^2 I)^-1, with the value "
             "1/2 sum sigma^2 / (K sigma^2 + lambda)",
             _equal(gap),
             f"simulation / closed form - 1: {gap.text(5)} ({gap.n} draws)",
             Kind.ADDITIONAL,
         ),
         Claim(
-            "Lemma 3.4 as printed: QL is minimal at M (M'M + sigma^2 I)^-1",
+            "Lemma 3.4 as printed: QL is minimized by M (M'M + sigma^2 I)^-1",
             verdict(Mean(-printed.value, printed.half, printed.n)),
             f"relative excess over the minimum: {printed.text()} (paired, {printed.n} draws)",
             Kind.PAPER,

@@ -1,7 +1,9 @@
-"""Train heads for a few steps on a mesh of ranks: `python -m
-benchmarks.papers.experiments.sharded_ranks FOLDER [--launch N]`, with `settings.json` in FOLDER.
+"""Train heads for a few steps on a mesh of ranks.
 
-With --launch it starts N ranks with kway's launcher; without --launch it runs as one rank.
+    python -m benchmarks.papers.experiments.sharded_ranks FOLDER [--launch N]
+
+FOLDER contains `settings.json`. With --launch, the command starts N ranks with kway's launcher;
+without it, the process is one of these ranks.
 """
 
 import argparse
@@ -54,7 +56,7 @@ def main() -> int:
 def measure(settings: Mapping[str, Any], world: World) -> tuple[Any, dict[str, np.ndarray]]:
     """Return the losses and step times, and this rank's rows after the last step.
 
-    Losses and rows are by case (`weights loss`); step times are those of a larger head.
+    Losses and rows are keyed by case (`weights loss`); step times are those of a larger head.
     """
     losses, rows = {}, {}
     for case in settings["cases"]:
@@ -95,8 +97,8 @@ def _trained(
 ) -> Iterator[tuple[float, float]]:
     """Yield seconds and loss of each step.
 
-    All meshes use the same global batches. A rank gets its share of the rows; shares differ by at
-    most one row.
+    All meshes use the same global batches. Each rank gets its share of the rows; the shares differ
+    by at most one row.
     """
     draw = torch.Generator().manual_seed(0)
     factored = isinstance(head, FactoredHead)

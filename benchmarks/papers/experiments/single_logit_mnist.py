@@ -83,8 +83,8 @@ _INITIALIZATION_REMARK = (
     "rate. Batch norm makes the output of a layer independent of the scale of its weights, so "
     "the effective rate is the rate divided by their squared norm. kway uses the initialization "
     "of He et al. (variance 2 / inputs), but torch's nn.Linear uses a variance of 1 / (3 "
-    "inputs). A variance six times smaller is equivalent to six times the backbone's learning "
-    "rate. The last table shows the effect on batch_ce."
+    "inputs). A variance six times smaller is equivalent to a backbone learning rate six times "
+    "larger. The last table shows the effect on batch_ce."
 )
 _SAME_RATE = 0.01
 # As multiples of the backbone's learning rate.

@@ -91,11 +91,11 @@ def _remarks(dataset: str) -> list[str]:
     unprinted = [loss for loss in _ELEVEN if loss not in published("002", "table 1", dataset)]
     own = {loss: loss_settings(loss) for loss in LOSSES}
     return [
-        f"The paper defines {', '.join(unprinted[:-1])} and {unprinted[-1]} but does not print "
-        "results for them. It also includes SVHN, CIFAR-10 and ImageNet, which were not run here.",
-        "The paper searches the learning rate among 1, 0.1, 0.01 and 0.001 and trains for 100,000 "
+        f"The paper defines {', '.join(unprinted[:-1])} and {unprinted[-1]} but prints no results "
+        "for them. It also has results for SVHN, CIFAR-10 and ImageNet, which were not run here.",
+        "The paper chooses the learning rate from 1, 0.1, 0.01 and 0.001 and trains for 100,000 "
         "steps. It does not mention weight decay.",
-        "Other settings of the losses are kway's defaults and were not searched: "
+        "The losses' other settings were not tuned; they are kway's defaults: "
         f"{'; '.join(f'{loss} {settings}' for loss, settings in own.items() if settings)}.",
     ]
 
@@ -157,7 +157,7 @@ def _improved(dataset: str, compared: Compared, measure: str, printed: float, ki
 def _improvement(dataset: str, reached: Reached, measure: str) -> Mean:
     """Return the relative improvement of the aligned losses over the others (paper 002, 6.1).
 
-    It compares the means of one minus the measure over the losses of Table 1.
+    It compares means of (1 - measure) over the losses of Table 1.
     """
     ours, theirs = (
         _by_seed(reached, _aligned(dataset, wanted=wanted), measure) for wanted in (True, False)
@@ -169,7 +169,8 @@ def _improvement(dataset: str, reached: Reached, measure: str) -> Mean:
 def _comparable(dataset: str, compared: Compared, kind: Kind) -> Claim:
     """Claim that neither approach is "consistently more successful" (paper 002, 6.2).
 
-    It holds if each is better in one of the measures, and fails if one is better in all of them.
+    The claim holds if each approach is better in at least one measure, and fails if one is better
+    in all of them.
     """
     found: dict[str, list[Mean]] = {
         search: [_over_all_logits(reached, measure) for measure in _MEASURES]
@@ -241,7 +242,7 @@ def _improvements_table(dataset: str, compared: Compared) -> Table:
 
 
 def missing(found: Mean) -> Mean:
-    """Return one minus a mean, as the paper prints its measures."""
+    """Return one minus a mean, which is how the paper prints its measures."""
     return Mean(1 - found.value, found.half, found.n)
 
 
@@ -250,7 +251,7 @@ def _missing_text(found: Mean) -> str:
 
 
 def _all_logits(title: str, dataset: str, reached: Reached) -> Table:
-    """Return Table 2: one logit compared with all of them."""
+    """Return Table 2: one logit compared with all logits."""
     printed = published("002", "table 2", dataset)
     aligned = _aligned(dataset)
     rows = []

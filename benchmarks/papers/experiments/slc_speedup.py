@@ -30,8 +30,8 @@ _REPEATED = 1 << 14  # number of distinct noise rows, which are repeated to fill
 def time_network(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Time the backbone, one logit, and the logits of 2^power classes on random noise (a job).
 
-    The backbone and the product with the class rows are timed separately, and the forward pass is
-    their sum. The backbone therefore does not run once per number of classes.
+    The backbone and the product with the class rows are timed separately, and their times are
+    added. The backbone therefore does not have to run again for each number of classes.
     """
     import torch
 
@@ -137,12 +137,12 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            "This experiment measures forward passes of networks with random weights on random "
-            f"noise of {side} x {side} pixels, in eager torch on {device}. The backbone, one "
-            f"class row and all class rows are timed in turn ({rounds} rounds or more). The time "
-            "of a forward pass is the sum of the times of the backbone and the logits. The "
-            f"paper uses TensorFlow on a Titan X and a batch size of {_BATCHES[0]}. Times are "
-            "medians with 95% intervals of the median over rounds."
+            "This experiment measures forward passes of networks with random weights on noise "
+            f"images of {side} x {side} pixels, in eager torch on {device}. The backbone, the "
+            "product with one class row and the product with all class rows are timed in turn, for "
+            f"at least {rounds} rounds. The time of a forward pass is the time of the backbone "
+            "plus that of the logits. The paper uses TensorFlow on a Titan X and a batch size of "
+            f"{_BATCHES[0]}. Times are medians over rounds, with 95% confidence intervals."
         ),
         claims=_claims(speedups, powers),
         tables=tables,
@@ -150,7 +150,7 @@ def _section(
             plots.save(
                 EXPERIMENT.name,
                 _figure(speedups, powers),
-                title="Speedup of computing one logit instead of all logits.",
+                title="Speedup from computing one logit instead of all logits.",
                 alt_text="Speedup by number of classes, with one line per network and batch size.",
             )
         ],
@@ -234,17 +234,17 @@ def _claims(
 
 
 def _share_remark(jobs: Mapping[tuple[str, int], Job], results: Results, power: float) -> str:
-    """Return a remark on the time of the backbone, which the speedup depends on."""
+    """Return a remark on the backbone's time, on which the speedup depends."""
     parts = []
     for (name, batch), job in jobs.items():
         seconds = results[job]["seconds"]
         share = ratio(seconds[str(power)], seconds["backbone"])
         parts.append(f"{share.text()} ({_TITLES[name]}, batch size {batch})")
     return (
-        f"Time of the product with all 2^{power:g} class rows relative to the backbone: "
+        f"The time of the product with all 2^{power:g} class rows, relative to the backbone's, is "
         f"{'; '.join(parts)}. The time of one logit is negligible compared with both. A faster "
-        "backbone (on a GPU or compiled) would change the speedup and the number of classes "
-        "above which one logit is faster."
+        "backbone (on a GPU or compiled) would change both the speedup and the number of classes "
+        "above which computing one logit is faster."
     )
 
 

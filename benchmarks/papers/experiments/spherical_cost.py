@@ -29,17 +29,17 @@ _FIXED = 100_000  # classes, while the number of features varies
 _CLASSES = tuple(10**power for power in range(3, 8))
 _DIMS = (32, 64, 128, 256, 512)
 _DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times this memory
-# Slopes are fitted from these sizes on, where the fixed cost of calls is negligible.
+# Slopes are fitted only to sizes of at least these, where the fixed cost of calls is negligible.
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
 # A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
 _FLAT = math.log10(1.1)
 
 
 def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
-    """Time a training step (forward, backward, update) of the heads `cases` (a job).
+    """Time a training step (forward, backward, update) of the head in each of `cases` (a job).
 
-    Each case is [kind, classes, dim]; its measure is named `kind classes dim`. The time includes
-    consolidations of the factored heads when they occur.
+    A case is [kind, classes, dim], and its measure is named `kind classes dim`. The times include
+    any consolidations of the factored heads.
     """
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +71,7 @@ def _head(kind: str, num_classes: int, dim: int, device: str) -> ClassHead:
 def _step(head: ClassHead) -> Callable[[], None]:
     """Return a training step on noise.
 
-    Every step draws new labels, so the rows it touches are not already in the cache.
+    Every step draws new labels, so the rows that it touches are not in the cache yet.
     """
     train, device = _trained_by(head), head.engine.weights.device
 
@@ -104,7 +104,7 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
 def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
     """Return the largest distance between the rows of both heads after the same steps.
 
-    It is relative to the movement of the row that moved furthest.
+    It is relative to the distance moved by the row that moved furthest.
     """
     dense = ClassHead(dim, num_classes, SphericalSoftmax(), bias=False)
     factored = FactoredHead(dim, num_classes, SphericalSoftmax())
@@ -178,7 +178,7 @@ def _cases(sizes: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 class _Times:
-    """Seconds of both heads by size, and their slopes for sizes of at least `least`."""
+    """Seconds of both heads by size, and their slopes over sizes of at least `least`."""
 
     def __init__(self, measures: Measures, *, column: int, least: int) -> None:
         self.measures = measures
@@ -209,12 +209,12 @@ def _section(
         title=EXPERIMENT.title,
         setup=(
             "This experiment measures a training step (forward, backward, SGD with weight "
-            f"decay) of spherical softmax for {_BATCH} rows of noise, on {device}. The factored "
-            "head is compared with a dense head, which computes every logit. The dense head is "
-            f"measured only if its weight has at most {_DENSE_NUMBERS:,} elements. The heads are "
-            f"timed in turn, for {by_classes.rounds} rounds in the first table and "
-            f"{by_dims.rounds} in the second. In each round, a slope is fitted to log time over "
-            "log size. Intervals of the slope are over rounds."
+            f"decay) of spherical softmax on a batch of {_BATCH} noise vectors, on {device}. The "
+            "factored head is compared with a dense head, which computes every logit. The dense "
+            "head is measured only at sizes where its weight has at most "
+            f"{_DENSE_NUMBERS:,} elements. The heads are timed in turn, for {by_classes.rounds} "
+            f"rounds in the first table and {by_dims.rounds} in the second. In each round, the "
+            "slope of log time over log size is fitted; its confidence interval is over rounds."
         ),
         claims=_claims(by_classes, by_dims, dim, classes),
         tables=[
@@ -225,13 +225,13 @@ def _section(
             plots.save(
                 EXPERIMENT.name,
                 _figure((by_classes, f"D, classes ({dim})"), (by_dims, f"d, features ({classes})")),
-                title="Time per training step of the factored head and a dense head.",
+                title="Time per training step of the factored head and the dense head.",
                 alt_text="Two panels, by classes and by features, with one line per head.",
             )
         ],
         remarks=[
             "Both heads learn the same rows: after the same number of steps, their rows differ by "
-            f"{distance:.0e} relative to the distance that the rows moved.",
+            f"{distance:.0e} relative to the distance that the rows have moved.",
             "After many steps, the factored head consolidates its rows, which requires a pass "
             f"over all rows. This happened {consolidations} times during the measurement. "
             "benchmarks/factored.py measures how long it takes.",
@@ -256,14 +256,14 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             Kind.PAPER,
         ),
         Claim(
-            f"the time of a dense head grows faster with the number of classes than that of the "
-            f"factored head ({dim})",
+            "the time of a step grows faster with the number of classes for the dense head than "
+            f"for the factored head ({dim})",
             verdict(steeper),
             f"slope {rising.text()}, steeper by {steeper.text()}",
             Kind.TRIVIAL,  # it computes every logit
         ),
         Claim(
-            f"the time of a step grows at most with d^2 ({classes})",
+            f"the time of a step grows no faster than d^2 ({classes})",
             verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
             f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
             Kind.PAPER,

@@ -49,11 +49,11 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         tables=[_table(name, compared) for name, compared in found.items()],
         plots=[plot],
         remarks=[
-            "The available text of the paper does not name its networks. This experiment uses "
-            "the networks and runs of paper 002.",
-            "The paper omits the upper bound from its tables because its results were far "
-            f"worse. The tables on this page include it. Settings: {'; '.join(settings)}.",
-            "The paper also uses CIFAR-10 and Penn Treebank, which were not run here.",
+            "The available text of the paper does not specify its networks, so this experiment "
+            "reuses the networks and runs of paper 002.",
+            "The paper leaves the upper bound out of its tables because the bound's results were "
+            f"far worse; the tables on this page include it. Settings: {'; '.join(settings)}.",
+            "The paper also has results for CIFAR-10 and Penn Treebank, which were not run here.",
         ],
     )
 

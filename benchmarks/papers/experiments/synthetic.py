@@ -1,8 +1,8 @@
 """Paper 000's synthetic data (6.1.1), and heads trained on it as in the paper's theory.
 
-The features are given, so there is no backbone and no trainer. Heads from `heads.build_head`,
-without bias and initialized to zero, take one SGD step per sample in a single pass. Both the last
-weights and the average of the weights before each step (Shalev-Shwartz and Ben-David 2014,
+The features are given, so there is no backbone and no trainer. Heads from `heads.build_head`, which
+have no bias and are initialized to zero, take one SGD step per sample in a single pass. Both the
+final weights and the average of the weights before each step (Shalev-Shwartz and Ben-David 2014,
 chapter 14) are tested.
 """
 
@@ -108,8 +108,8 @@ def chained_vtree(cover: CoverTree) -> LabelTree:
 def is_flat(tree: LabelTree) -> bool:
     """Return whether all classes have the same ancestors.
 
-    The ancestors then add the same number to every logit, so a softmax over the classes is cross
-    entropy on dense rows.
+    The ancestors then add the same number to every logit, so a softmax over the classes is the same
+    as cross entropy on dense rows.
     """
     return len({tuple(tree.ancestors(node).tolist()) for node in tree.node_of_class}) == 1
 
@@ -150,8 +150,8 @@ def train_arms(settings: Mapping[str, Any], folders: Folders) -> Measures:
 def head_of(arm: Arm, drawn: Drawn, file: Path) -> "ClassHead":
     """Build the arm's head.
 
-    Its tree uses Euclidean distances between label vectors and is written to `file`, because the
-    trees of recipes use cosine distances.
+    Its tree uses Euclidean distances between label vectors. It is written to `file`, because a head
+    that builds its own tree would use cosine distances.
     """
     from heads import build_head
     from heads.config import HeadConfig
@@ -186,9 +186,9 @@ def _named_tree(arm: Arm, vectors: np.ndarray) -> NamedTree:
 
 
 def train_head(head: "ClassHead", drawn: Drawn, rate: float) -> Measures:
-    """Train one pass from zero.
+    """Train for one pass from zero.
 
-    Measure test accuracy and Frobenius norm of the last and the averaged weights.
+    Measures the test accuracy and the Frobenius norm of the final and of the averaged weights.
     """
     import torch
 

@@ -50,8 +50,8 @@ def loss_of(tau: str) -> dict[str, Any]:
 def nonzero_shares(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Measure the fraction of nonzero elements of the loss's derivative by temperature (a job).
 
-    The derivative is taken with respect to the scores, at the initial weights over the training
-    images.
+    The derivative is taken with respect to the scores of the training images, at the initial
+    weights.
     """
     from data.shards.manifest import Manifest
     from trainer.recipe import build_recipe
@@ -140,8 +140,8 @@ def _section(
     plot = plots.save(
         EXPERIMENT.name,
         _figure(compared, shares),
-        title="By temperature: top-5 accuracy at the paper's rate and at the best rates (left), "
-        "and nonzero elements of the derivative (right).",
+        title="Top-5 accuracy at the shared rate and at the best rates (left), and nonzero "
+        "elements of the derivative (right), by temperature.",
         alt_text="Left: accuracy on training and test images. Right: fraction of nonzero elements.",
     )
     samples = next(iter(compared.samples.values()))
@@ -151,18 +151,17 @@ def _section(
         title=EXPERIMENT.title,
         setup=(
             f"{network.description()}. There are {samples['train']:,} training images, and k = "
-            f"5. At temperature 0, the loss is topk_hinge. {compared.setup()} Derivatives are "
-            "taken with respect to the scores in single precision, at the initial weights of "
-            "each seed over all training images."
+            f"5. At temperature 0, the loss is topk_hinge. {compared.setup()} Derivatives with "
+            "respect to the scores are computed in single precision over all training images, at "
+            "each seed's initial weights."
         ),
         claims=_claims(compared, shares, network.kind),
         tables=[_table(compared, shares)],
         plots=[plot],
         remarks=[
-            "The paper uses the same rate for all temperatures. In this experiment, it is the "
-            "shared rate.",
-            "The paper's Figure 2a shows the training error by epoch, but this page shows only "
-            "the final error.",
+            "The paper uses one rate for all temperatures; here, it is the shared rate.",
+            "The paper's Figure 2a shows the training error by epoch; this page shows only final "
+            "accuracies.",
             *_of_stand_in(network),
             "Scores at kway's initial weights are small, so few of their differences are large "
             "compared with the temperature. Derivatives are therefore denser than in networks "
@@ -175,10 +174,10 @@ def _of_stand_in(network: Cifar) -> list[str]:
     if network.is_published:
         return []
     return [
-        "The paper's claim that temperatures at or near 0 give worse results refers to a "
-        "network with 40 layers (trained with `--budget full`). Results of the stand-in with "
-        "two layers may not apply to this network. Both the shared rate and a rate searched for "
-        "each temperature were tested.",
+        "The paper's claim that temperatures at or near 0 give worse results is about a "
+        "40-layer network, which `--budget full` trains. Results of the two-layer stand-in may "
+        "not carry over to it. Each temperature was tested both at the shared rate and at its own "
+        "best rate.",
     ]
 
 
@@ -191,7 +190,7 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]], kind: Kind) -
                 note = compared.best.edges(tau, small) if runs is compared.at_best else ""
                 claims.append(
                     paired(
-                        f"temperature {tau} trains better than {small} (training top-5, {name})",
+                        f"temperature {tau} beats temperature {small} (training top-5, {name})",
                         ours,
                         kind,
                         points=True,

@@ -14,7 +14,7 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import milliseconds, ratio
 
 _JOBS = "experiments.topk_jobs"
-# Number of classes, and the seconds for each direction within the designed minutes.
+# By number of classes: the seconds for each direction that fit into the designed minutes.
 _CLASSES = {100: 2, 1_000: 4, 10_000: 12, 100_000: 30}
 _TOY_CLASSES = {20: 1, 41: 1}
 _EXPONENTS = (1, 0, -1, -2, -3, -4)  # of the temperatures
@@ -90,15 +90,15 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"The loss of given scores with k = {K} is computed in float32 for "
-            f"{_batches_text(batches)} rows, on {_machine(found)} (paper: a Titan Xp). The "
+            f"The loss with k = {K} is computed from given scores in float32, for "
+            f"{_batches_text(batches)} rows, on {_machine(found)} (the paper uses a Titan Xp). The "
             f"algorithms are timed in turn, and times are medians over {_rounds_text(rounds)} "
-            "rounds. Algorithms 1 to 3 are implemented in "
-            "benchmarks/papers/experiments/topk_reference.py as printed in the paper, "
-            "vectorized over the scores. kway's implementation (heads/losses/symmetric.py) "
+            "rounds. benchmarks/papers/experiments/topk_reference.py implements Algorithms 1 to 3 "
+            "as printed in the paper, vectorized over the scores. kway's implementation "
+            "(heads/losses/symmetric.py) "
             "multiplies the 2k largest scores of a row one by one, computes the polynomials of "
             "the others from power sums with Newton's identities, and merges blocks of classes "
-            f"in log space like Algorithm 1. {_scores_text(stability, stable)}"
+            f"in log space, as in Algorithm 1. {_scores_text(stability, stable)}"
         ),
         claims=[*_speed_claims(found), *_stability_claims(stable["losses"], stable["gradients"])],
         tables=[
@@ -116,7 +116,7 @@ def _section(
             )
         ],
         remarks=[
-            "The losses of the three forward algorithms agree within a relative difference of "
+            "The losses of the three forward algorithms agree to within a relative difference of "
             f"{max(one['losses_apart'] for one in found.values()):.0e}.",
             "Algorithm 2 is implemented without the paper's approximation for unstable elements "
             "(appendix B.2.2).",
@@ -145,10 +145,10 @@ def _scores_text(stability: Job, stable: Result) -> str:
     case = stability.settings
     return (
         "To test stability, the paper uses the scores of ResNet-18 on ImageNet. In this "
-        f"experiment, the scores are random: {case['batch']} rows x {case['classes']:,} classes "
-        "with a normal distribution. The score of the true class is increased by "
-        f"{case['gain']:g}, and those of four similar classes are increased by half of that. The "
-        f"average true score is {stable['true_score']:.1f}."
+        f"experiment, the scores of {case['batch']} rows x {case['classes']:,} classes are drawn "
+        "from a normal distribution. The score of the true class is then increased by "
+        f"{case['gain']:g}, and the scores of four similar classes by half as much. The average "
+        f"score of the true class is {stable['true_score']:.1f}."
     )
 
 
@@ -209,7 +209,7 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
          "divide and conquer"),
         ("kway is faster than summation", "forward", "summation", "ours"),
         ("Algorithm 2 is faster than autograd", "backward", "automatic", "custom"),
-        ("kway's backward is faster than autograd of Algorithm 1", "backward", "automatic", "ours"),
+        ("kway's backward is faster than autograd on Algorithm 1", "backward", "automatic", "ours"),
     )  # fmt: skip
     claims = []
     for statement, which, slower, faster in comparisons:

@@ -67,7 +67,7 @@ def our_loss(logits: Tensor, labels: Tensor, tau: float) -> _Loss:
 def _backward_seconds(
     losses: Mapping[str, Callable[[], _Loss]], *, rounds: int, seconds: float
 ) -> Seconds:
-    """Time only the backward passes, in turn; each follows a forward pass that is not timed."""
+    """Time only the backward passes, in turn; each one follows an untimed forward pass."""
     clock = synchronous(time.perf_counter)
     found: Seconds = {name: [] for name in losses}
     began = 0.0
@@ -88,7 +88,7 @@ def _backward_seconds(
 def try_temperatures(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Check whether loss and gradient are finite (a job).
 
-    The measures are given by algorithm, precision and exponent of the temperature.
+    The measures are keyed by algorithm and precision, then by the temperature's exponent.
     """
     scores, labels = trained_scores(
         settings["batch"], settings["classes"], gain=settings["gain"], seed=settings["seed"]
@@ -113,8 +113,8 @@ def trained_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return scores [batch, num_classes] similar to those of an ImageNet classifier, and labels.
 
-    Scores are normally distributed with standard deviation 2.5. The score of the true class is then
-    increased by `gain`, and those of four similar classes by half of it.
+    Scores are normally distributed with a standard deviation of 2.5. The score of the true class is
+    then increased by `gain`, and those of four similar classes by half as much.
     """
     draw = torch.Generator().manual_seed(seed)
     scores = 2.5 * torch.randn(batch, num_classes, generator=draw, dtype=torch.float64)

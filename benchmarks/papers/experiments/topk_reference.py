@@ -1,4 +1,4 @@
-"""Paper 003's algorithms for the smooth top-k loss as printed, for comparison with kway's.
+"""Paper 003's algorithms for the smooth top-k loss, as printed, to compare with kway's.
 
 The code is plain torch and is differentiated by autograd unless stated otherwise.
 """
@@ -58,7 +58,8 @@ def log_polynomials(scores_Bn: Tensor, k: int) -> list[Tensor]:
     """Return log sigma_0..k, each [B]. Raises ValueError for fewer than k scores."""
     if scores_Bn.shape[1] < k:
         raise ValueError(
-            f"a symmetric polynomial of degree {k} needs {k} scores, not {scores_Bn.shape[1]}"
+            f"a symmetric polynomial of degree {k} needs at least {k} scores, but there are "
+            f"{scores_Bn.shape[1]}: use a smaller k"
         )
     # Coefficients by degree, each [B, polynomials].
     parts, odd = [torch.zeros_like(scores_Bn), scores_Bn], []

@@ -53,8 +53,8 @@ class _Design:
         kind = run.arm.split()[0]
         loss = {"kind": kind} if kind == "ce" else {"kind": kind, "tau": _TAU}
         recipe = self.cifar.recipe(run, loss=loss, nesterov=True)
-        # The published sizes train for the same number of epochs. That would leave the stand-in
-        # with only a few steps, so its number of steps is fixed.
+        # In the paper, all sizes train for the same number of epochs. The stand-in would then take
+        # very few steps at small sizes, so its number of steps is fixed.
         share = float(run.arm.split()[1]) if self.cifar.is_published else 1.0
         steps = max(1, round(run.steps * share))
         recipe["train"]["duration"] = {"steps": steps}
@@ -98,33 +98,34 @@ def _section(
         setup=(
             f"{network.description()}. The paper uses ResNet-18 on ImageNet. The smooth top-k "
             f"loss uses k = 5 and temperature {_TAU:g}. {compared.setup()} {_length(network)} "
-            "Rates are searched for each size."
+            "Rates are chosen separately for each size."
         ),
         claims=_claims(shares, compared, network.kind),
         tables=[_table(shares, compared)],
         plots=[plot],
         remarks=[
             "The fractions of the training set are the same as in the paper, but the images are "
-            "different: the published numbers are for ImageNet and only show the trend.",
-            "Table 2 itself requires ImageNet shards (`kway shard`), subsets of each size, and "
-            "days of GPU time: use the recipe imagenet-resnet50-smooth-topk with ResNet-18, "
-            "`{model_type: resnet, layer_type: basic, depths: [2, 2, 2, 2], hidden_sizes: [64, "
-            "128, 256, 512]}`, as backbone.config. This command does not run it at any budget; "
-            "with `--budget full` it trains DenseNet-40-12 on fractions of CIFAR-100.",
-            "The paper uses class-balanced subsets, three drops of the learning rate, and the "
-            "best checkpoint on the validation split. In this experiment, the subsets are "
-            "random, the drops are those of the paper's CIFAR-100 runs, and the last weights "
-            "are tested.",
+            "not: the published numbers are for ImageNet, so only their trend can be compared.",
+            "To reproduce Table 2 itself, you need ImageNet shards (`kway shard`), a subset of "
+            "each size and days of GPU time. Use the recipe imagenet-resnet50-smooth-topk and set "
+            "backbone.config to ResNet-18: `{model_type: resnet, layer_type: basic, depths: [2, "
+            "2, 2, 2], hidden_sizes: [64, 128, 256, 512]}`. `python -m benchmarks.papers` does not "
+            "run Table 2 at any budget; with `--budget full`, it trains DenseNet-40-12 on "
+            "fractions of CIFAR-100.",
+            "The paper uses class-balanced subsets, drops the learning rate three times, and tests "
+            "the best checkpoint on the validation split. In this experiment, the subsets are "
+            "random, the learning rate drops as in the paper's CIFAR-100 runs, and the final "
+            "weights are tested.",
         ],
     )
 
 
 def _length(network: Cifar) -> str:
     if network.is_published:
-        return "All sizes have the same number of epochs, so smaller sizes have fewer steps."
+        return "All sizes train for the same number of epochs, so smaller sizes take fewer steps."
     return (
-        "All sizes have the same number of steps; in the paper, they have the same number of "
-        "epochs."
+        "All sizes train for the same number of steps; in the paper, they train for the same "
+        "number of epochs."
     )
 
 
@@ -142,7 +143,7 @@ def _claims(shares: tuple[float, ...], compared: Compared, kind: Kind) -> list[C
     claims = []
     for share in shares:
         ours = mean(by_seed(share))
-        # The paper calls the difference at the full size insignificant.
+        # The paper calls the difference with all images insignificant.
         if share < 1:
             claims.append(
                 paired(

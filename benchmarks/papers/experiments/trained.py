@@ -1,9 +1,9 @@
 """Train arms on paper 000's synthetic data, draw by draw, and compare them.
 
-The paper states neither learning rates nor the number of passes. Each arm is trained at the best
-learning rate of its own search and at the `SHARED` rates, and a claim is settled only if all of
-these agree. Draws that compare cross entropy with itself, because the tree of a tree loss is flat,
-are omitted.
+The paper states neither the learning rates nor the number of passes. Each arm is trained at the
+best learning rate of its own search and at the `SHARED` rates, and a claim is settled only if the
+results at all of these rates agree. If the tree of a tree loss is flat, cross entropy would be
+compared with itself, so such draws are omitted.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -18,20 +18,21 @@ from benchmarks.papers.intervals import Mean, mean
 from benchmarks.papers.job import Job, Measures, Results
 from data.messages import pluralize
 
-# The theory suggests ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. A path of many
-# nodes moves a row a few times as far, so the steps of the grid must not be coarser than that.
+# The theory suggests a rate of ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. On a
+# path of many nodes, a step moves a row a few times as far, so neighboring rates of the grid must
+# not differ by a larger factor than that.
 RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHARED: Sequence[float] = (0.01, 0.1)
 AUTHORS_BASE = 2.0
 
 # github.com/cora1021/TreeLoss, run_exp.py and base_exp.py.
 AUTHORS_CODE = (
-    "The authors' public code (cora1021/TreeLoss) differs from the paper's text or fills its gaps: "
-    "one pass of single-sample SGD with a rate of 1e-4, momentum 0.9 and weight decay 3e-4 from "
-    f"random weights, cover trees of base {AUTHORS_BASE:g}, and a W* of rank 5 where the text uses "
-    "independent entries. Its pseudoclasses are keyed by center, so a path can repeat a vector. By "
-    "default, its script for Figure 4 takes a single step on 1,000 samples. None of this is used "
-    "here."
+    "The authors' public code (cora1021/TreeLoss) differs from the paper's text or fills gaps in "
+    "it. It trains from random weights with one pass of single-sample SGD (rate 1e-4, momentum "
+    f"0.9, weight decay 3e-4), uses cover trees of base {AUTHORS_BASE:g}, and draws a W* of rank "
+    "5, where the text uses independent entries. Its pseudoclasses are keyed by center, so a path "
+    "can contain the same vector twice. By default, its script for Figure 4 takes a single step on "
+    "1,000 samples. None of this is used here."
 )
 
 PUBLISHED_DRAWS = 50
@@ -51,8 +52,8 @@ NAMES = {
 class Trained:
     """The results of `arms` in a regime, draw by draw.
 
-    Each arm is trained at the best of `rates`, searched on separate draws, at the `SHARED` rates,
-    and at the rates of `also`.
+    Each arm is trained at the best of `rates` (searched on separate draws), at the `SHARED` rates
+    and at the rates in `also`.
     """
 
     regime: Regime
@@ -148,9 +149,9 @@ def readings() -> dict[str, Reading]:
     """Return all ways to compare arms, by description."""
     return {
         "own best rates, averaged": own(),
-        "own best rates, last weights": own("last"),
+        "own best rates, final weights": own("last"),
         **{f"all at rate {rate:g}, averaged": shared(rate) for rate in SHARED},
-        **{f"all at rate {rate:g}, last weights": shared(rate, "last") for rate in SHARED},
+        **{f"all at rate {rate:g}, final weights": shared(rate, "last") for rate in SHARED},
     }
 
 
@@ -183,7 +184,7 @@ def advantage(ours: tuple[Trained, Arm], theirs: tuple[Trained, Arm], read: Read
 
 
 def pooled(regimes: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> Mean | None:
-    """Return the mean advantage over regimes, paired by draw, without degenerate draws."""
+    """Return the mean advantage over regimes, paired by draw. Degenerate draws are excluded."""
     by_draw: dict[int, list[float]] = {}
     for one in regimes:
         for draw, gap in gaps((one, ours), (one, theirs), read).items():
@@ -242,12 +243,12 @@ def setup(regimes: Sequence[Trained]) -> str:
     own = [regime.own_rate(arm) for regime in regimes for arm in regime.arms]
     at_edge = sum(regime.has_edge(arm) for regime in regimes for arm in regime.arms)
     return (
-        f"There are {len(one.draws)} draws of W with {one.regime.tests:,} test samples each. "
+        f"W is drawn {len(one.draws)} times, with {one.regime.tests:,} test samples per draw. "
         "kway's heads have no bias, are initialized to zero and are trained for one pass of "
-        "single-sample SGD at a constant rate (the paper states neither the rates nor the "
-        "number of passes). Both the weights averaged over the steps and the last weights are "
-        "tested. Cover trees use Euclidean distances between label vectors. Each loss uses the "
-        f"best of the rates {rates} on {pluralize(len(one.searched), 'separate draw')}. This "
-        f"rate is chosen separately for averaged and last weights. In {at_edge} of {len(own)} "
-        "cases, it is the smallest or largest of these rates."
+        "single-sample SGD at a constant rate (the paper states neither the rate nor the number of "
+        "passes). Both the average of the weights over the steps and the final weights are tested. "
+        "Cover trees use Euclidean distances between label vectors. For each loss, the best of the "
+        f"rates {rates} is chosen on {pluralize(len(one.searched), 'separate draw')}, once for the "
+        f"averaged and once for the final weights. In {at_edge} of {len(own)} cases, it is the "
+        "smallest or the largest of these rates."
     )

@@ -70,10 +70,10 @@ def _section(trained: Trained, plots: PlotFolder) -> Section:
         tables=[_accuracies(trained), _advantages(trained)],
         plots=[plot],
         remarks=[
-            "With a large base, a single pseudoclass is the parent of all classes, which is "
-            "equivalent to cross entropy. A small base produces long paths, so a step moves the "
-            "row of a class further at the same rate. Hierarchical softmax uses the tree of base "
-            f"{BASE:g}.",
+            "With a large base, a single pseudoclass is the parent of all classes, and the tree "
+            "loss is equivalent to cross entropy. A small base produces long paths, so a step at "
+            "the same rate moves the row of a class further. Hierarchical softmax uses the tree "
+            f"with base {BASE:g}.",
             f"The authors' public code uses cover trees of base {AUTHORS_BASE:g}. Synthetic I "
             "lists its other differences from the paper.",
         ],
@@ -81,7 +81,7 @@ def _section(trained: Trained, plots: PlotFolder) -> Section:
 
 
 def _against(trained: Trained, tree: str) -> Claim:
-    """Claim that the tree loss is better at each base, by every reading."""
+    """Claim that the tree loss is better at each base, in every reading."""
     trees = _of(trained, tree)
     found, evidence = [], []
     for words, read in claimed().items():
@@ -123,7 +123,7 @@ def _best_base(trained: Trained, tree: str, printed: float) -> Claim:
 
 
 def _highest(trained: Trained, tree: str, printed: float, read: Reading) -> tuple[Verdict, str]:
-    """Return the verdict of one reading, and its numbers."""
+    """Return the verdict of one reading, and the numbers behind it."""
     trees = _of(trained, tree)
     best = max(trees, key=lambda arm: mean(read(trained, arm)).value)
     others = [read(trained, arm) for arm in trees if arm.base != printed]

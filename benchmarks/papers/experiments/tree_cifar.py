@@ -42,7 +42,8 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{data.description()}. The learning rate has a cosine schedule. {compared.setup()}",
+        setup=f"{data.description()}. The learning rate follows a cosine schedule. "
+        f"{compared.setup()}",
         claims=claims("cifar100", compared, data.kind),
         tables=[
             table("CIFAR-100, best rate of each loss", "cifar100", compared, is_best=True),
@@ -57,10 +58,11 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             )
         ],
         remarks=[
-            "The paper uses word2vec vectors of the class names, trained on GoogleNews, which are "
-            "not part of the data. Here, label vectors encode the class and its published coarse "
-            "class, so SA gives half credit for a class with the same coarse class. The four "
-            "classes that the paper omits because they have no word2vec vector are included."
+            "The paper's label vectors are word2vec vectors of the class names, trained on Google "
+            "News; they are not part of CIFAR-100. Here, label vectors encode the class and its "
+            "published coarse class, so SA gives half credit for predicting another class of the "
+            "same coarse class. The four classes that the paper omits because they have no "
+            "word2vec vector are included."
         ],
     )
 

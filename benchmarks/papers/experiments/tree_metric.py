@@ -29,7 +29,7 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, agreed, verdi
 from heads.tree import build_cover_tree
 
 _CE = Arm("ce")
-# Most trees of the paper's regime are flat. Here they are not, and accuracy is far from 1.
+# In the paper's regime, most trees are flat. In this one, they are not, and accuracy is far from 1.
 _REGIME = Regime(n=300, d=8, k=30)
 _RATES: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _ARMS = tuple(Arm(loss) for loss in (*LOSSES, "vtree_chains") if loss != "ce")
@@ -83,9 +83,9 @@ def _flat_text(counting: Job, flat: Measures) -> str:
     return (
         f"The paper's regime is n = {paper.n}, d = {paper.d}, k = {paper.k}, sigma = "
         f"{paper.sigma:g}. In this regime, most trees are flat: a single pseudoclass is the "
-        "parent of all classes, so the tree loss equals cross entropy for every epsilon. Of "
-        f"{total} V-trees, {counts} (the base of the authors' public code) are flat. This "
-        "experiment therefore uses a different regime."
+        "parent of all classes, so the tree loss equals cross entropy for every epsilon. The "
+        f"number of flat V-trees out of {total} is {counts} (the base in the authors' public "
+        "code). This experiment therefore uses a different regime."
     )
 
 
@@ -106,7 +106,8 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=f"n = {regime.n}, d = {regime.d}, k = {regime.k}, sigma = {regime.sigma:g}. Trees "
-        "and similarities are computed from (1 - epsilon) W + epsilon W'. "
+        "and similarities are computed from (1 - epsilon) W + epsilon W', where W' is another "
+        "draw. "
         f"{setup([plain, *by_epsilon])}",
         claims=[_claim(plain, by_epsilon[-1], tree) for tree in ("vtree", "vtree_chains")],
         tables=[_accuracies(plain, by_epsilon), _advantages(plain, by_epsilon)],

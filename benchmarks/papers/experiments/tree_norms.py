@@ -1,7 +1,7 @@
 """Paper 000, synthetic experiment II (6.1.3, Figure 3): norms of the parameters by k.
 
 Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from Eq. 2.
-The V-tree's are not unique: their least norm among those that represent W* is used.
+The V-tree's are not unique; of those that represent W*, the ones with the least norm are used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -180,10 +180,10 @@ def _section(norms: _Norms, line: Measures, plots: PlotFolder) -> Section:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=f"The data have d = {regime.d} and sigma = {regime.sigma:g}, and cover trees have "
-        f"base {BASE:g}. At W*, the parameters U* are unique, and V* are the parameters of "
-        f"least norm that represent W*. Norms after training (k = {trained}; n = "
-        f"{regime.n}) are those of the averaged weights. For W and for V, all k use the "
-        "same rate: the one with the best accuracy "
+        f"base {BASE:g}. The parameters U* that represent W* are unique; of the parameters V that "
+        "represent W*, V* are those with the least norm. Norms after training "
+        f"(k = {trained}; n = {regime.n}) are measured on the averaged weights. W and V each use "
+        "a single rate for all k, the one with the best accuracy "
         f"({', '.join(f'{name} {norms.rate(name):g}' for name in _TRAINED)}). "
         f"{setup(norms.by_classes)}",
         claims=[
@@ -200,15 +200,15 @@ def _section(norms: _Norms, line: Measures, plots: PlotFolder) -> Section:
         tables=[_at_optimum(norms), _trained(norms), _line(line)],
         plots=[plot],
         remarks=[
-            "For every tree, the norm of V* is at most that of W*, because all pseudoclasses "
-            "can be zero. If the tree comes from a metric that is unrelated to W*, the norm of "
-            f"V* grows with the exponent {wrong.text()}. Only the difference from this exponent "
-            "is due to the metric.",
+            "For any tree, the norm of V* is at most that of W*, because the vectors of all "
+            "pseudoclasses can be zero. With a tree built from a metric that is unrelated to W*, "
+            f"the norm of V* grows with the exponent {wrong.text()}. Only the difference "
+            "from this exponent is due to the metric.",
             "Norms after training are measured after one pass that starts from zero. They show "
             "how far these few steps move the weights, not how far away the optimum is. At the "
-            "same rate, the row of a class in a tree moves further. Whether W or V has the "
-            "larger norm depends on the rates, so a claim is settled only if the results at "
-            "their own best rates and at all common rates agree.",
+            "same rate, class rows move further with a tree than without one. Whether W or V has "
+            "the larger norm depends on the rates, so a claim counts as settled only if the "
+            "results at each one's best rate and at all common rates agree.",
             "Synthetic I lists the differences between the paper and the authors' public code.",
         ],
     )
@@ -255,7 +255,7 @@ def _smaller_trained(norms: _Norms) -> Claim:
 def _trained_claim(
     norms: _Norms, statement: str, what: str, gap: Callable[[Mapping[str, float]], Mean]
 ) -> Claim:
-    """Claim that `gap` is positive at each arm's best learning rate and at every common one."""
+    """Claim that `gap` is positive at the arms' own best learning rates and at every common one."""
     found = {words: gap(rates) for words, rates in norms.readings().items()}
     numbers = ", ".join(f"{words} {one.text()}" for words, one in found.items())
     draws = len(norms.by_classes[0].draws)

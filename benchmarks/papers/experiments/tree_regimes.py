@@ -94,7 +94,7 @@ def _section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{setup(all_trained)} One parameter is varied at a time: {ranges}. The others are "
+        setup=f"{setup(all_trained)} One parameter is varied at a time: {ranges}. The defaults are "
         f"n = {baseline.n}, d = {baseline.d}, k = {baseline.k}, sigma = {baseline.sigma:g}.",
         claims=_claims(all_trained),
         tables=[_accuracies(all_trained), _advantages(all_trained)],
@@ -112,7 +112,7 @@ def _claims(all_trained: Sequence[Trained]) -> list[Claim]:
 
 
 def _against(ours: Arm, theirs: Arm, all_trained: Sequence[Trained]) -> Claim:
-    """Claim that the mean advantage over regimes is positive by every reading."""
+    """Claim that the mean advantage over regimes is positive in every reading."""
     over = {words: pooled(all_trained, ours, theirs, read) for words, read in claimed().items()}
     evidence = ", ".join(f"{words} {shown(gap, 4)}" for words, gap in over.items())
     own = _settled(all_trained, ours, theirs, next(iter(claimed().values())))
@@ -199,20 +199,19 @@ def _remarks(all_trained: Sequence[Trained]) -> list[str]:
     ]
     return [
         AUTHORS_CODE,
-        "The paper replaces every inner node by a pseudoclass. If a pseudoclass has only one "
-        "child, kway's V-tree merges both into one vector, but the V-tree with chains keeps "
-        "them.",
+        "The paper replaces every inner node with a pseudoclass. kway's V-tree merges a "
+        "pseudoclass that has only one child with that child; the V-tree with chains keeps both.",
         f"In {sum(map(sum, flat))} of {sum(map(len, flat))} draws, the V-tree is flat: a single "
         "pseudoclass is the parent of all classes, because random vectors in high dimensions "
         "have nearly equal pairwise distances. In these draws, the V-tree and hierarchical "
         "softmax are equivalent to cross entropy at any rate, so the comparisons are degenerate "
-        "and not included in the means.",
-        "A step updates every node on the path of a class, so at the same rate a longer path "
-        f"can move the row of the class further. On average, a class has {depths[0]:.1f} "
-        f"ancestors, or {depths[1]:.1f} if pseudoclasses with one child are kept (V-tree with "
-        "chains). The same rate is therefore effectively different for each loss, and the "
-        "Lipschitz constant of Lemma 1, which the paper assumes to be the same for all "
-        "parameterizations, can grow with the depth.",
+        "and excluded from the means.",
+        "A step updates every node on the path to a class, so at the same rate, the row of a class "
+        f"with a longer path can move further. On average, a class has {depths[0]:.1f} ancestors, "
+        f"or {depths[1]:.1f} if pseudoclasses with one child are kept (V-tree with chains). Losses "
+        "with the same nominal rate therefore have different effective rates, and the Lipschitz "
+        "constant of Lemma 1, which the paper assumes to be the same for all parameterizations, "
+        "can grow with the depth.",
     ]
 
 

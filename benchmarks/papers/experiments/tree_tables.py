@@ -22,7 +22,7 @@ def head(arm: str) -> dict[str, object]:
 
 
 def claims(dataset: str, compared: Compared, kind: Kind) -> list[Claim]:
-    """Claim that the tree loss beats both other losses by both measures."""
+    """Claim that the tree loss beats both other losses in both measures."""
     found = []
     for other in ("ce", "simloss"):
         for measure, name in _MEASURES.items():

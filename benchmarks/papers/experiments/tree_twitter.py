@@ -25,7 +25,7 @@ _PUBLISHED = "sentence-transformers/LaBSE"
 
 
 class _Design:
-    """`texts`: "clean" removes the remains of emoji from the texts, "keep" does not."""
+    """`texts`: "clean" removes remains of emoji from the texts; "keep" leaves them in."""
 
     def __init__(self, budget: Budget, texts: str) -> None:
         self._is_full, self._texts = budget.is_full, texts
@@ -80,7 +80,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     candidates = grid((1e-4, 3e-5) if budget.is_full else (3e-3, 1e-3), (0.01, 0.1))
     shared = Rates(3e-5 if budget.is_full else 1e-3, 0.01)
     found = {}
-    # Remaining time is spent on the clean texts, which the claims are about.
+    # The remaining time goes to the clean texts, which the claims are about.
     for texts in ("keep", "clean"):
         comparison = Comparison(_Design(budget, texts), ARMS, candidates, shared, ("top1",))
         found[texts] = yield from comparison.procedure(
@@ -99,7 +99,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     network = (
         f"Pretrained {_PUBLISHED} is trained"
         if budget.is_full
-        else f"A BERT with {_STAND_IN['num_hidden_layers']} layer and hidden size "
+        else f"A BERT with {_STAND_IN['num_hidden_layers']} layer and a hidden size of "
         f"{_STAND_IN['hidden_size']} (a stand-in for LaBSE) is trained from scratch"
     )
     return Section(
@@ -107,9 +107,9 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=(
-            f"{network} on {samples['train']:,} English tweets of TweetEval's emoji task, with "
-            "label vectors from emoji2vec. The paper uses its own multilingual tweets. "
-            f"{clean.setup()} The comparison with U+FE0F in the texts has {leaking.seeds} seeds."
+            f"{network} on {samples['train']:,} English tweets from TweetEval's emoji task, with "
+            "label vectors from emoji2vec. The paper uses its own set of multilingual tweets. "
+            f"{clean.setup()} The runs on texts with U+FE0F use {leaking.seeds} seeds."
         ),
         claims=claims("twitter", clean, Kind.PAPER if budget.is_full else Kind.STAND_IN),
         tables=[
@@ -130,10 +130,9 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             )
         ],
         remarks=[
-            "Where some emoji were removed, the published texts still contain the character "
-            "U+FE0F (variation selector), which reveals the label. All tables except the last "
-            "one use texts without this character. In these texts, user names and URLs are also "
-            "masked."
+            "In the published texts, some emoji were removed but left behind the character U+FE0F "
+            "(variation selector), which reveals the label. All tables except the last one use "
+            "texts without this character, in which user names and URLs are also masked."
         ],
     )
 
@@ -143,7 +142,7 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Tree loss on tweets (Table 1)",
     minutes=3.5,
-    full="pretrained LaBSE on all tweets of TweetEval (the paper's tweets are not public)",
+    full="pretrained LaBSE on all tweets in TweetEval (the paper's tweets are not public)",
     wants_gpu=True,
     procedure=_procedure,
     needs=(TWEETS, EMOJI_VECTORS),

@@ -1,5 +1,6 @@
-"""Two servers shared by the files in this folder, which `tests/conftest.py` assigns to one worker.
-Each server takes about ten seconds to start on two cores."""
+"""The two servers that the files in this folder share. `tests/conftest.py` assigns the folder to
+one worker. Each server takes about ten seconds to start on two cores.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -46,8 +47,9 @@ def guarded_server(
 
 @pytest.fixture(scope="package")
 def temporary_folder() -> Iterator[Path]:
-    """The TMPDIR of the open server. Ray creates sockets in it, and socket paths are limited to 107
-    bytes."""
+    """The TMPDIR of the open server. Its path is short because Ray creates sockets in it, and
+    socket paths are limited to 107 bytes.
+    """
     with TemporaryDirectory() as folder:
         yield Path(folder)
 

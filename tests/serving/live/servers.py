@@ -11,10 +11,10 @@ REPLICAS = 2
 TOKEN, OTHER_TOKEN = "a1b2c3d4" * 8, "0f1e2d3c" * 8
 MAX_REQUESTS, MAX_INPUTS, MAX_BODY, TIMEOUT = 8, 4, 2**19, 5
 BATCH_WAIT = 0.3
-# A class that only one test queries, because replicas cache the rows they have read.
+# A class that only one test queries. Replicas cache the class weights that they have read.
 NEVER_QUERIED = 5
-# The open server: no tokens, and feed and listener limits that cannot be set with options.
-# LISTENERS exceeds the 64 spare slots for requests that do not count towards any limit.
+# The open server: no tokens, and feed and listener limits that have no command-line option.
+# LISTENERS exceeds the 64 spare slots that a replica keeps for requests without a limit.
 LISTENERS, IDLE_SECONDS = 70, 12.0
 
 _SERVE_CONFIG = """
@@ -39,8 +39,9 @@ def write_tokens(path: Path, *tokens: str) -> None:
 
 
 def start_guarded(bundle: Path, tokens: Path, folder: Path) -> Server:
-    """Start the guarded server in a folder that contains folders named like kway's packages. These
-    folders must not shadow the packages."""
+    """Start the guarded server in a folder with subfolders named after kway's packages. They must
+    not shadow the packages.
+    """
     for name in ("data", "serving"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('not the package')")

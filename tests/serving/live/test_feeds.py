@@ -78,8 +78,9 @@ def assert_hit(line: dict, watch: dict) -> None:
 def listener_receives(
     feed: ClientConnection, listener: ClientConnection, image: bytes, made: dict
 ) -> bool:
-    """Send a frame and return whether the listener receives its hit. A new listener
-    reaches the replicas with a delay."""
+    """Send a frame and return whether the listener receives its hit. Replicas learn about a new
+    listener with a delay.
+    """
     feed.send(image)
     assert_hit(receive(feed), made)
     try:
@@ -167,7 +168,7 @@ def is_busy(status: int, headers: Mapping[str, str]) -> bool:
     return (status, headers.get("retry-after")) == (429, "1")
 
 
-def test_a_busy_replica_answers_a_websocket_handshake_with_429(
+def test_a_busy_replica_rejects_a_websocket_handshake_with_429(
     server: Server, client: httpx.Client
 ) -> None:
     path = f"/v1/watches/{create_watch(client)['id']}/live"
@@ -178,7 +179,7 @@ def test_a_busy_replica_answers_a_websocket_handshake_with_429(
             connections = [
                 opened.enter_context(closing(HTTPConnection(address))) for _ in range(40)
             ]
-            # Open connections from HAProxy to the replicas first, so that it can reuse them.
+            # Make HAProxy open connections to the replicas first, so it can reuse them.
             for response in request_at_once(server, connections, "/v1/classes", {}):
                 response.read()
             responses = request_at_once(server, connections, path, HANDSHAKE)
@@ -194,8 +195,9 @@ def test_a_busy_replica_answers_a_websocket_handshake_with_429(
 def request_at_once(
     server: Server, connections: list[HTTPConnection], path: str, headers: dict[str, str]
 ) -> list[HTTPResponse]:
-    """Send a request over each connection so that all requests reach the replicas at once. The
-    replicas reject those beyond `max_requests`."""
+    """Send one request over each connection so that all of them reach the replicas at once. The
+    replicas reject those beyond `max_requests`.
+    """
     with suspended(processes(server, "ServeReplica")):
         for connection in connections:
             connection.request("GET", path, headers=headers)
@@ -301,7 +303,7 @@ def test_watches_and_feeds_survive_the_death_of_the_actor(
     assert [one.pid for one in processes(server, "WatchActor")] != [actor.pid]
 
 
-def test_feeds_of_a_killed_replica_end_and_new_feeds_work(
+def test_feeds_end_if_their_replica_is_killed_and_new_feeds_work(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
     made = create_watch(client)
@@ -334,7 +336,7 @@ def pids(server: Server) -> list[int]:
 
 
 def is_ended(feed: OpenFeed, image: bytes) -> bool:
-    """Send a frame and return whether the feed has ended without its last line."""
+    """Send a frame and return whether the feed has broken off before its last line."""
     try:
         feed.send(frames([image]))
         hit = feed.line()

@@ -95,7 +95,7 @@ def typed(paths: list[Path], *class_ids: int, **parameters: float) -> pb.ModelIn
 
 
 def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
-    """Build the request of `typed` with raw_input_contents instead."""
+    """Build the same request as `typed`, but with raw_input_contents."""
     request = typed(paths, *class_ids)
     for tensor in request.inputs:
         tensor.ClearField("contents")
@@ -110,7 +110,7 @@ def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
 
 
 def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """Return the status of a call that must fail, with its trailing metadata."""
+    """Return the status code, details and trailing metadata of a call, which must fail."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     error = caught.value
@@ -334,7 +334,7 @@ def test_malformed_messages_are_rejected(channel: grpc.Channel, body: bytes) -> 
     assert (code, "ModelInferRequest" in details) == (CODE.INVALID_ARGUMENT, True)
 
 
-def test_messages_over_the_limit_are_rejected_even_if_compressed(
+def test_messages_beyond_the_size_limit_are_rejected_even_if_compressed(
     channel: grpc.Channel,
 ) -> None:
     call = channel.unary_unary(INFER)
@@ -353,7 +353,7 @@ GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.mark.parametrize("method", GUARDED)
-def test_only_liveness_and_readiness_are_answered_without_the_token(
+def test_only_liveness_and_readiness_calls_succeed_without_a_token(
     channel: grpc.Channel, method: str
 ) -> None:
     call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
@@ -373,7 +373,9 @@ def test_only_liveness_and_readiness_are_answered_without_the_token(
         assert channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"") == b"\x08\1"
 
 
-def test_tokens_change_while_the_server_runs(stub: GRPCInferenceServiceStub, tokens: Path) -> None:
+def test_changed_tokens_take_effect_while_the_server_runs(
+    stub: GRPCInferenceServiceStub, tokens: Path
+) -> None:
     def ready(token: str) -> bool:
         metadata = [("authorization", f"Bearer {token}")]
         return stub.ModelReady(pb.ModelReadyRequest(name="pets"), metadata=metadata).ready
@@ -416,7 +418,9 @@ def test_other_methods_and_services_are_unimplemented(channel: grpc.Channel, pat
     assert code == CODE.UNIMPLEMENTED
 
 
-def test_a_stream_is_unimplemented_before_it_ends(stub: GRPCInferenceServiceStub) -> None:
+def test_a_streaming_call_fails_as_unimplemented_before_it_ends(
+    stub: GRPCInferenceServiceStub,
+) -> None:
     assert any(path.endswith("ModelStreamInfer") for path in NOT_OFFERED)
     never = Event()
 
@@ -457,7 +461,7 @@ def test_metadata_that_ray_acts_on_is_removed(stub: GRPCInferenceServiceStub) ->
 # ---------------------------------------------------------------------------- load and counts
 
 
-def test_deadlines_and_rejected_excess_calls_are_counted(
+def test_missed_deadlines_and_rejected_excess_calls_are_counted(
     stub: GRPCInferenceServiceStub, client: httpx.Client, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2, 3)
@@ -547,7 +551,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_the_config_file_for_clusters_enables_grpc_only_if_requested() -> None:
+def test_the_cluster_config_file_enables_grpc_only_if_requested() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _WRITE_AND_READ], capture_output=True, text=True, cwd=ROOT
     )
@@ -560,7 +564,7 @@ def test_the_config_file_for_clusters_enables_grpc_only_if_requested() -> None:
     }
 
 
-def test_the_other_replica_answers_calls_after_one_is_killed(
+def test_the_remaining_replica_answers_calls_after_the_other_is_killed(
     stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
 ) -> None:
     request = raw(images[:1], 2)
@@ -623,7 +627,7 @@ def test_an_internal_error_is_logged_and_not_shown_to_clients(
 def test_tokens_do_not_appear_in_logs_or_arguments(
     stub: GRPCInferenceServiceStub, server: Server
 ) -> None:
-    """This test runs late, after all other kinds of calls."""
+    """This test comes after the tests that make all other kinds of calls."""
     session = session_of(server)
     files = [path for path in session.rglob("*") if path.is_file()]
     assert len(files) > 10

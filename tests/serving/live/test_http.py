@@ -40,7 +40,7 @@ from tests.tiny_bundle import NAMES
 # ---------------------------------------------------------------------------- answers
 
 
-def test_json_forms_and_the_command_return_the_same_answer_as_the_bundle_in_process(
+def test_json_forms_and_the_command_give_the_same_answer_as_the_bundle_in_process(
     server: Server, client: httpx.Client, bundle: Path, tokens: Path, images: list[Path]
 ) -> None:
     two = images[:2]
@@ -99,7 +99,7 @@ def test_concurrent_requests_for_different_classes_each_get_their_own_answer(
     assert together == pytest.approx(list(alone.values()), rel=1e-4, abs=1e-5)
 
 
-def test_the_table_of_the_command_shows_classes_and_verdicts(
+def test_the_table_printed_by_the_command_shows_classes_and_verdicts(
     bundle: Path, images: list[Path]
 ) -> None:
     table = ask(bundle, "--class", "husky", "--threshold", "-1000", images[0])
@@ -183,7 +183,7 @@ def test_the_error_for_an_invalid_image_contains_its_index(
 
 
 def form(*fields: tuple[str, str]) -> bytes:
-    """Return a multipart form that also contains an invalid image."""
+    """Return a multipart form with these fields and an invalid image."""
     parts = [*fields, ('images"; filename="b', "x")]
     head = 'Content-Disposition: form-data; name="'
     return "".join(f'--b\r\n{head}{name}"\r\n\r\n{value}\r\n' for name, value in parts).encode() + (
@@ -256,7 +256,7 @@ HEAD = (
     b"POST /v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Authorization: Bearer %s\r\n" % TOKEN.encode()
 )
-# More than the proxy buffers before it forwards the request to a replica.
+# Larger than HAProxy's buffer, so HAProxy forwards the incomplete request to a replica.
 UNFINISHED = HEAD + b"Content-Length: 50000\r\n\r\n{" + b" " * 20_000
 
 
@@ -288,7 +288,9 @@ def test_a_body_that_never_arrives_returns_408(server: Server) -> None:
 def test_150_slow_bodies_do_not_block_other_requests(
     server: Server, client: httpx.Client, images: list[Path]
 ) -> None:
-    """HAProxy buffers the first 16 kB of a body, so these bodies reach the replicas incomplete."""
+    """HAProxy buffers only the first 16 kB of a body, so these incomplete bodies reach the
+    replicas.
+    """
     start = HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 20_000
     body, slow, deadline = as_json(images[:1], classes=["husky"]), [], time.monotonic() + 30
     with ExitStack() as opened:
@@ -296,7 +298,7 @@ def test_150_slow_bodies_do_not_block_other_requests(
             assert time.monotonic() < deadline
             slow.append(opened.enter_context(raw(server)))
             slow[-1].sendall(start)
-            # Ray rejects some of the requests that reach a replica at the same time.
+            # Ray rejects some requests if too many reach a replica at the same time.
             answered = select.select(slow, [], [], 0.002)[0]
             slow = [connection for connection in slow if connection not in answered]
         for _ in range(3):
@@ -347,7 +349,7 @@ def test_classes_are_searched_and_paged(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/classes?limit=x"))[:2] == (422, "invalid_parameter")
 
 
-def test_health_model_and_openapi_routes_respond(client: httpx.Client) -> None:
+def test_the_health_model_and_openapi_routes_respond(client: httpx.Client) -> None:
     assert client.get("/health").json() == {"status": "ready"}
     model = client.get("/v1/model").json()
     assert model["limits"]["max_inputs"] == MAX_INPUTS
@@ -392,7 +394,7 @@ def test_ray_services_require_a_token_that_is_stored_only_in_a_private_file(
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_curl_line_works_as_printed(server: Server, images: list[Path], tmp_path: Path) -> None:
+def test_the_printed_curl_command_works(server: Server, images: list[Path], tmp_path: Path) -> None:
     (tmp_path / "your-image.png").write_bytes(images[0].read_bytes())
     ran = subprocess.run(
         ["sh", "-c", server.curl],
@@ -454,7 +456,7 @@ def test_a_folder_that_is_not_a_bundle_is_rejected_before_anything_starts(
         (("http://127.0.0.1:1", "--class", "husky", "{image}"), "http://127.0.0.1:1"),
     ],
 )
-def test_an_invalid_query_prints_one_line_error(
+def test_an_invalid_query_prints_a_one_line_error(
     server: Server,
     bundle: Path,
     tokens: Path,
@@ -476,7 +478,7 @@ def test_an_invalid_query_prints_one_line_error(
 
 
 class _OtherServer(BaseHTTPRequestHandler):
-    """Responds to every request with 200 and JSON that kway would not send."""
+    """Responds to every request with 200 and a body that kway would not send."""
 
     answer = b"{}"
 
@@ -523,7 +525,7 @@ def test_a_corrupted_bundle_is_not_served(
     assert re.fullmatch(rf"error: .*{name}.*checksum.*\n", line), line
 
 
-def test_a_query_verifies_a_bundle_except_its_class_weights(
+def test_a_query_verifies_the_whole_bundle_except_its_class_weights(
     bundle: Path, images: list[Path], tmp_path: Path
 ) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
@@ -537,7 +539,8 @@ def test_a_query_verifies_a_bundle_except_its_class_weights(
 def test_no_server_process_has_a_lower_priority_than_the_command(
     server: Server,
 ) -> None:
-    """By default, Ray runs replicas and HAProxy at nice 15, so any other process could starve
-    them."""
+    """By default, Ray runs replicas and HAProxy at nice 15, where any other process can starve
+    them.
+    """
     (command, *others) = of_each(server, lambda process: (process.nice(), process.name()))
     assert [other for other in others if other[0] > command[0]] == []

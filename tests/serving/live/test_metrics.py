@@ -1,4 +1,6 @@
-"""The metrics page of a real server, scraped by Debian's Prometheus, and unauthorized requests."""
+"""The metrics page of a real server, scraped by Debian's Prometheus, and how unauthorized requests
+are rejected.
+"""
 
 import socket
 import subprocess
@@ -40,7 +42,9 @@ scrape_configs:
 
 @pytest.fixture(scope="module")
 def before(guarded_server: SharedServer, images: list[Path]) -> dict[str, float]:
-    """The counts before this fixture sends the requests in OUTCOMES and some uncounted requests."""
+    """The counts before this fixture sends the requests in OUTCOMES and some requests that are not
+    counted.
+    """
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with httpx.Client(base_url=guarded_server.get().url, timeout=30, headers=headers) as client:
         time.sleep(3)  # until the last requests of other tests have been reported
@@ -90,7 +94,7 @@ def wait_until(api: httpx.Client, query: str, wanted: dict[str, float]) -> None:
 
 
 @needs_prometheus
-def test_prometheus_scrapes_the_counts_of_the_page(
+def test_prometheus_scrapes_the_counts_shown_on_the_page(
     increases: dict[str, float], client: httpx.Client, server: Server, tokens: Path, tmp_path: Path
 ) -> None:
     name = "kway_query_requests_total"
@@ -129,7 +133,7 @@ def test_the_page_shows_the_model_and_load_of_each_replica(client: httpx.Client)
 
 
 @pytest.mark.usefixtures("before")  # by then, the page shows earlier errors
-def test_the_page_counts_errors_of_requests_that_did_not_reach_a_replica(
+def test_the_page_counts_errors_for_requests_that_did_not_reach_a_replica(
     client: httpx.Client, server: Server
 ) -> None:
     series, before = 'kway_http_errors_total{node="127.0.0.1",status="413"} ', 0.0
@@ -168,8 +172,9 @@ def test_the_metrics_page_passes_promtool(client: httpx.Client) -> None:
 
 
 def is_answered(server: Server) -> bool:
-    """Return whether a replica processes a request. After a kill, there is no replica for a few
-    seconds."""
+    """Return whether a replica processes a request. For a few seconds after a kill, there is no
+    replica.
+    """
     try:
         return httpx.post(f"{server.url}/v1/query", timeout=20).status_code == 400
     except httpx.TransportError:
@@ -178,7 +183,7 @@ def is_answered(server: Server) -> bool:
 
 @pytest.mark.slow
 @needs_prometheus
-def test_counts_of_a_lost_replica_are_kept_in_addition_to_those_of_its_successor(
+def test_the_counts_of_a_lost_replica_and_its_successor_are_added(
     bundle: Path, tokens: Path, tmp_path: Path
 ) -> None:
     running = start(bundle, tmp_path / "stderr", "--replicas", 1)

@@ -1,7 +1,6 @@
-"""Signals, SIGKILL, and two servers on one machine.
+"""Signals, including SIGKILL, and two servers on one machine.
 
-These tests are collected last because they stop the servers that the other files in this folder
-use.
+pytest collects these tests last, because they stop servers that the other files in this folder use.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
     assert remaining == []
 
 
-def test_two_servers_serve_their_own_models_and_a_killed_one_leaves_nothing(
+def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_behind(
     server: Server, client: httpx.Client, open_server: SharedServer, temporary_folder: Path
 ) -> None:
     other = open_server.get()
@@ -59,8 +58,9 @@ def test_two_servers_serve_their_own_models_and_a_killed_one_leaves_nothing(
 async def statuses_during_shutdown(
     server: Server, client: httpx.Client
 ) -> set[tuple[int, str | None]]:
-    """Return the status and Retry-After of every response that many clients receive while the
-    server shuts down."""
+    """Return the status and Retry-After header of every response that concurrent clients receive
+    while the server shuts down.
+    """
     found: set[tuple[int, str | None]] = set()
 
     async def poll(one: httpx.AsyncClient) -> None:

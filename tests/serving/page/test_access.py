@@ -1,4 +1,4 @@
-"""The page with a server that requires a token, is busy, or is unreachable."""
+"""The page when the server requires a token, is busy or cannot be reached."""
 
 import socket
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Pa
         )
 
 
-def test_an_input_reports_an_unreachable_server_and_can_be_retried(
+def test_an_input_shows_that_the_server_is_unreachable_and_can_be_retried(
     browser: Browser, bundle: Path
 ) -> None:
     api = application(bundle)

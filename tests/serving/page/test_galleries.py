@@ -1,4 +1,4 @@
-"""The gallery tab shows the hits of the API, page by page."""
+"""The gallery tab shows the hits returned by the API, page by page."""
 
 import httpx
 from playwright.sync_api import Page, expect
@@ -10,7 +10,7 @@ from tests.serving.page_driver import (
 )
 
 
-def test_a_gallery_shows_the_hits_of_the_api_and_the_items_below_the_threshold(
+def test_a_gallery_shows_the_same_hits_as_the_api_and_the_items_below_the_threshold(
     page: Page, url: str
 ) -> None:
     search = f"{url}/v1/galleries/all/search"

@@ -61,7 +61,7 @@ def test_the_page_fits_a_window_360_pixels_wide(browser: Browser, url: str) -> N
         assert fits(page)
 
 
-# The contrast ratio between each text and its background, as defined by WCAG.
+# The contrast ratio between each piece of text and its background, as defined by WCAG.
 _CONTRASTS = """
 () => {
     const channels = (color) => color.match(/[\\d.]+/g).map(Number);

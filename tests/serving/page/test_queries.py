@@ -22,7 +22,7 @@ from tests.serving.page_driver import (
 from tests.tiny_bundle import write_of_format_2, write_of_texts
 
 
-def test_classes_and_images_can_be_selected_with_the_keyboard_only(page: Page, url: str) -> None:
+def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, url: str) -> None:
     contents = [image(seed) for seed in range(7)]  # need more than two requests
     files = [file(f"{index}.png", content) for index, content in enumerate(contents)]
     page.on("filechooser", lambda opened: opened.set_files(files))  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_each_threshold_shows_its_validation_counts_and_expected_precision(
     expect(lines).to_have_count(0)
 
 
-def test_bundles_exported_by_an_older_version_show_no_expected_precision(
+def test_no_expected_precision_is_shown_for_bundles_from_an_older_version(
     browser: Browser, tmp_path: Path
 ) -> None:
     with (
@@ -154,7 +154,7 @@ def test_bundles_exported_by_an_older_version_show_no_expected_precision(
         expect(page.locator("#thresholds li")).to_contain_text("exported by an older version")
 
 
-def test_the_threshold_can_be_a_score_or_a_recall_or_none(page: Page, url: str) -> None:
+def test_the_threshold_can_be_a_score_a_recall_or_none(page: Page, url: str) -> None:
     contents = [image(0)]  # a batch of one image, so that its score is bitwise reproducible
     choose_classes(page, 0, 6)
     add_images(page, *contents)

@@ -18,7 +18,7 @@ from tests.serving.page_driver import (
 )
 
 
-def test_a_watch_can_be_created_renewed_and_deleted_and_shows_hits_of_all_feeds(
+def test_a_watch_can_be_created_renewed_and_deleted_and_shows_hits_from_all_feeds(
     page: Page, url: str
 ) -> None:
     contents = [image(seed) for seed in range(7)]
