@@ -95,10 +95,14 @@ class Batch:
         return self.each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
-        """Move the batch to a device. Copies from page-locked memory are asynchronous."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Move the batch to a device. Copies from page-locked memory are asynchronous.
+
+        The indices stay on the host, because only logs and error messages use them.
+        """
+        moved = self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, indices=self.indices)
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors of the batch."""
+        """Return the tensors that `to` moves to a device."""
         mixed = [] if self.mixed is None else [self.mixed.labels, self.mixed.weights]
-        return [*self.inputs.values(), self.labels, self.indices, *mixed]
+        return [*self.inputs.values(), self.labels, *mixed]

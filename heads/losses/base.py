@@ -199,10 +199,11 @@ class Rows:
         return len(self.labels)
 
     def mean(self, per_row: Tensor) -> Tensor:
-        """Return the weighted mean of `per_row` [m]."""
+        """Return the weighted mean of `per_row` [m], or 0 if all weights are 0."""
         if self.weights is None:
             return per_row.mean()
-        return (self.weights * per_row).sum() / self.weights.sum()
+        total = self.weights.sum()
+        return (self.weights * per_row).sum() / total.where(total > 0, 1)
 
 
 class Reduction(Enum):

@@ -1,0 +1,133 @@
+"""Steps whose outcome is decided on the device, so that the host never waits for the device.
+
+A step must not change anything if its loss or its gradient norm is not finite. If the host decided
+this, it would have to wait for every step, and the device would be idle while the host launches the
+next one. Instead, the device computes a flag. Where it is set, the optimizers, the moving average,
+the loss scale and the batch norm statistics keep their values. The host launches step t + 1, reads
+the numbers of step t, and then logs it or reports its error:
+
+    host     launch t | read t - 1 | launch t + 1 | read t | launch t + 2 | …
+    device        step t - 1       |        step t        |       step t + 1 …
+
+Before a checkpoint, an evaluation and the end of the run, the host reads the numbers of the newest
+step.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from heads.inputs import non_finite_rows
+
+_POLL_SECONDS = 1e-4
+
+
+@dataclass(frozen=True)
+class PartLoss:
+    """The loss of a micro-batch on the device, and the rows of its features that are not finite.
+
+    `broken_rows` are the `non_finite_rows` of the `num_rows` rows passed to the head.
+    """
+
+    loss: Tensor
+    num_rows: int
+    broken_rows: Tensor
+
+    @classmethod
+    def of(cls, loss: Tensor, features: Tensor) -> "PartLoss":
+        return cls(loss, len(features), non_finite_rows(features))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a step on the host. `broken_part` is the index of the first micro-batch whose
+    loss is NaN, and `broken_rows` describes its rows (None: no loss is NaN)."""
+
+    loss: float
+    gradient_norm: float
+    skipped: bool
+    broken_part: int | None = None
+    broken_rows: Tensor | None = None
+
+
+class DeferredNumbers:
+    """The numbers of a step, copied to the host without waiting for the device."""
+
+    def __init__(
+        self, loss: Tensor, norm: Tensor, skipped: Tensor, parts: Sequence[PartLoss]
+    ) -> None:
+        self.parts = parts
+        rows = [torch.cat([part.loss.reshape(1), part.broken_rows.double()]) for part in parts]
+        numbers = torch.stack([loss.double(), norm.double(), skipped.double()])
+        packed = torch.cat([numbers, *(row.double() for row in rows)])
+        self._event: torch.cuda.Event | None = None
+        if packed.device.type == "cuda":
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = packed
+
+    def read(self) -> Numbers:
+        """Wait until this step is complete, but not for later steps, and return its numbers."""
+        while self._event is not None and not self._event.query():
+            time.sleep(_POLL_SECONDS)
+        loss, norm, skipped, *_ = self._host.tolist()
+        rows = self._host[3:].view(len(self.parts), -1)
+        broken = rows[:, 0].isnan().nonzero().flatten().tolist()
+        if not broken:
+            return Numbers(loss, norm, bool(skipped))
+        return Numbers(loss, norm, bool(skipped), broken[0], rows[broken[0], 1:].long())
+
+
+def accepts_flag(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer reads `grad_scale` and `found_inf`, as torch's fused optimizers
+    do and `torch.amp.GradScaler` expects."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+@contextmanager
+def flagged(optimizers: Sequence[Optimizer], divisor: Tensor, skipped: Tensor) -> Iterator[None]:
+    """Make the steps of `optimizers` inside the context divide gradients by `divisor`, and change
+    nothing where `skipped` is true."""
+    found_inf = skipped.to(torch.float32)
+    for optimizer in optimizers:
+        optimizer.grad_scale, optimizer.found_inf = divisor, found_inf  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+
+class BufferCopies:
+    """Copies of a module's buffers, to restore them after a skipped step.
+
+    Buffers of the same dtype are packed into one tensor, because a model has hundreds of them.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
+        self._groups = [
+            [buffer for buffer in buffers if buffer.dtype == dtype]
+            for dtype in dict.fromkeys(buffer.dtype for buffer in buffers)
+        ]
+        self._copies = [_packed(group) for group in self._groups]
+
+    @torch.no_grad()
+    def restore_where(self, skipped: Tensor) -> None:
+        """Restore the buffers if `skipped`, a scalar on their device, is true."""
+        for group, copy in zip(self._groups, self._copies, strict=True):
+            values = torch.where(skipped, copy, _packed(group))
+            pieces = values.split([buffer.numel() for buffer in group])
+            views = [piece.view_as(buffer) for piece, buffer in zip(pieces, group, strict=True)]
+            torch._foreach_copy_(group, views)
+
+
+def _packed(buffers: Sequence[Tensor]) -> Tensor:
+    return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
