@@ -87,7 +87,10 @@ class Task(nn.Module):
             checkpoint_blocks(encoder)
         if self.world.size > 1:  # there is nothing to distribute in one process
             self.strategy = train.strategy.start(self.backbone, self.world)
-        self.strategy.attach(build_optimizer(recipe.optimizer, self.strategy.parameters))
+        strategy = self.strategy
+        strategy.attach(
+            build_optimizer(recipe.optimizer, strategy.parameters, strategy.shard_group)
+        )
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
         if train.ema is not None:
             self.average = MovingAverage(train.ema, self.live())

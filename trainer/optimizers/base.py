@@ -85,14 +85,20 @@ class OptimizerKind(FrozenConfig, ABC):
         return self.model_dump(exclude={"kind", "head"})
 
 
-def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Build the backbone's optimizer. Vectors (norms, biases) have no weight decay."""
+def build_optimizer(
+    config: OptimizerKind,
+    parameters: Iterable[nn.Parameter],
+    norm_group: ProcessGroup | None = None,
+) -> Optimizer:
+    """Build the backbone's optimizer. Vectors (norms, biases) have no weight decay. `norm_group` is
+    the group over which the rows of the parameters are sharded (None: not sharded by rows).
+    """
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1]},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return config.build([group for group in groups if group["params"]])
+    return config.build([group for group in groups if group["params"]], norm_group)
 
 
 def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:

@@ -7,11 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from heads.collectives import all_reduce_sum
-from heads.dtensors import local
 from trainer.optimizers.base import Beta, OptimizerKind
 
 
@@ -54,8 +52,8 @@ class LambOptimizer(Optimizer):
     """Adam with bias correction and decoupled weight decay. The step of each tensor is scaled by
     ||w|| / ||step||.
 
-    A parameter is a plain tensor, a `DTensor` with one mesh axis, or this rank's rows of a tensor
-    that is sharded over the parameter group's `norm_group`. Norms are always computed over the full
+    A parameter is a full tensor, or this rank's rows of a tensor that is sharded over the parameter
+    group's `norm_group`. Norms are always computed over the full
     tensor (collective). Steps of a parameter group that is not `adapted` are not scaled.
     """
 
@@ -78,10 +76,15 @@ class LambOptimizer(Optimizer):
             "adapted": True,
         }
         super().__init__(params, defaults)
+        self._step_supports_amp_scaling = True  # torch's name for the attributes that `step` reads
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient (collective)."""
+        """Update every parameter that has a gradient (collective).
+
+        Like torch's fused optimizers, divides gradients by the attribute `grad_scale` and changes
+        nothing if the attribute `found_inf` is 1. Both are scalars on the device, if set.
+        """
         loss = closure() if closure is not None else None
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
@@ -89,39 +92,50 @@ class LambOptimizer(Optimizer):
                 self._step_group(group, parameters)
         return loss
 
-    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        weights = [local(p) for p in parameters]
-        steps = [self._adam_step(group, p) for p in parameters]
+    def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        steps = [self._adam_step(group, p, found_inf) for p in weights]
         torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
+        if found_inf is not None:
+            steps = [step.where(found_inf == 0, 0) for step in steps]
         if not group["adapted"]:
             torch._foreach_add_(weights, steps, alpha=-group["lr"])
             return
         for weight, step, ratio in zip(
-            weights, steps, self._ratios(group, parameters, weights, steps), strict=True
+            weights, steps, self._ratios(group, weights, steps), strict=True
         ):
             weight.sub_(step * ratio, alpha=group["lr"])
 
-    def _adam_step(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+    def _adam_step(
+        self, group: dict[str, Any], parameter: Tensor, found_inf: Tensor | None
+    ) -> Tensor:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), device=local(parameter).device)
+            state["step"] = torch.zeros((), device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
-        gradient = local(parameter.grad)
-        (beta1, beta2), state_step = group["betas"], state["step"]
-        state_step += 1
-        mean = local(state["exp_avg"]).lerp_(gradient, 1 - beta1)
-        square = (
-            local(state["exp_avg_sq"]).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        )
-        corrected = square.div(1 - beta2**state_step).sqrt_().add_(group["eps"])
-        return mean.div(1 - beta1**state_step).div_(corrected)
+        gradient, (beta1, beta2) = parameter.grad, group["betas"]
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        if grad_scale is not None:
+            gradient = gradient / grad_scale
+        if found_inf is None:
+            state["step"] += 1
+        else:
+            # With a gradient of 0 and betas of 1, the moments keep their values.
+            gradient = gradient.where(found_inf == 0, 0)
+            beta1, beta2 = (
+                torch.full_like(found_inf, beta).where(found_inf == 0, 1) for beta in (beta1, beta2)
+            )
+            state["step"] += 1 - found_inf
+        mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).add_(gradient.square() * (1 - beta2))
+        first, second = (1 - beta ** state["step"] for beta in group["betas"])
+        return mean / first / (square / second).sqrt_().add_(group["eps"])
 
     def _ratios(
         self,
         group: dict[str, Any],
-        parameters: list[Tensor],
         weights: list[Tensor],
         steps: list[Tensor],
     ) -> Iterable[Tensor]:
@@ -131,9 +145,6 @@ class LambOptimizer(Optimizer):
                 torch.stack([s.square().sum() for s in steps]),
             ]
         )
-        sharded_over = group["norm_group"]
-        if isinstance(parameters[0], DTensor):
-            sharded_over = parameters[0].device_mesh.get_group()
-        weight_norms, step_norms = all_reduce_sum(squares, sharded_over).sqrt()
+        weight_norms, step_norms = all_reduce_sum(squares, group["norm_group"]).sqrt()
         has_ratio = (weight_norms > 0) & (step_norms > 0)
         return torch.where(has_ratio, weight_norms / step_norms, 1.0)

@@ -32,10 +32,9 @@ class SGD(OptimizerKind):
         return int(self.momentum > 0)
 
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        copies = bool(self.weight_decay) + bool(self.nesterov and not cuda)
-        return copies * (together if cuda else largest)
+        return 0  # the fused kernels update in place
 
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:
-        return torch.optim.SGD(groups, **self.options())
+        return torch.optim.SGD(groups, **self.options(), fused=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from data.base_config import FrozenConfig
@@ -87,6 +88,9 @@ class Strategy:
     call `forward` and `backward` the same number of times, with zero rows if necessary. `last`
     marks the forward pass whose backward pass sums the gradients over ranks.
     """
+
+    # The group over which the rows of `parameters` are sharded; None: not by rows.
+    shard_group: ProcessGroup | None = None
 
     def __init__(self, backbone: "Backbone") -> None:
         self.backbone = backbone

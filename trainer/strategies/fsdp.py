@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -16,7 +16,8 @@ from heads import sum_sharded_gradients
 from heads.collectives import all_reduce_sum
 from heads.dtensors import local, sharded_rows
 from trainer.backbone.blocks import large_tables, repeated_blocks
-from trainer.strategies.base import Strategy, StrategyKind, trainable_parameters
+from trainer.optimizers import tensors_of
+from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, gathered, padded_numel, scattered
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class FSDPStrategy(Strategy):
 
     The gradients of every micro-batch are reduced immediately. Deferring the reduction to the last
     micro-batch would keep unsharded gradients in memory.
+
+    The optimizer updates this rank's pieces as plain tensors, `parameters`, which share the memory
+    of the DTensors. For DTensors, torch 2.13 has no fused SGD, and dispatching them would cost the
+    host more time than the update itself.
     """
 
     def __init__(self, backbone: "Backbone", config: FSDP, world: "World") -> None:
@@ -76,11 +81,26 @@ class FSDPStrategy(Strategy):
             if any(True for _ in block.parameters()):
                 shard(block)
         shard(backbone)
-        self.parameters = trainable_parameters(backbone)  # fully_shard replaced them
+        self.shard_group = mesh.get_group()
+        self._sharded = {  # fully_shard replaced the parameters
+            name: p for name, p in backbone.named_parameters() if p.requires_grad
+        }
+        self.parameters = [nn.Parameter(local(p.detach())) for p in self._sharded.values()]
         sum_sharded_gradients(backbone)
 
     def gradients(self) -> list[Tensor]:
-        return [local(grad) for grad in super().gradients()]
+        for piece, sharded in zip(self.parameters, self._sharded.values(), strict=True):
+            piece.grad = None if sharded.grad is None else local(sharded.grad)
+        return super().gradients()
+
+    def step(self) -> None:
+        self.gradients()
+        super().step()
+
+    def zero_gradients(self) -> None:
+        super().zero_gradients()
+        for sharded in self._sharded.values():
+            sharded.grad = None
 
     def squared_gradient_norm(self) -> Tensor:
         return all_reduce_sum(super().squared_gradient_norm(), self._group)
@@ -88,6 +108,16 @@ class FSDPStrategy(Strategy):
     def weights(self) -> dict[str, Tensor]:
         self._free_gathered_weights()
         return super().weights()
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        self._free_gathered_weights()
+        return {
+            name: {
+                key: self.canonical(name, moment) if moment.ndim else moment
+                for key, moment in tensors_of(self.optimizer, piece).items()
+            }
+            for name, piece in zip(self._sharded, self.parameters, strict=True)
+        }
 
     def live(self) -> dict[str, Tensor]:
         return {name: local(weight) for name, weight in self.weights().items()}
