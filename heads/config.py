@@ -86,7 +86,7 @@ class UTreeConfig(_TreeConfig):
 
 
 class VTreeConfig(_TreeConfig):
-    """Rows are sums of a class, which is a leaf, and its ancestors (paper 000, section 4.2)."""
+    """Rows are sums of vectors of a class (a leaf) and its ancestors (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
 

@@ -65,7 +65,7 @@ class NoiseContrastiveEstimation(Loss):
     With `samples` n, a training step replaces it with the mean over n classes that are drawn from q
     and shared by all rows. This estimate is unbiased. Evaluation uses all classes.
 
-    Aligned: at the infimum g_y = 1 / (1 + t q_y), that is, z_y = 0 for every class, and the false
+    Aligned: at the infimum, g_y = 1 / (1 + t q_y), that is, z_y = 0 for every class, and the false
     logits are at minus infinity (appendix B of paper 002). Sampling preserves the expectation.
     """
 

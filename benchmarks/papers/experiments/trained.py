@@ -249,6 +249,6 @@ def setup(regimes: Sequence[Trained]) -> str:
         "passes). Both the average of the weights over the steps and the final weights are tested. "
         "Cover trees use Euclidean distances between label vectors. For each loss, the best of the "
         f"rates {rates} is chosen on {pluralize(len(one.searched), 'separate draw')}, once for the "
-        f"averaged and once for the final weights. In {at_edge} of {len(own)} cases, it is the "
-        "smallest or the largest of these rates."
+        f"averaged and once for the final weights. In {at_edge} of {len(own)} cases, the "
+        "chosen rate is the smallest or the largest one."
     )
