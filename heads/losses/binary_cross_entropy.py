@@ -70,9 +70,11 @@ class NoiseContrastiveEstimation(Loss):
     """
 
     kind: Literal["nce"] = Field(default="nce", kw_only=True, repr=False)
-    t: int = Field(default=10, gt=0, description="noise samples per row")
+    t: int = Field(default=10, gt=0, description="number of noise samples per row")
     samples: int | None = Field(
-        default=None, gt=0, description="classes to draw per step; default: the exact expectation"
+        default=None,
+        gt=0,
+        description="number of classes to draw per step; default: the exact expectation",
     )
     noise: Literal["uniform", "frequency"] = Field(
         default="frequency",

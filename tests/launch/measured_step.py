@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records the bytes of c10d collectives, including those from C++, by (kind, group)."""
+    """Records the bytes of c10d collectives by (kind, group). Collectives called from C++ are included."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import milliseconds, ratio
 
 _JOBS = "experiments.topk_jobs"
-# By number of classes: the seconds for each direction that fit into the designed minutes.
+# By number of classes: the seconds for each direction, chosen to fit the experiment's `minutes`.
 _CLASSES = {100: 2, 1_000: 4, 10_000: 12, 100_000: 30}
 _TOY_CLASSES = {20: 1, 41: 1}
 _EXPONENTS = (1, 0, -1, -2, -3, -4)  # of the temperatures

@@ -19,8 +19,8 @@ from benchmarks.papers.job import Job, Measures, Results
 from data.messages import pluralize
 
 # The theory suggests a rate of ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. On a
-# path of many nodes, a step moves a row a few times as far, so neighboring rates of the grid must
-# not differ by a larger factor than that.
+# path of many nodes, a step moves a row a few times as far as without a tree, so neighboring rates
+# in the grid must not differ by more than that factor.
 RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHARED: Sequence[float] = (0.01, 0.1)
 AUTHORS_BASE = 2.0
