@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records the bytes of c10d collectives by (kind, group). Collectives called from C++ are included."""
+    """Records the bytes of c10d collectives by (kind, group), also of collectives called from C++."""
 
     def __init__(self) -> None:
         super().__init__()
