@@ -35,8 +35,8 @@ class TextConfig(FrozenConfig):
         50,
         ge=1,
         le=1000,
-        description="number of batches whose texts are sorted together by length, at most an epoch "
-        "or, with shuffle_shards, a group; 1 disables sorting",
+        description="number of batches whose texts are sorted together by length, limited to one "
+        "epoch or, with shuffle_shards, to one group; 1 disables sorting",
     )
 
 
@@ -48,7 +48,7 @@ class StreamConfig(FrozenConfig):
     """
 
     shards: str | tuple[str, ...] = Field(
-        description="paths or URLs of tars, in which {000..255} and {a,b} are expanded"
+        description="paths or URLs of tars; {000..255} and {a,b} are expanded"
     )
     samples: int = Field(
         gt=0, description="number of samples per epoch, used for durations in epochs"
@@ -58,7 +58,9 @@ class StreamConfig(FrozenConfig):
         description="field of `<key>.json` that contains the label, if there is no `<key>.cls`",
     )
     sample: str | None = Field(
-        None, description="extension of the sample, if several files with one key are candidates"
+        None,
+        description="extension of the sample file, if several files with the same key are "
+        "candidates",
     )
     buffer: int = Field(
         5000,
@@ -120,13 +122,13 @@ class DataConfig(FrozenConfig):
         "shuffle)",
     )
     stream: StreamConfig | None = Field(
-        None, description="tars without an index to train on instead of `train_split`"
+        None, description="unindexed tars to train on instead of `train_split`"
     )
     train_split: str = "train"
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
     augment: AugmentConfig = AugmentConfig()
-    text: TextConfig | None = Field(None, description="tokenization settings for shards of texts")
+    text: TextConfig | None = Field(None, description="tokenization settings for text shards")
     workers: int = Field(
         0,
         ge=0,

@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 RECIPE = Path(__file__).parents[1] / "launch" / "recipes" / "images.yaml"
-# A network small enough for a CPU. Remove these for ResNet-18 at 128 x 128 pixels.
+# Settings for a network small enough for a CPU. Without them, the recipe trains ResNet-18 on images
+# of 128 x 128 pixels.
 SMALL = (
     "backbone.config.hidden_sizes=[16, 32, 64, 128]",
     "backbone.config.depths=[1, 1, 1, 1]",

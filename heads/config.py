@@ -36,7 +36,9 @@ class LabelTreeConfig(_Config):
     """
 
     kind: Literal["vectors", "hierarchy"] = Field(
-        "vectors", description="data in the shards: the label vectors or the class hierarchy"
+        "vectors",
+        description="data in the shards from which to build the tree: the label vectors or the "
+        "class hierarchy",
     )
     base: float = Field(
         _BASE,
@@ -86,7 +88,7 @@ class UTreeConfig(_TreeConfig):
 
 
 class VTreeConfig(_TreeConfig):
-    """Rows are sums of a class, which is a leaf, and its ancestors (paper 000, section 4.2)."""
+    """Rows are sums of node vectors on the path from leaf to root (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
 
@@ -124,7 +126,7 @@ class HeadConfig(_Config):
         default=None,
         validate_default=True,
         description="whether the head has a bias: one entry per node, summed along the path of "
-        "each class; default: true for dot logits, unless weights are factored",
+        "each class; default: true for dot logits, unless the weights are factored",
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="memory limit for logits per rank, in MiB")

@@ -157,8 +157,8 @@ class _ScoreBlock:
     def cut(cls, tree: LabelTree, start: int, stop: int) -> "_ScoreBlock":
         ancestors, levels = _path_levels(tree, start, stop)
         # In pre-order, only ancestors of `start` and `stop` have children both inside and outside
-        # the range. A softmax needs all siblings of a node, so add the children of these ancestors
-        # and the roots.
+        # the range. A softmax needs all siblings of a node, so add the roots and the children of
+        # these ancestors.
         inner = [ancestors, tree.ancestors(stop) if stop < tree.num_nodes else ancestors[:0], [-1]]
         siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate(inner)))
         nodes = np.union1d(np.arange(start, stop), siblings)

@@ -32,7 +32,7 @@ def is_integral(labels: Tensor) -> bool:
 
 
 def class_ids(labels: Tensor) -> Tensor:
-    """Convert integer labels to int64, which torch can compare and index with.
+    """Convert integer labels to int64, which torch supports in comparisons and as indices.
 
     A uint64 above the range of int64 becomes the maximum of int64, which is outside the classes. A
     cast would wrap it to a negative number, possibly to `ignore_index`.
@@ -109,7 +109,7 @@ class Agreement:
     that contribute to a gradient must compute their terms. `needs_features`: a rank of the class
     group requires the gradient of its features. `needs_vectors`: a rank requires the gradient of a
     parameter. `partly_frozen`: only some ranks require the gradient of a parameter.
-    `needs_backward`: a rank requires any gradient, so every rank runs a backward pass.
+    `needs_backward`: at least one rank requires a gradient, so every rank runs a backward pass.
     """
 
     sizes: list[int]

@@ -36,7 +36,8 @@ from heads.collectives import all_reduce_sum
 from heads.losses.base import Choice, HeldClasses
 from heads.tree import LabelTree
 
-# Number of parents whose children are summed at a time; bounds the memory besides the gradient.
+# Number of parents whose children are summed at a time; bounds the memory needed besides the
+# gradient.
 _PARENTS_AT_ONCE = 8192
 # The path of every class is stored. This limit is far above the depth of any realistic label tree,
 # and 1,000 nodes per class still fit in memory.

@@ -81,7 +81,7 @@ class ServingConfig(BaseModel):
         0.0,
         ge=0,
         le=3600,
-        description="how long an idle replica waits for a batch to fill, in seconds",
+        description="time in seconds that an idle replica waits for a batch to fill",
     )
     max_queued_inputs: int = Field(
         256, gt=0, description="maximum number of inputs waiting for the model"

@@ -30,7 +30,7 @@ _HUNG_SECONDS = 120.0
 # JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
 # would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
 _SHORT_BYTES = 2**14
-# Delay before a stream retries to queue an input after the model's queue was full.
+# If the model's queue is full, a stream waits this long before it tries again to queue an input.
 _QUEUE_SECONDS = 0.02
 
 

@@ -79,8 +79,8 @@ def _one_thread() -> None:
     threadpool_limits(1)
 
 
-# One worker runs all files below each prefix. These files share servers, a browser or a scan of the
-# sources, or start runs that would slow each other down.
+# For each prefix, one worker runs all files whose path starts with it. These files share servers, a
+# browser or a scan of the sources, or start runs that would slow each other down.
 _RUN_TOGETHER = (
     "tests/serving/live/",
     "tests/serving/page/",

@@ -161,7 +161,7 @@ class EvalConfig(FrozenConfig):
     marginal_temperature: float = Field(
         1.0,
         gt=0,
-        description="temperature that divides the scores of marginalized top-k; set "
+        description="temperature by which scores are divided for marginalized top-k accuracy; set "
         "it to k * tau for models trained with smooth_topk",
     )
 

@@ -13,8 +13,8 @@ _FORMAT = 1
 
 Measures = dict[str, Any]
 
-# The measure of a shard job that names its folder. If the folder is missing, the shards are made
-# again.
+# The key under which the measures of a shard job contain the name of its folder. If the folder is
+# missing, the shards are made again.
 FOLDER = "folder"
 
 

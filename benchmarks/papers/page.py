@@ -31,7 +31,7 @@ _REST = (
 
 _IMAGENET = (
     "`python -m benchmarks.papers` does not run the papers' ImageNet experiments at any budget. To "
-    "run them, train the recipes in `launch/recipes/` on many GPUs: Table 1 of paper 000 compares "
+    "run them, use the recipes in `launch/recipes/` on many GPUs: Table 1 of paper 000 compares "
     "`imagenet-resnet50-vtree.yaml` with `imagenet-resnet50.yaml`, Tables 1 and 2 of paper 002 "
     "use `imagenet-resnet50-batch-ce.yaml`, and Table 2 of paper 003 uses "
     "`imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe lists its requirements and "
@@ -79,9 +79,9 @@ def page_text(
         "# Reproducing the papers' experiments",
         "<!-- Written by python -m benchmarks.papers: change the experiments, not this file. -->",
         f"This page was written by `{command}`. The measurements took "
-        f"{sum(section.minutes for section in sections):.0f} minutes on all workers (page written "
-        f"on {machine}). To run a single experiment, use `python -m benchmarks.papers NAME --data "
-        "DATA`; each section starts with the name of its experiment.",
+        f"{sum(section.minutes for section in sections):.0f} minutes with all workers in use (page "
+        f"written on {machine}). To run a single experiment, use `python -m benchmarks.papers NAME "
+        "--data DATA`; each section starts with the name of its experiment.",
         "All intervals are 95% confidence intervals: of the median for times, and otherwise of the "
         "mean over seeds (Student's t). Differences are paired by seed. At this confidence level, "
         "a few of the verdicts can be expected to be wrong by chance. Published numbers are in "

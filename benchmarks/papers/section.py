@@ -57,9 +57,9 @@ class Section:
     """One experiment on the page.
 
     `setup` describes what was run (networks, data, steps, seeds), `remarks` add caveats, and
-    `minutes` is how long the jobs took on all workers. `results` contains the keys of the results
-    used, and `outdated` lists how many of them were measured with older code, another torch version
-    or another machine.
+    `minutes` is how long the jobs took with all workers in use. `results` contains the keys of the
+    results used, and `outdated` lists how many of them were measured with older code, another torch
+    version or another machine.
     """
 
     name: str

@@ -61,7 +61,7 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
         if config.text is not None:
             raise ValueError(
                 f"{config.shards} contains images, but data.text is set: remove data.text, or "
-                "choose shards of texts"
+                "choose text shards"
             )
         return ImageInputs(config.image, config.augment)
     if config.text is None:

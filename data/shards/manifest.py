@@ -105,8 +105,8 @@ class Manifest(_Record):
     label_vectors_sha256: Digest | None = None
     incomplete: dict[FileName, str] = Field(
         {},
-        description="reason for each shard with missing samples, as recorded by `kway shard index "
-        "--skip-bad`",
+        description="for each shard with missing samples, why they are missing, as recorded by "
+        "`kway shard index --skip-bad`",
     )
 
     @model_validator(mode="after")

@@ -112,7 +112,7 @@ def write_shards(
         (folder / UNFINISHED).unlink(missing_ok=True)
         return Written(complete, complete_before=True, skipped=_skipped(folder))
     with claimed(folder, about):
-        # The folder is incomplete. Without a manifest, the note marks it as unfinished.
+        # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         (folder / MANIFEST).unlink(missing_ok=True)
         plans = list(_plans(source, samples_per_shard))
         shards, resumed, duplicates = _write_plans(

@@ -47,7 +47,8 @@ class EmojiNames(CommandSource):
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
         default=None,
         ge=2,
-        description="maximum number of classes, in code point order; default: all",
+        description="maximum number of classes (the first in code point order are kept); "
+        "default: all",
     )
     languages: tuple[str, ...] = Field(
         default=(),

@@ -48,7 +48,9 @@ class ImageFolder(PackedImages, CommandSource):
     kind = "imagefolder"
     modality = "image"
     reads = "class folders of images, or the images that --labels lists"
-    held_out = "test/, val/ and similar, or --test-fraction of the images by a hash of their paths"
+    held_out = (
+        "test/, val/ and similar, or --test-fraction of the images, chosen by a hash of their paths"
+    )
     compares_splits = True
 
     folder: Annotated[

@@ -41,7 +41,7 @@ class Table(PackedImages, FirstPassSource):
 
     kind = "table"
     reads = "CSV, TSV, JSONL or Parquet files with the same columns"
-    held_out = "rows of other splits in --split, or --test-fraction of the rows"
+    held_out = "rows that --split assigns to other splits, or --test-fraction of the rows"
 
     files: Annotated[
         tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")

@@ -106,7 +106,7 @@ class Tweets(FirstPassSource):
     top: int | None = Field(
         default=None,
         ge=2,
-        description="maximum number of classes, starting with the most frequent; default: all",
+        description="maximum number of classes (the most frequent are kept); default: all",
     )
     test_fraction: float = Field(
         default=0.1,

@@ -10,7 +10,7 @@ from docs.figures.look import BLUE, INK, RED, new_figure
 from heads.losses import LOSSES, ClassFacts, Loss
 
 _CLASSES, _COLUMNS = 10, 4
-_LEAD = 4.0  # difference between the true logit and the mean false logit when the level changes
+_LEAD = 4.0  # difference between the true logit and the mean false logit while the level varies
 _FACTS = ClassFacts(
     _CLASSES,
     counts=torch.ones(_CLASSES),

@@ -65,14 +65,16 @@ class NoiseContrastiveEstimation(Loss):
     With `samples` n, a training step replaces it with the mean over n classes that are drawn from q
     and shared by all rows. This estimate is unbiased. Evaluation uses all classes.
 
-    Aligned: at the infimum g_y = 1 / (1 + t q_y), that is, z_y = 0 for every class, and the false
+    Aligned: at the infimum, g_y = 1 / (1 + t q_y), that is, z_y = 0 for every class, and the false
     logits are at minus infinity (appendix B of paper 002). Sampling preserves the expectation.
     """
 
     kind: Literal["nce"] = Field(default="nce", kw_only=True, repr=False)
-    t: int = Field(default=10, gt=0, description="noise samples per row")
+    t: int = Field(default=10, gt=0, description="number of noise samples per row")
     samples: int | None = Field(
-        default=None, gt=0, description="classes to draw per step; default: the exact expectation"
+        default=None,
+        gt=0,
+        description="number of classes to draw per step; default: the exact expectation",
     )
     noise: Literal["uniform", "frequency"] = Field(
         default="frequency",

@@ -1,4 +1,4 @@
-"""Quadratic losses (paper 001): the squared distance of the logits to the one-hot label."""
+"""Quadratic losses (paper 001): the squared distance between the logits and the one-hot label."""
 
 import math
 from typing import Literal

@@ -39,7 +39,9 @@ class SmoothTopK(Loss):
 
     kind: Literal["smooth_topk"] = Field(default="smooth_topk", kw_only=True, repr=False)
     k: int = Field(default=5, ge=1, le=_MOST, description="number of predictions")
-    tau: float = Field(default=1.0, gt=0, description="temperature; the limit at 0 is topk_hinge")
+    tau: float = Field(
+        default=1.0, gt=0, description="temperature; in the limit tau -> 0, the loss is topk_hinge"
+    )
     alpha: float = Field(default=1.0, ge=0, description="margin")
 
     paper = "003 eq 10"

@@ -257,8 +257,8 @@ def _multiply(
     """Combine the leaders and the other scores: return log(sigma_i / product of the i largest
     terms) [B, n], and the tensors that `_derivatives` needs."""
     smallest = leaders_Bm[:, -1:]
-    # If the sum of the others exceeds the smallest leader, use it as the unit, so that no power
-    # overflows.
+    # If the sum of the others exceeds the smallest leader, use this sum as the unit, so that no
+    # power overflows.
     total = powers_Bk[:, :1].clamp(min=1)
     units = total.expand_as(powers_Bk).cumprod(1)
     others = _newton(powers_Bk / units)

@@ -24,7 +24,7 @@ def export(
     min_positives: Annotated[
         int | None,
         typer.Option(
-            help="minimum number of validation samples for which a class gets its own threshold "
+            help="minimum number of validation samples that a class needs to get its own threshold "
             "instead of the pooled one; default: depends on the recall (9 for 0.9, 99 for 0.99)",
             min=1,
         ),

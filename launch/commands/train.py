@@ -34,7 +34,7 @@ def train(
     ] = 0,
     shutdown_timeout: Annotated[
         int,
-        typer.Option(min=0, help="time that the ranks get to save after a stop signal, in seconds"),
+        typer.Option(min=0, help="time in seconds for the ranks to save after a stop signal"),
     ] = SHUTDOWN_SECONDS,
     nnodes: Annotated[
         str,

@@ -16,7 +16,7 @@ from typing import Any
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 # Longer than the timeout of a collective, 10 s (`rank.py`), because importing torch can also take
-# long, especially with a cold page cache.
+# a long time, especially with a cold page cache.
 _TIMEOUT_SECONDS = 60
 _LONGEST = 160
 

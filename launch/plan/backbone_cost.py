@@ -24,7 +24,7 @@ from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
 # Temporaries that the backward pass of `trainer/backbone/batch_norm.py` allocates in addition to
-# those of torch's kernel, in float32 copies of the operation's first tensor.
+# those of torch's kernel, measured in float32 copies of the operation's first tensor.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
 # Autocast runs these in float32 on CUDA, but in 16 bits on the CPU.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)

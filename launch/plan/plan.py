@@ -63,7 +63,7 @@ class Plan:
 class PlanRequest:
     """The inputs of a plan in addition to the recipe. None: take the value from the shards.
 
-    host_bytes: main memory of a machine. If it is None, it is measured on CPUs and unknown on GPUs.
+    host_bytes: main memory of a machine. None: measured on CPUs, unknown on GPUs.
     """
 
     machine: Machine

@@ -2,8 +2,8 @@
 
 Python runs signal handlers only in the main thread, between two bytecode instructions, so a main
 thread that blocks in C++ ignores SIGTERM. Therefore a second thread makes the call while the main
-thread waits in Python. If the host of the store is suspended, a call to it never returns,
-regardless of its timeout.
+thread waits in Python. If the host of the store is suspended, a call to the store never returns,
+regardless of the timeout.
 """
 
 from collections.abc import Callable

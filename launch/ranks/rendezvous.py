@@ -209,7 +209,7 @@ def _loopback(placement: Placement) -> str | None:
 
 
 def _wait_for_port(placement: Placement, deadline: float) -> None:
-    """Wait until the port accepts connections, in Python so that signals are still handled."""
+    """Wait until the port accepts connections. Waits in Python, so signals are still handled."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     while time.monotonic() < deadline:
         # The host name may not resolve until the host is up.

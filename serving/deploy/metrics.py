@@ -102,7 +102,7 @@ class WatchMetrics:
         )
         self._watches = Gauge(
             "kway_watches",
-            description="Number of watches in the local copy of a replica, if it receives frames.",
+            description="Number of watches known to a replica, if it receives frames.",
         )
 
     def count_frame(self, outcome: str) -> None:

@@ -3,9 +3,9 @@
 The folder contains Ray's files and sockets, logs and secrets.
 
 Run as a script, this module is the clean-up process of a server. Its standard input is a pipe that
-the server keeps open. When the pipe is closed, it kills every process that has a file in the
-session folder open for writing, as all of Ray's processes do, and removes the folder. This works
-even if the server is killed with SIGKILL.
+the server keeps open. When the pipe is closed, the clean-up process kills every process that has a
+file in the session folder open for writing, as all of Ray's processes do, and removes the folder.
+This works even if the server is killed with SIGKILL.
 """
 
 import errno

@@ -299,8 +299,10 @@ def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
 
 
 def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
-    """Decode a JPEG that is much larger than its thumbnail at a reduced size. Returns BGR pixels
-    [H, W, 3], or None for any other file."""
+    """Decode a JPEG at a reduced size if it is much larger than its thumbnail.
+
+    Returns BGR pixels [H, W, 3], or None for any other file.
+    """
     size = jpeg_size(raw)
     fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
     for factor, flag in _REDUCTION_FLAGS.items():

@@ -108,7 +108,7 @@ def text_fields(form: FormData) -> dict[str, list[str]]:
             raise ApiError(
                 422,
                 "invalid_query",
-                f"{name} is either a file or occurs more than once. Send a single number",
+                f"{name} either is a file or occurs more than once. Send a single number",
             )
     return fields
 

@@ -65,7 +65,7 @@ export class Cards {
     return element("p", { class: "quiet small" }, text);
   }
 
-  // Move the focus to the next card's button, so that keyboard users stay in the list.
+  // Move focus to the next card's button, so that keyboard users stay in the list.
   #remove(input) {
     const { element: card } = this.#cards.get(input);
     const next = card.nextElementSibling ?? card.previousElementSibling;
@@ -88,7 +88,8 @@ function problem(message, ...more) {
 function thumbnail(url) {
   const frame = element("span", { class: "thumbnail" });
   if (url === null) return frame;
-  // The file name is shown next to it. The server may accept files that the browser cannot display.
+  // No alt text: the file name is shown next to the image. The server may accept files that the
+  // browser cannot display.
   const image = element("img", { src: url, alt: "", loading: "lazy", decoding: "async" });
   image.addEventListener("error", () => image.remove());
   frame.append(image);

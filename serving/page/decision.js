@@ -25,8 +25,8 @@ export class Decision extends EventTarget {
       fieldset.append(element("span", { class: "choice" }, element("label", {}, radio, label), number));
     }
     fieldset.elements[0].checked = true;
-    // Also fires for the number field, so clicking a button after typing a number applies the
-    // number first.
+    // This event also fires for the number field, so clicking a button after typing a number applies
+    // the number first.
     fieldset.addEventListener("change", () => this.#changed());
     this.#number.addEventListener("input", () => {
       fieldset.querySelector('[value="threshold"]').checked = true;

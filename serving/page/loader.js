@@ -1,5 +1,5 @@
-// The inputs and their verdicts. Requests missing verdicts, several inputs per request, and caches
-// them, so selecting a class again sends no request.
+// Stores the inputs and their verdicts. Fetches missing verdicts for several inputs per request and
+// caches them, so selecting a class again sends no request.
 import { bytes } from "./numbers.js";
 
 // Fewer than the server accepts, so that the first verdicts arrive early.

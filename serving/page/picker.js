@@ -27,7 +27,7 @@ export class Picker extends EventTarget {
     this.#input.addEventListener("keydown", (event) => this.#key(event));
     this.#input.addEventListener("click", () => this.#isOpen || this.#scheduleSearch());
     this.#input.addEventListener("blur", () => this.#close());
-    // Keep the focus in the field while the pointer is used in the popup.
+    // Keep focus in the field while the pointer is used in the popup.
     byId("class-popup").addEventListener("pointerdown", (event) => event.preventDefault());
   }
 
@@ -154,7 +154,7 @@ export class Picker extends EventTarget {
   }
 
   // Select the active option or, if the text has changed since the search, the first result of a new
-  // search. The focus may have moved by then.
+  // search. Focus may have moved by then.
   async #choose() {
     const text = this.#input.value.trim();
     if (text === this.#searchedText || !text) {

@@ -45,8 +45,8 @@ export class Ranking {
     this.#more.disabled = true;
     try {
       const isPastMatches = this.#isPastMatches;
-      // Request items below the threshold without a threshold. The order is the same, so they start
-      // at the offset where the matches end.
+      // To get the items below the threshold, send the request without a threshold. The order is the
+      // same, so these items start at the offset where the matches end.
       const page = await this.#page(isPastMatches ? {} : this.#fields);
       if (!isPastMatches) this.#matches = page.matches;
       if (!isPastMatches) this.#decided = page;

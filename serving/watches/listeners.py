@@ -18,7 +18,7 @@ _LEASE_SECONDS = 60.0
 
 
 class Listener:
-    """A listener. `ready` is set while there are hits, drops or the end of the watch to take."""
+    """A listener. `ready` is set while it has hits, drops or the end of the watch to report."""
 
     def __init__(self, client: str, watch_id: str, max_hits: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now

@@ -53,7 +53,7 @@ def test_the_recipes_on_the_page_load() -> None:
 def test_the_recipe_on_the_page_enables_every_augmentation() -> None:
     (settings,) = (each for each in data_of_recipes() if "augment" in each)
     assert ImageConfig.model_validate(settings["image"]).crops == 10
-    # `crop_area` and `pad` exclude each other; docs/extending.md has an example of `custom`.
+    # `crop_area` and `pad` are mutually exclusive; docs/extending.md has an example of `custom`.
     expected = AugmentConfig.model_fields.keys() - {"crop_ratio", "pad", "custom"}
     assert settings["augment"].keys() == expected
     augment = AugmentConfig.model_validate(settings["augment"])

@@ -310,7 +310,7 @@ def test_more_damage_than_the_limit_raises_an_error_that_lists_it(
     resumed = stream_loader(
         classes, f"{tmp_path}/a.tar", max_bad_samples=3, cursor=loader.cursor, workers=1
     )
-    take(resumed, 3)  # bad samples of the cursor are not counted twice
+    take(resumed, 3)  # bad samples in the cursor are not counted twice
     assert resumed.cursor.bad == loader.cursor.bad
     cursor = Cursor(0, 6, bad=(1, 2, 3, 4))
     with pytest.raises(ValueError, match=r"number 1 was skipped before this run was resumed; "):
@@ -428,7 +428,7 @@ def test_a_server_with_range_support_sends_only_the_rest(classes: Path, tmp_path
     with serving(tmp_path) as server:
         server.ranges = True
         server.failures = {"t.tar": ["cut", "cut"]}
-        # Two attempts. The count restarts whenever a part of the file was received.
+        # Two attempts suffice, because the count restarts whenever part of the file is received.
         twice = CacheConfig(attempts=2)
         loader = stream_loader(classes, f"{server.url}/t.tar", cache=twice, stream={"buffer": 1})
         found = take(loader, 1)

@@ -77,7 +77,7 @@ def test_every_exported_metric_has_a_panel(name: str) -> None:
         for metric in metric_names()
         if metric.startswith("kway_train_") == of_training and not metric.endswith("_created")
     }
-    # Only alerts use the phase of a step, and panels show steps and samples as rates. Prometheus
+    # Only alerts use the current phase, and panels show steps and samples as rates. Prometheus
     # stores kway_query_exact_seconds as kway_query_seconds_sum.
     not_shown = {
         "kway_train_phase",

@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records the bytes of c10d collectives, including those from C++, by (kind, group)."""
+    """Records the bytes of c10d collectives by (kind, group), including collectives of C++ code."""
 
     def __init__(self) -> None:
         super().__init__()

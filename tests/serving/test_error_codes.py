@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from serving.deploy.haproxy import _ERRORS
 from tests.system.processes import ROOT
 
-# The position of the code among the arguments. For a limit, the code is `too_many_` and its name.
+# The position of the code among the arguments. For a limit, the code is `too_many_` followed by its
+# name.
 CODES = {"ApiError": 1, "error_response": 1, "ErrorDetail": 0, "invalid": 0, "ClientLimit": 1}
 
 

@@ -137,8 +137,9 @@ def _suggestions(
         yield settings
     keys = list(_ORDER[phase or "forward"])
     if not on_device:
-        # Data loader workers use host memory. On CPUs, the model also uses host memory, and its
-        # suggestions come first. With an accelerator, the workers are the more likely cause.
+        # Data loader workers use host memory. On CPUs, the model also uses host memory, so
+        # suggestions about the model come first. With an accelerator, the workers are the more
+        # likely cause.
         keys = (
             [*keys, "workers", "background"] if world.device.type == "cpu" else ["workers", *keys]
         )

@@ -31,7 +31,8 @@ _POINTS = 5  # number of evaluations during training
 # and of a random sample of the others; quadratic accounts for all classes exactly, using the
 # factored head.
 _LOSSES = ("ce", "nce", "quadratic")
-# Learning rates per sample: the loss is a mean over the batch, so they are multiplied by its size.
+# Learning rates per sample. They are multiplied by the batch size, because the loss is a mean over
+# the batch.
 _RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _MEASURES = {
     "auprc": "AUPRC",

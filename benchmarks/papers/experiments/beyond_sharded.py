@@ -140,9 +140,9 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             "dim": 16,
             "batch": 33,  # neither is divisible by the number of ranks
             "steps": 3 if toy else 10,
-            # At a learning rate of 0.5, ten steps of spherical softmax on trees amplify a change of
-            # 1e-7 to 1e-2 even on one rank, so the differences would be due to the loss, not to
-            # sharding.
+            # At a learning rate of 0.5, ten steps of spherical softmax on trees turn a change of
+            # 1e-7 into one of 1e-2 even on one rank, so the differences would be due to the loss,
+            # not to sharding.
             "rate": 0.01,
             "timed": {
                 "classes": large,

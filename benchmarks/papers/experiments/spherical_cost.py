@@ -298,8 +298,8 @@ def _break_even(by_classes: _Times, dim: str) -> str:
     most = max(wins)
     times = median(dense[most]) / median(factored[most])
     return (
-        f"The factored head is faster than the dense head with "
-        f"{', '.join(f'{size:,}' for size in sorted(wins))} classes ({dim}); with {most:,} it is "
+        f"The factored head is faster than the dense head for D = "
+        f"{', '.join(f'{size:,}' for size in sorted(wins))} ({dim}); for D = {most:,}, it is "
         f"{times:.0f} times as fast."
     )
 

@@ -14,7 +14,7 @@ from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import milliseconds, ratio
 
 _JOBS = "experiments.topk_jobs"
-# By number of classes: the seconds for each direction that fit into the designed minutes.
+# By number of classes: the seconds for each direction, chosen to fit the experiment's `minutes`.
 _CLASSES = {100: 2, 1_000: 4, 10_000: 12, 100_000: 30}
 _TOY_CLASSES = {20: 1, 41: 1}
 _EXPONENTS = (1, 0, -1, -2, -3, -4)  # of the temperatures
@@ -91,7 +91,7 @@ def _section(
         title=EXPERIMENT.title,
         setup=(
             f"The loss with k = {K} is computed from given scores in float32, for "
-            f"{_batches_text(batches)} rows, on {_machine(found)} (the paper uses a Titan Xp). The "
+            f"{_batches_text(batches)}, on {_machine(found)} (the paper uses a Titan Xp). The "
             f"algorithms are timed in turn, and times are medians over {_rounds_text(rounds)} "
             "rounds. benchmarks/papers/experiments/topk_reference.py implements Algorithms 1 to 3 "
             "as printed in the paper, vectorized over the scores. kway's implementation "
@@ -131,10 +131,10 @@ def _rounds_text(rounds: Sequence[int]) -> str:
 
 
 def _batches_text(batches: Mapping[int, int]) -> str:
-    """Return `256 (64 for n = 100,000)`."""
+    """Return `256 rows (64 for n = 100,000)`."""
     first, *others = dict.fromkeys(batches.values())
     less = [f"{other} for n = {n:,}" for n, other in batches.items() if other in others]
-    return f"{first} ({', '.join(less)})" if less else str(first)
+    return f"{first} rows ({', '.join(less)})" if less else f"{first} rows"
 
 
 def _machine(found: Mapping[int, Measures]) -> str:

@@ -53,8 +53,8 @@ class _Design:
         kind = run.arm.split()[0]
         loss = {"kind": kind} if kind == "ce" else {"kind": kind, "tau": _TAU}
         recipe = self.cifar.recipe(run, loss=loss, nesterov=True)
-        # In the paper, all sizes train for the same number of epochs. The stand-in would then take
-        # very few steps at small sizes, so its number of steps is fixed.
+        # In the paper, training takes the same number of epochs for every size. The stand-in would
+        # then take very few steps at small sizes, so its number of steps is fixed.
         share = float(run.arm.split()[1]) if self.cifar.is_published else 1.0
         steps = max(1, round(run.steps * share))
         recipe["train"]["duration"] = {"steps": steps}
@@ -113,8 +113,8 @@ def _section(
             "run Table 2 at any budget; with `--budget full`, it trains DenseNet-40-12 on "
             "fractions of CIFAR-100.",
             "The paper uses class-balanced subsets, drops the learning rate three times, and tests "
-            "the best checkpoint on the validation split. In this experiment, the subsets are "
-            "random, the learning rate drops as in the paper's CIFAR-100 runs, and the final "
+            "the checkpoint that is best on the validation split. In this experiment, the subsets "
+            "are random, the learning rate drops as in the paper's CIFAR-100 runs, and the final "
             "weights are tested.",
         ],
     )
@@ -122,9 +122,12 @@ def _section(
 
 def _length(network: Cifar) -> str:
     if network.is_published:
-        return "All sizes train for the same number of epochs, so smaller sizes take fewer steps."
+        return (
+            "Training takes the same number of epochs for every size, so smaller sizes take fewer "
+            "steps."
+        )
     return (
-        "All sizes train for the same number of steps; in the paper, they train for the same "
+        "Training takes the same number of steps for every size; in the paper, it takes the same "
         "number of epochs."
     )
 

@@ -19,8 +19,8 @@ from benchmarks.papers.job import Job, Measures, Results
 from data.messages import pluralize
 
 # The theory suggests a rate of ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline. On a
-# path of many nodes, a step moves a row a few times as far, so neighboring rates of the grid must
-# not differ by a larger factor than that.
+# path of many nodes, a step moves a row a few times as far as without a tree, so neighboring rates
+# in the grid must not differ by more than that factor.
 RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHARED: Sequence[float] = (0.01, 0.1)
 AUTHORS_BASE = 2.0
@@ -249,6 +249,6 @@ def setup(regimes: Sequence[Trained]) -> str:
         "passes). Both the average of the weights over the steps and the final weights are tested. "
         "Cover trees use Euclidean distances between label vectors. For each loss, the best of the "
         f"rates {rates} is chosen on {pluralize(len(one.searched), 'separate draw')}, once for the "
-        f"averaged and once for the final weights. In {at_edge} of {len(own)} cases, it is the "
-        "smallest or the largest of these rates."
+        f"averaged and once for the final weights. In {at_edge} of {len(own)} cases, the "
+        "chosen rate is the smallest or the largest one."
     )

@@ -55,7 +55,7 @@ def _section(trained: Trained, plots: PlotFolder) -> Section:
         _figure(trained, printed),
         title="Test accuracy of averaged weights by base, each loss at its own best rate. Dashed: "
         "the best base according to the paper.",
-        alt_text="V-tree accuracy by base with error bars, and horizontal lines of three losses.",
+        alt_text="V-tree accuracy by base with error bars, and horizontal lines for three losses.",
     )
     return Section(
         name=EXPERIMENT.name,

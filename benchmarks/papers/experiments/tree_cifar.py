@@ -58,8 +58,8 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             )
         ],
         remarks=[
-            "The paper's label vectors are word2vec vectors of the class names, trained on Google "
-            "News; they are not part of CIFAR-100. Here, label vectors encode the class and its "
+            "The paper's label vectors are word2vec vectors (trained on Google News) of the class "
+            "names; they are not part of CIFAR-100. Here, label vectors encode the class and its "
             "published coarse class, so SA gives half credit for predicting another class of the "
             "same coarse class. The four classes that the paper omits because they have no "
             "word2vec vector are included."

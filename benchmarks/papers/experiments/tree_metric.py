@@ -78,14 +78,16 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
 
 def _flat_text(counting: Job, flat: Measures) -> str:
     total = counting.settings["draws"] * len(counting.settings["epsilons"])
-    counts = " and ".join(f"{count} with base {base}" for base, count in flat.items())
+    counts = " and ".join(
+        f"in {count} of {total} cases with base {base}" for base, count in flat.items()
+    )
     paper = Regime()
     return (
         f"The paper's regime is n = {paper.n}, d = {paper.d}, k = {paper.k}, sigma = "
         f"{paper.sigma:g}. In this regime, most trees are flat: a single pseudoclass is the "
         "parent of all classes, so the tree loss equals cross entropy for every epsilon. The "
-        f"number of flat V-trees out of {total} is {counts} (the base in the authors' public "
-        "code). This experiment therefore uses a different regime."
+        f"V-tree is flat {counts} (the base in the authors' public code). This experiment "
+        "therefore uses a different regime."
     )
 
 

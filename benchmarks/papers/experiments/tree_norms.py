@@ -202,7 +202,7 @@ def _section(norms: _Norms, line: Measures, plots: PlotFolder) -> Section:
         remarks=[
             "For any tree, the norm of V* is at most that of W*, because the vectors of all "
             "pseudoclasses can be zero. With a tree built from a metric that is unrelated to W*, "
-            f"the norm of V* grows with the exponent {wrong.text()}. Only the difference "
+            f"the norm of V* grows with an exponent of {wrong.text()}. Only the difference "
             "from this exponent is due to the metric.",
             "Norms after training are measured after one pass that starts from zero. They show "
             "how far these few steps move the weights, not how far away the optimum is. At the "
@@ -274,7 +274,7 @@ def _lemma(line: Measures) -> Claim:
     return Claim(
         "Lemma 3 (eq 13) bounds ||U*|| where the metric is a line (c = 1)",
         "does not hold" if broken else "holds",
-        f"{words}; k up to {max(line['classes'])} was tried",
+        f"{words}; values of k up to {max(line['classes'])} were tried",
         Kind.PAPER,
     )
 

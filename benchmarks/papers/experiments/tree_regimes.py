@@ -121,7 +121,7 @@ def _against(ours: Arm, theirs: Arm, all_trained: Sequence[Trained]) -> Claim:
         agreed([verdict(gap) for gap in over.values()]),
         f"mean accuracy difference over {len(own)} regimes: {evidence} (paired, "
         f"{len(all_trained[0].draws)} draws); at own rates higher in {_higher(own)} and lower in "
-        f"{_lower(own)} regimes"
+        f"{_lower(own)} of these regimes"
         f"{edges(all_trained, ours, theirs)}",
         Kind.PAPER,
     )
