@@ -210,6 +210,12 @@ class ClassHead(nn.Module):
         """Return a digest of the label tree, which determines the class of each row."""
         return self.tree.digest()
 
+    @property
+    def has_uniform_rows(self) -> bool:
+        """Whether every row has the weight 1, apart from the `row_weights` of a call."""
+        weighting = self.engine.row_weighting
+        return weighting.class_weights is None and weighting.ignore_index is None
+
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
         return self.engine.row_weighting(class_ids(labels), factors)

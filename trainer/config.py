@@ -135,6 +135,11 @@ class TrainConfig(FrozenConfig):
         description="maximum number of steps skipped because of a non-finite loss or "
         "gradient; the run stops at the next such step",
     )
+    synchronous: bool | None = Field(
+        None,
+        description="whether to wait for the result of each step before launching the next one; by "
+        "default false on GPUs, except for optimizers and strategies that require true",
+    )
     timeout_seconds: float = Field(
         600,
         gt=0,

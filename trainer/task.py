@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.loading.batch import Batch
+from data.loading.order import share as share_of_batch
 from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from heads.inputs import NOTHING_COUNTS
@@ -25,6 +26,7 @@ from trainer.backbone.batch_norm import (
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
 from trainer.config import Recipe
 from trainer.optimizers import build_head_optimizer, build_optimizer, set_rate
+from trainer.steps.deferred import PartLoss, accepts_flag
 from trainer.steps.ema import MovingAverage
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.micro_batches import random_state, set_random_state, split_batch, targets
@@ -45,6 +47,10 @@ class Task(nn.Module):
 
     head_optimizer: Optimizer | None = None
     average: MovingAverage | None = None
+    # Whether the device decides if a step is skipped (`trainer/steps/deferred.py`), and if so, the
+    # losses of the newest step's micro-batches.
+    defers = False
+    part_losses: Sequence[PartLoss] = ()
 
     def __init__(
         self,
@@ -92,6 +98,7 @@ class Task(nn.Module):
             build_optimizer(recipe.optimizer, strategy.parameters, strategy.shard_group)
         )
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
+        self.defers = self._defers()
         if train.ema is not None:
             self.average = MovingAverage(train.ema, self.live())
 
@@ -110,9 +117,11 @@ class Task(nn.Module):
         """Compute the gradients of the mean loss over the global batch, multiplied by `loss_scale`,
         and return the unscaled loss (collective).
 
-        Raises FloatingPointError on every rank, and leaves no gradients, if the loss is NaN.
+        Raises FloatingPointError on every rank, and leaves no gradients, if the loss is NaN and
+        steps are not deferred.
         """
         self.head.draw = step * self.micro_batches  # a resumed run repeats the same draws
+        self.part_losses = []
         parts = list(split_batch(batch.to(self.world.device), self.micro_batches))
         if len(parts) > 1 and self.head.loss.couples_rows:
             loss = self._backward_with_cached_gradients(parts)
@@ -126,7 +135,7 @@ class Task(nn.Module):
         """Compute the gradients for a loss that is a mean over rows: weight each part by its share
         of the row weights.
         """
-        shares = self._shares(parts)
+        shares = self._deferred_shares(parts) if self.defers else self._shares(parts)
         self.head.accumulates = len(parts) > 1
         total, nan_error = torch.zeros((), device=self.world.device), None
         for index, part in enumerate(parts):
@@ -134,13 +143,12 @@ class Task(nn.Module):
             gradient = torch.zeros_like(features)
             # The backward pass is collective. A part with zero weight, or one that follows a NaN
             # loss, runs it with zero gradients so that every rank issues the same collectives.
-            if nan_error is None and shares[index]:
+            if self.defers or (nan_error is None and shares[index]):
                 try:
-                    loss, gradient = self._loss(features, [part], shares[index])
+                    loss, gradient = self._loss(features, [part], shares[index], first_part=index)
                     total += loss
                 except FloatingPointError as error:
-                    prefix = f"micro-batch {index + 1} of {len(parts)}: " if len(parts) > 1 else ""
-                    nan_error = FloatingPointError(f"{prefix}{error}")
+                    nan_error = self.error_of_part(error, index)
             self._backward(features, gradient)
         if nan_error is not None:
             self.zero_gradients()
@@ -149,16 +157,44 @@ class Task(nn.Module):
             self.head.reduce_gradients()
         return total
 
+    def error_of_part(self, error: FloatingPointError, index: int) -> FloatingPointError:
+        """Return the error of the head for the micro-batch `index` (counted from 0)."""
+        if self.micro_batches == 1 or self.head.loss.couples_rows:
+            return error
+        return FloatingPointError(f"micro-batch {index + 1} of {self.micro_batches}: {error}")
+
     def _shares(self, parts: list[Batch]) -> list[float]:
         """Return the fraction of the global batch's row weights in each part (collective)."""
         if len(parts) == 1:
             return [1.0]
-        weights = torch.stack([self.head.row_weights(*targets([part])).sum() for part in parts])
-        weights = all_reduce_sum(weights, self.world.group)
+        weights = self._summed_weights(parts)
         if not weights.any():
             raise ValueError(NOTHING_COUNTS)
         shares: list[float] = (weights / weights.sum()).tolist()
         return shares
+
+    def _deferred_shares(self, parts: list[Batch]) -> Sequence[Tensor | float]:
+        """Like `_shares`, but without waiting for the device (collective). If no row has a positive
+        weight, the shares are NaN, so the step is skipped."""
+        if self.head.has_uniform_rows:
+            rows = [sum(self._rows_of_ranks(part)) for part in range(len(parts))]
+            return [count / self.global_batch for count in rows]
+        weights = self._summed_weights(parts)
+        return (weights / weights.sum()).unbind()
+
+    def _summed_weights(self, parts: list[Batch]) -> Tensor:
+        weights = torch.stack([self.head.row_weights(*targets([part])).sum() for part in parts])
+        return all_reduce_sum(weights, self.world.group)
+
+    def _rows_of_ranks(self, first: int, stop: int | None = None) -> list[int]:
+        """Return the number of rows of each rank in the parts `first` to `stop` - 1, by default in
+        the part `first`."""
+        stop, num_parts = first + 1 if stop is None else stop, self.micro_batches
+        shares = [
+            len(share_of_batch(self.global_batch, rank, self.world.size))
+            for rank in range(self.world.size)
+        ]
+        return [rows * stop // num_parts - rows * first // num_parts for rows in shares]
 
     def _backward_with_cached_gradients(self, parts: list[Batch]) -> Tensor:
         """Compute the gradients for a loss that couples rows, so that the head must process the
@@ -180,7 +216,7 @@ class Task(nn.Module):
         after = random_state(device)
         # The head needs all rows: each row of the loss depends on the other rows of the batch.
         self.head.accumulates = False
-        loss, gradient = self._loss(torch.cat(outputs), parts, 1.0)
+        loss, gradient = self._loss(torch.cat(outputs), parts, 1.0, first_part=0)
         # The cached gradients are correct only for the features of the first pass. The second pass
         # therefore draws the same random numbers (dropout), and it must not update the batch norm
         # statistics again.
@@ -198,19 +234,39 @@ class Task(nn.Module):
             return self.strategy.forward(part.inputs, last=last)
 
     def _loss(
-        self, features: Tensor, parts: Sequence[Batch], share: float
+        self,
+        features: Tensor,
+        parts: Sequence[Batch],
+        share: Tensor | float,
+        *,
+        first_part: int,
     ) -> tuple[Tensor, Tensor]:
         """Return the head's loss for the features [b, dim] of `parts`, times `share`, and its
-        gradient [b, dim] times the loss scale (collective). Mixed rows count for two classes."""
+        gradient [b, dim] times the loss scale (collective). Mixed rows count for two classes.
+
+        `first_part` is the index of the first of the consecutive `parts`.
+        """
         labels, weights = targets(parts)
         leaf = features.detach().requires_grad_()
         with self.phases("head"):
             rows = leaf if weights is None else torch.cat([leaf, leaf])
+            known: dict[str, Any] = {}
+            if self.defers:
+                of_ranks = self._rows_of_ranks(first_part, first_part + len(parts))
+                copies = 1 if weights is None else 2
+                known = {"rows_of_ranks": [copies * num_rows for num_rows in of_ranks]}
             with self._autocast():
-                loss = self.head(rows, labels, weights) * share
-            (loss * self.loss_scale.value).backward()
+                loss = self.head(rows, labels, weights, **known) * share
+            (loss * self.current_loss_scale()).backward()
+        if self.defers:
+            self.part_losses = [*self.part_losses, PartLoss.of(loss.detach(), rows.detach())]
         assert leaf.grad is not None
         return loss.detach(), leaf.grad
+
+    def current_loss_scale(self) -> Tensor | float:
+        """Return the factor by which this step's loss is multiplied."""
+        scale = self.loss_scale
+        return scale.on_device(self.world.device) if self.defers else scale.value
 
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
         # Activation checkpointing runs the forward pass of the blocks again, which would update the
@@ -237,8 +293,7 @@ class Task(nn.Module):
         The norm covers the whole model: each weight of the backbone and the head counts once.
         """
         with self.phases("optimizer"):
-            squared = self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()
-            norm = float(squared.sqrt()) / self.loss_scale.value
+            norm = float(self.scaled_gradient_norm()) / self.loss_scale.value
             factor = 1 / self.loss_scale.value
             if max_norm is not None and norm > max_norm:
                 factor *= max_norm / (norm + 1e-6)
@@ -247,9 +302,17 @@ class Task(nn.Module):
                 self.head.scale_gradients(torch.tensor(factor, device=self.world.device))
         return norm
 
-    def step(self, rate_factor: float, *, step: int) -> None:
+    def scaled_gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients, which are multiplied by the loss scale; a float64
+        scalar on the device (collective)."""
+        return (self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()).sqrt()
+
+    def step(self, rate_factor: float, *, step: int, skipped: Tensor | None = None) -> None:
         """Update the weights at `rate_factor` times the peak learning rates, then clear the
-        gradients (collective)."""
+        gradients (collective).
+
+        The moving average does not change if `skipped`, a scalar on the device, is true.
+        """
         optimizer = self.recipe.optimizer
         with self.phases("optimizer"):
             set_rate(self.strategy.optimizer, optimizer.lr * rate_factor)
@@ -261,8 +324,23 @@ class Task(nn.Module):
             if isinstance(self.head, FactoredHead):
                 self.head.step(rate, optimizer.head_weight_decay)
             if self.average is not None:
-                self.average.update(self.live(), step=step)
+                self.average.update(self.live(), step=step, skipped=skipped)
             self.zero_gradients()
+
+    def _defers(self) -> bool:
+        synchronous, reason = self.recipe.train.synchronous, None
+        optimizers = [self.strategy.optimizer, self.head_optimizer]
+        if not self.strategy.can_defer:
+            reason = f"train.strategy.kind is {self.recipe.train.strategy.kind}"
+        elif self.head_optimizer is None:
+            reason = f"head.weights.kind is {self.recipe.head.weights.kind}"
+        elif not all(optimizer and accepts_flag(optimizer) for optimizer in optimizers):
+            reason = f"optimizer.kind is {self.recipe.optimizer.kind}, which ignores found_inf"
+        if synchronous is None:
+            return self.world.device.type == "cuda" and reason is None
+        if not synchronous and reason is not None:
+            raise ValueError(f"train.synchronous is false, but {reason}: omit train.synchronous")
+        return not synchronous
 
     def zero_gradients(self) -> None:
         """Clear all gradients (collective)."""

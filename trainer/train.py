@@ -6,7 +6,7 @@ implements each part.
 
 import math
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,6 @@ from data.loading.stream import Stream
 from data.shards.manifest import Manifest
 from data.shards.split import Split
 from heads.collectives import collective_hook
-from trainer.backbone.batch_norm import copy_buffers, restore_buffers
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
@@ -27,8 +26,10 @@ from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState, resume
 from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
-from trainer.steps.agreement import BusyTimer, agree
+from trainer.steps.agreement import Agreed, BusyTimer, agree
+from trainer.steps.deferred import DeferredNumbers, Numbers
 from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.steps.take import read_numbers, take_step
 from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
 from trainer.telemetry.mfu import ModelFlops
@@ -205,14 +206,18 @@ def _check_first_batch(
 def take_steps(run: ActiveRun, num_steps: int) -> None:
     """Train until step `num_steps`, evaluate and save checkpoints when due, and evaluate the final
     model (collective).
+
+    If the task defers, the numbers of step t are read after step t + 1 is launched, so that the
+    device always has work (`trainer/steps/deferred.py`).
     """
-    recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
+    recipe, world, task = run.recipe, run.world, run.task
     if run.is_evaluation_due(num_steps):
         run.evaluate()  # the previous process was stopped during this evaluation
-        run.saved_step = None  # save again, so that the checkpoint records the result
+        run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
     run.busy_timer.take()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
+    launched: _TakenStep | None = None
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)
         with task.phases("data"):
@@ -220,32 +225,21 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         agreed = agree(
             world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
         )
+        if agreed.stop is not None and launched is not None:
+            _complete(run, launched)
         run.stop_if_requested(agreed.stop)
         run.loader.add_bad(agreed.bad)
 
         factor = recipe.schedule.rate_factor(step - 1, length)
-        loss, norm = _update(task, batch, factor, run.nonfinite, telemetry, step=step)
-        run.advance(
-            replace(
-                run.state,
-                step=step,
-                cursor=run.loader.cursor,
-                skipped=run.nonfinite.skipped,
-                loss_scale=task.loss_scale.to_json(),
-            )
-        )
-        run.sample_log.write(step, batch)
-        telemetry.beat(step, agreed.busy_seconds, batch.inputs)
-        run.report_saves()
-        if telemetry.is_due(step):
-            telemetry.step(
-                step,
-                loss=loss,
-                learning_rate=recipe.optimizer.lr * factor,
-                gradient_norm=norm,
-                bad_samples=len(run.state.cursor.bad),
-                skipped_steps=run.nonfinite.skipped,
-            )
+        numbers = take_step(task, batch, factor, step=step)
+        taken = _TakenStep(step, batch, factor, agreed, run.loader.cursor, numbers)
+        if launched is not None:
+            _complete(run, launched)
+            launched = None
+        if task.defers and not run.is_anything_due(step, num_steps):
+            launched = taken
+            continue
+        _complete(run, taken)
         # Evaluate before saving, so that the checkpoint records the result and a run that resumes
         # from it does not evaluate again.
         if run.is_evaluation_due(num_steps):
@@ -255,39 +249,52 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
     run.finish()
 
 
-def _update(
-    task: Task,
-    batch: Batch,
-    factor: float,
-    nonfinite: NonFiniteSteps,
-    telemetry: Telemetry,
-    *,
-    step: int,
-) -> tuple[float, float]:
-    """Run one step at `factor` times the peak learning rates, and return the loss and the gradient
-    norm (collective).
+@dataclass(frozen=True)
+class _TakenStep:
+    """A step that was taken or, if its numbers are deferred, launched. `cursor` is the position in
+    the data after its batch."""
 
-    If either is not finite, the weights do not change. An fp16 overflow lowers the loss scale. Any
-    other non-finite step is skipped, and the batch norm statistics are restored.
+    step: int
+    batch: Batch
+    factor: float
+    agreed: Agreed
+    cursor: Cursor
+    numbers: Numbers | DeferredNumbers
+
+
+def _complete(run: ActiveRun, taken: _TakenStep) -> None:
+    """Record a step in the state for the next checkpoint, the logs and the metrics (collective).
+
+    A skipped step either is an fp16 overflow, which lowers the loss scale, or counts towards
+    `train.max_skipped_steps`.
     """
-    buffers = copy_buffers(task.backbone) if nonfinite.cap else []
-    loss = norm = math.nan
-    try:
-        loss = float(task.backward(batch, step=step))
-        norm = task.clip_gradients(task.recipe.train.clip_norm)
-        reason = f"the loss is {loss} and the gradient norm is {norm}"
-    except FloatingPointError as error:
-        # Replace the head's suggestion with one that contains recipe keys.
-        reason = str(error).rpartition(": ")[0]
-    if math.isfinite(loss) and math.isfinite(norm):
-        task.step(factor, step=step)
+    task, telemetry, step = run.task, run.telemetry, taken.step
+    numbers = read_numbers(task, taken.numbers)
+    if not numbers.skipped:
         task.loss_scale.succeeded()
-        return loss, norm
-    task.zero_gradients()
-    if not (math.isfinite(loss) and task.loss_scale.overflowed()):
-        telemetry.print_line(nonfinite.skip(step, batch, reason))
-        restore_buffers(task.backbone, buffers)
-    return loss, norm
+    elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):
+        telemetry.print_line(run.nonfinite.skip(step, taken.batch, numbers.reason))
+    run.advance(
+        replace(
+            run.state,
+            step=step,
+            cursor=taken.cursor,
+            skipped=run.nonfinite.skipped,
+            loss_scale=task.loss_scale.to_json(),
+        )
+    )
+    run.sample_log.write(step, taken.batch)
+    telemetry.beat(step, taken.agreed.busy_seconds, taken.batch.inputs)
+    run.report_saves()
+    if telemetry.is_due(step):
+        telemetry.step(
+            step,
+            loss=numbers.loss,
+            learning_rate=run.recipe.optimizer.lr * taken.factor,
+            gradient_norm=numbers.gradient_norm,
+            bad_samples=len(run.state.cursor.bad),
+            skipped_steps=run.nonfinite.skipped,
+        )
 
 
 def _introduction(

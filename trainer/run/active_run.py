@@ -71,6 +71,13 @@ class ActiveRun:
         due = self.is_due(self.recipe.evaluation.every) or self.state.step == num_steps
         return due and self.state.evaluated < self.state.step
 
+    def is_anything_due(self, step: int, num_steps: int) -> bool:
+        """Return whether an evaluation or a checkpoint is due at `step`."""
+        intervals = self.recipe.evaluation.every, self.recipe.checkpoint.every
+        return step == num_steps or any(
+            interval is not None and step % self.steps(interval) == 0 for interval in intervals
+        )
+
     def advance(self, state: TrainState) -> None:
         """Record the state after a step and discard the evaluation result of the previous step."""
         self.state, self.best = state, None

@@ -45,14 +45,16 @@ class PartLoss:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of a step on the host. `broken_part` is the index of the first micro-batch whose
-    loss is NaN, and `broken_rows` describes its rows (None: no loss is NaN)."""
+    """The numbers of a step on the host.
+
+    `skipped`: the step changed nothing, because the loss or the gradient norm is not finite.
+    `reason` says why, and is empty for other steps.
+    """
 
     loss: float
     gradient_norm: float
-    skipped: bool
-    broken_part: int | None = None
-    broken_rows: Tensor | None = None
+    skipped: bool = False
+    reason: str = ""
 
 
 class DeferredNumbers:
@@ -74,16 +76,23 @@ class DeferredNumbers:
         else:
             self._host = packed
 
-    def read(self) -> Numbers:
-        """Wait until this step is complete, but not for later steps, and return its numbers."""
+    def read(self) -> tuple[float, float, bool]:
+        """Wait until this step is complete, but not for later steps. Return the loss, the gradient
+        norm and whether the step was skipped."""
         while self._event is not None and not self._event.query():
             time.sleep(_POLL_SECONDS)
         loss, norm, skipped, *_ = self._host.tolist()
+        return loss, norm, bool(skipped)
+
+    def broken_part(self) -> tuple[int, int, Tensor] | None:
+        """Return the index, the number of rows and the `non_finite_rows` of the first micro-batch
+        whose loss is NaN, if there is one. Call this after `read`."""
         rows = self._host[3:].view(len(self.parts), -1)
         broken = rows[:, 0].isnan().nonzero().flatten().tolist()
         if not broken:
-            return Numbers(loss, norm, bool(skipped))
-        return Numbers(loss, norm, bool(skipped), broken[0], rows[broken[0], 1:].long())
+            return None
+        index = broken[0]
+        return index, self.parts[index].num_rows, rows[index, 1:].long()
 
 
 def accepts_flag(optimizer: Optimizer) -> bool:
@@ -120,14 +129,23 @@ class BufferCopies:
         self._copies = [_packed(group) for group in self._groups]
 
     @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the buffers."""
+        for group, copy in zip(self._groups, self._copies, strict=True):
+            _unpack(copy, group)
+
+    @torch.no_grad()
     def restore_where(self, skipped: Tensor) -> None:
         """Restore the buffers if `skipped`, a scalar on their device, is true."""
         for group, copy in zip(self._groups, self._copies, strict=True):
-            values = torch.where(skipped, copy, _packed(group))
-            pieces = values.split([buffer.numel() for buffer in group])
-            views = [piece.view_as(buffer) for piece, buffer in zip(pieces, group, strict=True)]
-            torch._foreach_copy_(group, views)
+            _unpack(torch.where(skipped, copy, _packed(group)), group)
 
 
 def _packed(buffers: Sequence[Tensor]) -> Tensor:
     return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+
+
+def _unpack(values: Tensor, buffers: Sequence[Tensor]) -> None:
+    pieces = values.split([buffer.numel() for buffer in buffers])
+    views = [piece.view_as(buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
+    torch._foreach_copy_(list(buffers), views)

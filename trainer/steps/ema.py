@@ -21,12 +21,24 @@ class MovingAverage:
         self.averages = {name: tensor.clone() for name, tensor in live.items()}
 
     @torch.no_grad()
-    def update(self, live: Mapping[str, Tensor], *, step: int) -> None:
-        """Update the averages with the weights after `step` (counted from 1)."""
+    def update(
+        self, live: Mapping[str, Tensor], *, step: int, skipped: Tensor | None = None
+    ) -> None:
+        """Update the averages with the weights after `step` (counted from 1).
+
+        The averages do not change if `skipped`, a scalar on their device, is true.
+        """
         weight = 1 - self.decay_at(step)
         averages = list(self.averages.values())
-        if averages:
-            torch._foreach_lerp_(averages, [live[name] for name in self.averages], weight)
+        if not averages:
+            return
+        weights = [live[name] for name in self.averages]
+        if skipped is None:
+            torch._foreach_lerp_(averages, weights, weight)
+        else:
+            changes = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(changes, torch.where(skipped, 0.0, weight))
+            torch._foreach_add_(averages, changes)
 
     def decay_at(self, step: int) -> float:
         """Return the decay at `step`. Warmup lowers the decay in early steps, so that the initial

@@ -1,8 +1,11 @@
 """Dynamic loss scaling for fp16. It keeps small gradients from underflowing; a step that overflows
 is skipped."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 _INITIAL, _LOWEST, _HIGHEST = 2.0**16, 2.0**-14, 2.0**24
 _GROWTH_INTERVAL = 2000
@@ -14,11 +17,15 @@ class LossScale:
     is true.
 
     All ranks compute the same global gradient norm, so their scales are always equal.
+
+    If steps are deferred (`trainer/steps/deferred.py`), the device computes the scale of the next
+    step, and the host repeats the same computation when it reads the numbers of the step.
     """
 
     dynamic: bool
     value: float = 1.0
     good_steps: int = 0
+    _on_device: Tensor | None = field(default=None, repr=False, compare=False)  # both numbers
 
     @classmethod
     def for_precision(cls, precision: str) -> "LossScale":
@@ -44,6 +51,30 @@ class LossScale:
         if self.good_steps >= _GROWTH_INTERVAL:
             self.value, self.good_steps = min(self.value * 2, _HIGHEST), 0
 
+    def on_device(self, device: torch.device) -> Tensor | float:
+        """Return the scale for the next deferred step."""
+        if not self.dynamic:
+            return 1.0
+        if self._on_device is None:
+            numbers = [self.value, float(self.good_steps)]
+            self._on_device = torch.tensor(numbers, dtype=torch.float32, device=device)
+        return self._on_device[0]
+
+    def update_on_device(self, loss: Tensor, skipped: Tensor) -> None:
+        """Do what `overflowed` and `succeeded` do, on the device, where `skipped` is known."""
+        if self._on_device is None:
+            return
+        value, good_steps = self._on_device
+        overflow = skipped & loss.isfinite() & (value > _LOWEST)
+        grows = ~skipped & (good_steps + 1 >= _GROWTH_INTERVAL)
+        doubled = (value * 2).clamp(max=_HIGHEST)
+        self._on_device = torch.stack(
+            [
+                torch.where(overflow, value / 2, torch.where(grows, doubled, value)),
+                torch.where(overflow | grows, 0, good_steps + ~skipped),
+            ]
+        )
+
     def to_json(self) -> dict[str, Any] | None:
         """Return the state for a checkpoint, or None without dynamic scaling. Without a stored
         state, a run that resumes in fp16 starts with the default scale.
@@ -55,3 +86,4 @@ class LossScale:
     def restore(self, saved: dict[str, Any]) -> None:
         if self.dynamic:
             self.value, self.good_steps = float(saved["value"]), int(saved["good_steps"])
+            self._on_device = None

@@ -89,6 +89,9 @@ class Strategy:
     marks the forward pass whose backward pass sums the gradients over ranks.
     """
 
+    # Whether `step` has no effect if the optimizer's `found_inf` is set; see
+    # `trainer/steps/deferred.py`.
+    can_defer: ClassVar[bool] = True
     # The group over which the rows of `parameters` are sharded; None: not by rows.
     shard_group: ProcessGroup | None = None
 

@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,8 @@ class DeepSpeed(StrategyKind):
 
 class DeepSpeedStrategy(Strategy):
     """`deepspeed.initialize` applied to the backbone and its optimizer."""
+
+    can_defer: ClassVar[bool] = False
 
     def __init__(self, backbone: "Backbone", config: DeepSpeed, world: "World") -> None:
         super().__init__(backbone)
