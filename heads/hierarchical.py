@@ -6,7 +6,7 @@ tree, so it uses the same engine. The score of a class is its log-probability; c
 weight rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,11 +78,17 @@ class HierarchicalSoftmaxHead(ClassHead):
 
     @torch.compiler.disable
     def forward(
-        self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        row_weights: Tensor | None = None,
+        *,
+        rows_of_ranks: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the mean of -log p(label) over the global batch; see `ClassHead.forward`
         (collective)."""
-        return super().forward(features, self._leaves(labels), row_weights)
+        leaves = self._leaves(labels)
+        return super().forward(features, leaves, row_weights, rows_of_ranks=rows_of_ranks)
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         return super().row_weights(self._leaves(labels), factors)

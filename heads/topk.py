@@ -13,12 +13,20 @@ def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
     """Return the columns [B, min(k, C)] of the largest scores; ties go to the lowest IDs."""
     k = min(k, len(class_ids_C))
     values, columns = scores_BC.topk(min(k + 1, len(class_ids_C)), dim=1)
-    if columns.shape[1] > k > 0:
-        # torch.topk breaks ties arbitrarily. If the k-th score equals the next one, select by ID.
-        shared = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
-        for rows in shared.split(max(1, _CHUNK // len(class_ids_C))):
-            columns[rows, :k] = _by_lowest_id(scores_BC[rows], values[rows, k - 1], class_ids_C, k)
+    if columns.shape[1] == k or k == 0:
+        return columns[:, :k]
+    # torch.topk breaks ties arbitrarily. If the k-th score equals the next one, select by ID.
+    if not reading_is_free(scores_BC):
+        return _by_lowest_id(scores_BC, values[:, k - 1], class_ids_C, k)
+    shared = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
+    for rows in shared.split(max(1, _CHUNK // len(class_ids_C))):
+        columns[rows, :k] = _by_lowest_id(scores_BC[rows], values[rows, k - 1], class_ids_C, k)
     return columns[:, :k]
+
+
+def reading_is_free(tensor: Tensor) -> bool:
+    """Return whether the host can read `tensor` without waiting for a device."""
+    return tensor.device.type == "cpu"
 
 
 def sort_largest(scores_BN: Tensor, ids_BN: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -45,6 +53,7 @@ def _by_lowest_id(scores_RC: Tensor, last_R: Tensor, class_ids_C: Tensor, k: int
     """Return the columns [R, k] of all scores above `last_R` and, among the scores equal to it, of
     those with the lowest IDs."""
     last = last_R[:, None]
-    others = torch.where(scores_RC == last, class_ids_C, torch.iinfo(torch.int64).max)
-    key = torch.where(scores_RC > last, -1, others)
+    class_ids = class_ids_C.to(torch.int32)  # half the memory; there are fewer than 2^31 classes
+    others = class_ids.where(scores_RC == last, torch.iinfo(torch.int32).max)
+    key = others.where(scores_RC <= last, -1)
     return key.topk(k, dim=1, largest=False).indices

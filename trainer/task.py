@@ -26,7 +26,7 @@ from trainer.backbone.batch_norm import (
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
 from trainer.config import Recipe
 from trainer.optimizers import build_head_optimizer, build_optimizer, set_rate
-from trainer.steps.deferred import PartLoss, accepts_flag
+from trainer.steps.deferred import PartLoss, accepts_flag, create_momentum
 from trainer.steps.ema import MovingAverage
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.micro_batches import random_state, set_random_state, split_batch, targets
@@ -99,6 +99,9 @@ class Task(nn.Module):
         )
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
         self.defers = self._defers()
+        if self.defers:
+            for optimizer in (self.strategy.optimizer, self.head_optimizer):
+                create_momentum(optimizer)
         if train.ema is not None:
             self.average = MovingAverage(train.ema, self.live())
 

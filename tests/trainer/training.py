@@ -25,6 +25,7 @@ def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> T
         class_names=manifest.class_names,
         label_vectors=label_vectors_of(recipe, manifest),
         world=rank_world(class_ranks),
+        class_counts=np.arange(1, len(manifest.classes) + 1),
     )
 
 

@@ -101,6 +101,18 @@ def accepts_flag(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def create_momentum(optimizer: Optimizer | None) -> None:
+    """Set the momentum of torch's SGD to zero before the first step, whose result stays the same.
+
+    Otherwise, if the first step is skipped, fused SGD leaves the momentum uninitialized (torch
+    2.13).
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 @contextmanager
 def flagged(optimizers: Sequence[Optimizer], divisor: Tensor, skipped: Tensor) -> Iterator[None]:
     """Make the steps of `optimizers` inside the context divide gradients by `divisor`, and change

@@ -72,9 +72,9 @@ def _launch(
             excess = excess.where(norm <= max_norm, (norm + 1e-6) / max_norm)
         divisor = (scale * excess).float()
     assert task.head_optimizer is not None
+    copies.restore_where(skipped)  # before the moving average reads the buffers
     with flagged([task.strategy.optimizer, task.head_optimizer], divisor, skipped):
         task.step(rate_factor, step=step, skipped=skipped)
-    copies.restore_where(skipped)
     task.loss_scale.update_on_device(loss, skipped)
     return DeferredNumbers(loss, norm, skipped, task.part_losses)
 

@@ -1,0 +1,145 @@
+"""A step of a head with known row counts never makes the host wait for the device.
+
+torch's fake tensors have no values, so each operation that needs a value on the host raises an
+error: `item`, `tolist`, `nonzero`, boolean masks and `repeat_interleave` with unknown counts.
+Losses that select classes in each step, by sampling or by the paths of a hierarchy, do wait.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from heads import ClassHead, CrossEntropy
+from heads.inputs import non_finite_rows
+from heads.topk import largest_columns
+from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, make_loss
+from tests.ranks import rank_mesh, run_on_ranks
+
+NUM_CLASSES, DIM = 150, 6
+
+
+@pytest.fixture(autouse=True)
+def _reading_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the code for GPUs where it differs from the code for CPUs."""
+    monkeypatch.setattr("heads.topk.reading_is_free", lambda tensor: False)
+
+
+def make_head(kind: str, weighting: str, logits: str, **options: object) -> ClassHead:
+    return ClassHead(
+        DIM,
+        label_tree(weighting, NUM_CLASSES),
+        make_loss(kind, NUM_CLASSES),
+        logits=LOGIT_MAPS[logits],
+        class_counts=torch.arange(NUM_CLASSES),
+        **options,
+    )
+
+
+def fake_step(head: ClassHead, rows: int = 4) -> None:
+    """Run a step without values, once with saved graphs and once in blocks."""
+    for memory in (1 << 28, 1):
+        object.__setattr__(head.engine, "memory_bytes", memory)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            features = torch.randn(rows, DIM, requires_grad=True)
+            labels = torch.randint(NUM_CLASSES, (rows,))
+            weights = torch.rand(rows)
+            loss = head(features, labels, weights, rows_of_ranks=[rows])
+            loss.backward()
+            non_finite_rows(features)
+            head.squared_gradient_norm()
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_no_loss_waits(kind: str, weighting: str) -> None:
+    fake_step(make_head(kind, weighting, "dot"))
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("logits", LOGIT_MAPS)
+def test_no_logit_map_waits(logits: str, weighting: str) -> None:
+    fake_step(make_head("ce", weighting, logits))
+
+
+def test_class_weights_and_gradient_damping_do_not_wait() -> None:
+    weights = torch.arange(1.0, NUM_CLASSES + 1)
+    fake_step(make_head("ce", "vtree", "dot", class_weights=weights, gradient_damping=0.5))
+
+
+def test_a_step_that_checks_its_inputs_waits() -> None:
+    """Otherwise, the tests above could not fail."""
+    head = make_head("ce", "dense", "dot")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        features, labels = torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,))
+        with pytest.raises(DataDependentOutputException):
+            head(features, labels)
+
+
+def of_rank(class_ranks: int, rows_of_ranks: list[int], kind: str) -> list[np.ndarray]:
+    """Return the loss and the gradients of a rank, with the exchange and without it."""
+    mesh = rank_mesh(class_ranks)
+    rank, found = torch.distributed.get_rank(), []
+    for known in (None, rows_of_ranks):
+        head = make_head(kind, "vtree", "arcface", mesh=mesh, seed=3)
+        features, labels = rows_of(sum(rows_of_ranks))
+        start = sum(rows_of_ranks[:rank])
+        mine = features[start : start + rows_of_ranks[rank]].clone().requires_grad_()
+        loss = head(mine, labels[start : start + len(mine)], rows_of_ranks=known)
+        loss.backward()
+        found.append([loss.detach().numpy(), mine.grad.numpy(), head.weight.grad.numpy()])
+    return found
+
+
+def rows_of(num_rows: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(num_rows, DIM, generator=generator)
+    return features, torch.randint(NUM_CLASSES, (num_rows,), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("class_ranks", "rows_of_ranks"), [(2, [3, 4]), (1, [5, 2]), (2, [2, 0, 3, 1])]
+)
+def test_known_row_counts_do_not_change_results(class_ranks: int, rows_of_ranks: list[int]) -> None:
+    ranks = run_on_ranks(len(rows_of_ranks), of_rank, class_ranks, rows_of_ranks, "batch_ce")
+    for exchanged, known in ranks:
+        for ours, theirs in zip(known, exchanged, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_wrong_number_of_row_counts_is_rejected() -> None:
+    head = ClassHead(DIM, NUM_CLASSES, CrossEntropy())
+    features, labels = rows_of(4)
+    with pytest.raises(ValueError, match=r"rows_of_ranks has 2 numbers, but .* over 1 ranks"):
+        head(features, labels, rows_of_ranks=[2, 2])
+
+
+def test_a_nan_loss_is_returned_and_described_later() -> None:
+    head = ClassHead(DIM, NUM_CLASSES, CrossEntropy())
+    features, labels = rows_of(12)
+    features[[1, 4]] = torch.nan
+    assert head(features, labels, rows_of_ranks=[12]).isnan()
+    with pytest.raises(FloatingPointError) as immediate:
+        head(features, labels)
+    assert str(head.nan_error(12, non_finite_rows(features))) == str(immediate.value)
+    assert "2 of 12 rows of features (rows 1, 4)" in str(immediate.value)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_ties_go_to_the_lowest_ids_without_waiting(k: int, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(4, (50, 20), generator=generator).double()
+    scores[:5] = -torch.inf
+    class_ids = torch.randperm(20, generator=generator)
+    found = largest_columns(scores, class_ids, k).sort().values
+    monkeypatch.setattr("heads.topk.reading_is_free", lambda tensor: True)
+    assert torch.equal(found, largest_columns(scores, class_ids, k).sort().values)
+
+
+def test_only_the_first_rows_that_are_not_finite_are_listed() -> None:
+    features = torch.ones(20, 2)
+    features[5:, 0] = torch.inf
+    assert non_finite_rows(features).tolist() == [15, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert non_finite_rows(torch.ones(1, 2)).tolist() == [0, *[-1] * 8]
+    assert non_finite_rows(torch.ones(0, 2)).tolist() == [0, *[-1] * 8]
