@@ -69,7 +69,9 @@ class Rules:
     named: int | None
 
 
-_TRUNCATED_BEFORE_INDEXING = "copy the tar again, or record this with kway shard index --skip-bad"
+_TRUNCATED_BEFORE_INDEXING = (
+    "copy the tar again, or record the damage with kway shard index --skip-bad"
+)
 
 _ENDS_BEFORE = " (the file ends before the sample)"
 # Maps the row of a bad sample to (kind, text that follows the sample's key in the line).

@@ -176,7 +176,8 @@ def _from_npz(path: Path) -> tuple[list[str] | None, np.ndarray]:
         ) from None
     if "vectors" not in arrays:
         raise ValueError(
-            f"{path} has only arrays {', '.join(keys)}: rename the array of vectors to `vectors`"
+            f"{path} has only the arrays {', '.join(keys)}: rename the array of vectors to "
+            "`vectors`"
         )
     names = arrays.get("names")
     return None if names is None else [str(name) for name in names], arrays["vectors"]
@@ -188,8 +189,8 @@ def _from_safetensors(path: Path) -> tuple[list[str] | None, np.ndarray]:
             keys = list(file.keys())
             if "vectors" not in keys:
                 raise ValueError(
-                    f"{path} has only tensors {', '.join(keys)}: rename the tensor of vectors to "
-                    "`vectors`"
+                    f"{path} has only the tensors {', '.join(keys)}: rename the tensor of vectors "
+                    "to `vectors`"
                 )
             names = (file.metadata() or {}).get("names")
             vectors: np.ndarray = file.get_tensor("vectors")

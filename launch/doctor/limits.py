@@ -111,8 +111,8 @@ def cpus(workload: Workload) -> Iterator[Finding]:
             "CPUs",
             f"{usable:g} of the machine's {count} are available, but torch starts threads for all "
             "of them",
-            "reserve whole CPUs for the job, or use a smaller machine, because threads that wait "
-            "for a CPU slow down every step",
+            "reserve whole CPUs for the job, or use a smaller machine, because every step is "
+            "slowed down by threads that are waiting for a CPU",
         )
     workers = workload.workers or 0
     loaders = f" with {workers} loaders each" if workers else ""

@@ -131,8 +131,8 @@ def _why_taken(port: int, failure: OSError) -> tuple[str, str]:
             if is_here and connection.status == psutil.CONN_LISTEN and connection.pid:
                 with suppress(psutil.NoSuchProcess):
                     name = psutil.Process(connection.pid).name()
-                    return f"process {connection.pid} ({name}) listens on it", _other_port()
-    return "another process listens on it", _other_port()
+                    return f"process {connection.pid} ({name}) is listening on it", _other_port()
+    return "another process is listening on it", _other_port()
 
 
 def _other_port() -> str:

@@ -75,7 +75,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
     if _any(curves):
         label = f"training time ({unit})"
         figure = draw_curves(curves, x_label=label, y_label="loss", log="if wide")
-        note = "The time does not include evaluations and checkpoints."
+        note = "The time does not include evaluations or checkpoints."
         yield Plot("Loss over time", figure, _ends("Loss over time", curves), note)
     yield from _over_steps(
         runs, axis, "learning_rate", "Learning rate", "learning rate", smooth=False, from_zero=True

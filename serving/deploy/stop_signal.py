@@ -99,7 +99,8 @@ class _Health:
         if now - self._listened > self._timeouts.lost:
             seconds = self._timeouts.lost
             raise ServerLostError(
-                f"nothing has listened at {self._url} for {seconds:g} s. Start the server again"
+                f"nothing has been listening on {self._url} for {seconds:g} s. Start the server "
+                "again"
             )
         if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True

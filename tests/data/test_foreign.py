@@ -369,7 +369,7 @@ def test_verify_finds_a_changed_label_in_an_indexed_tar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "in line 1")]
+    ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "on line 1")]
 )
 def test_an_invalid_class_file_raises_an_error_that_names_the_line(
     tmp_path: Path, lines: str, message: str

@@ -313,7 +313,7 @@ def test_a_full_disk_raises_and_repeating_the_call_resumes(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(OSError, match=rf"{named} cannot be written \(.*\): free space"):
+        with pytest.raises(OSError, match=rf"{named} cannot be written \(.*\): free up space"):
             write(images, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -207,8 +207,8 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
     )
     return f"""# {recipe.run.name}
 
-A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} at step
-{trained.step} of run `{recipe.run}`.
+A classifier for {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} from
+step {trained.step} of run `{recipe.run}`.
 
 | | |
 |---|---|
