@@ -251,7 +251,7 @@ def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> S
 
 
 def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
-    reason = "name without a key and an extension, which webdataset ignores"
+    reason = "name lacks a key or an extension, so webdataset ignores the file"
     other_files = [
         Skipped(f"{tar}: {name}", reason)
         for tar, scan in scans.items()
@@ -271,7 +271,9 @@ def _notes(
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
     if other := sum(len(scan.other_files) for scan in scans):
-        notes.append(f"ignored files without a key and an extension, as webdataset does: {other:,}")
+        notes.append(
+            f"ignored files whose names lack a key or an extension, as webdataset does: {other:,}"
+        )
     return tuple(notes)
 
 

@@ -379,7 +379,8 @@ def test_a_full_disk_raises_a_one_line_error_and_leaves_no_files(
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
         try:
-            with pytest.raises(OSError, match=r"\.tar cannot be written \(.*\): free up space") as hit:
+            message = r"\.tar cannot be written \(.*\): free up space"
+            with pytest.raises(OSError, match=message) as hit:
                 split.read(0)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
