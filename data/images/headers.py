@@ -2,8 +2,8 @@
 
 Only plain headers are parsed, in the same way as in libjpeg and libpng. Pillow parses all other
 headers, such as those with text, profiles or EXIF data (`data/images/decode.py`). Parsing a header
-with Pillow takes longer than decoding the pixels of a small PNG, and about a twentieth of the time
-it takes to decode a JPEG.
+with Pillow takes longer than decoding the pixels of a small PNG, but only about a twentieth of the
+time it takes to decode a JPEG.
 """
 
 import re
