@@ -187,7 +187,7 @@ def head_shape(
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
-    """Return the number of classes for which a rank computes logits: its own or a sample of them."""
+    """Return how many classes a rank computes logits for: all of its own, or a sample of them."""
     own = classes.max_classes(group)
     if head.loss.over_nodes:
         return classes.max_nodes(group)  # upper bound: only siblings of the batch's paths count
