@@ -109,7 +109,7 @@ class StreamLoader(EndlessLoader):
 
     Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
     hashes of the shard and the key. Raises the errors of `EndlessLoader`, and ValueError if there
-    are fewer tars than readers (ranks x workers). Iterating after `close` begins a new order.
+    are fewer tars than readers (ranks x workers). Iterating again after `close` begins a new order.
     """
 
     remedy = REMEDY

@@ -59,7 +59,7 @@ def index_shards(
 
     classes: a file with one class name per line; by default, the classes are the labels found.
     splits: pairs (name, glob of paths); by default, words such as train and val in the paths
-    determine the split. sample: the extension of the sample, if several files with one key are
+    determine the split. sample: the extension of the sample, if several files with the same key are
     candidates. label_field: the field of `<key>.json` that is used if there is no `<key>.cls`.
     expected: the number of samples that the tars should contain. report: a callback that is called
     as `report(done, total)` with byte counts.

@@ -42,7 +42,7 @@ def open_files(workload: Workload) -> Iterator[Finding]:
 
 
 def processes(workload: Workload) -> Iterator[Finding]:
-    """Check the limits on processes and threads of the user and of the container."""
+    """Check the user's and the container's limits on processes and threads."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [limit for limit in (soft, process_limit()) if limit is not None and limit > 0]
     smallest = min(limits, default=None)

@@ -142,7 +142,7 @@ def _other_port() -> str:
 def clock(workload: Workload) -> Iterator[Finding]:
     """Check whether a time service synchronizes the clock, as reported by the kernel."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    # With modes 0, adjtimex only reads the clock state. The struct has at most 208 bytes.
+    # If `modes` is 0, adjtimex only reads the clock state. The struct has at most 208 bytes.
     reading = (ctypes.c_byte * 1024)()
     state = ctypes.CDLL(None).adjtimex(reading)
     if state != _TIME_ERROR:

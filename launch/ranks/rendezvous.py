@@ -89,8 +89,8 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
 def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -> T:
     """Return the result of `connect`.
 
-    A launcher that does not host the rendezvous first waits for its port, and reconnects if the
-    connection breaks.
+    A launcher that does not host the rendezvous first waits for the host's port, and reconnects if
+    the connection breaks.
     """
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds

@@ -140,7 +140,7 @@ def _capitalized(label: str) -> str:
 
 
 def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Distribution over classes of the single-logit metrics in the latest evaluation."""
+    """Distribution of the latest evaluation's single-logit metrics over the classes."""
     yield from _of_classes(runs, "AUPRC per class", "AUPRC", _average_precision)
     found = [run.evaluations.classes for run in runs]
     recalls = dict.fromkeys(r for classes in found if classes is not None for r in classes.recalls)

@@ -1,8 +1,8 @@
 """Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
-Only tar headers are read; the images are validated later. A bad header, a truncated tar and a
-missing end marker raise errors here. Python's tarfile would silently stop there and omit the images
-that follow.
+Only tar headers are read; the images are validated later. This module raises an error for a bad
+header, a truncated tar or a missing end marker. Python's tarfile would silently stop there and omit
+the images that follow.
 """
 
 import os
