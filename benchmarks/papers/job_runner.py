@@ -93,7 +93,7 @@ class JobRunner:
         return found
 
     def _measured(self, jobs: Sequence[Job]) -> Iterator[Results]:
-        """Yield results as jobs end and, now and then while they are running, an empty dictionary."""
+        """Yield results as jobs end and, from time to time in between, an empty dictionary."""
         if self.workers == 0:
             for job in jobs:
                 yield {job: _work(job, self._folders(job))}
