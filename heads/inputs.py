@@ -258,8 +258,8 @@ def nan_loss(
 
 
 def _not_finite(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
-    """Return the rank, its number of rows and of non-finite rows, the same two numbers for its
-    vectors (with their bias), and the positions of the first non-finite rows."""
+    """Return the rank, how many rows it has and how many of them are not finite, the same two
+    counts for its vectors (with their bias), and the positions of the first non-finite rows."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
     finite = held.isfinite().all(1)

@@ -32,9 +32,9 @@ def load_label_vectors(
     and array files with names are matched by name (see `NameLookup`). A `.npy` file, or a `.npz` or
     `.safetensors` file with an array `vectors` and no names, must contain K rows in class order.
 
-    `missing` selects what happens to names without a vector: they raise an error, or they get the
-    mean of the other vectors, or zeros. Raises ValueError for a missing vector with
-    `missing="error"`, for an array of a different shape, and if no name has a vector.
+    `missing` selects what happens if a name has no vector: an error is raised, or the name gets the
+    mean of the other vectors or zeros. Raises ValueError for a missing vector with
+    `missing="error"`, for an array of the wrong shape, and if no name has a vector.
     """
     path = Path(path)
     if word_file_suffix(path) in WORD_FILE_SUFFIXES:
