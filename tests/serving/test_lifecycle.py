@@ -223,7 +223,7 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
 
 def wait_for_answers(server: Slow) -> None:
     """Wait until the process has received a response. The server also responds to requests that
-    have already timed out, so wait for many more responses than there can be such requests.
+    have already timed out. There are fewer than 20 of these, so wait for more responses than that.
     """
     before = server.num_answered
     wait_until(lambda: server.num_answered > before + 20)
