@@ -48,7 +48,7 @@ def skipped_in(folder: Path) -> list[dict[str, str]]:
 def webdataset_keys(tar: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
     with warnings.catch_warnings():
-        # webdataset leaves its files to the garbage collector.
+        # webdataset relies on the garbage collector to close its files.
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
         found = list(webdataset.WebDataset([str(tar)], shardshuffle=False, empty_check=False))
         gc.collect()

@@ -1,4 +1,7 @@
-"""Shards at a URL, read through a bounded cache, give the same samples as locally or an error."""
+"""Shards read from a URL through a bounded cache give the same samples as local shards.
+
+Failures are retried or raise an error.
+"""
 
 import logging
 import multiprocessing
@@ -60,7 +63,7 @@ def cached_shards(cache: CacheConfig) -> list[Path]:
 
 
 def sized_for(config: CacheConfig, split: Split, num_shards: int) -> CacheConfig:
-    """Return a cache limited to the indices of `split` and its `num_shards` largest shards."""
+    """Return a cache that can hold the indices of `split` and its `num_shards` largest shards."""
     sizes = sorted((info.bytes for info in split.manifest.of_split(split.name)), reverse=True)
     indices = sum(path.stat().st_size for path in config.folder.glob("*.safetensors"))
     return config.model_copy(update={"gigabytes": (indices + sum(sizes[:num_shards]) + 9) / 1e9})
