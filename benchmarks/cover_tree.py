@@ -82,7 +82,7 @@ def violations(
         if tree.level[parent] >= own:
             found.append(f"class {i} appears before its parent")
         if scaled[parent] > min(tree.base**-own, nearest[own - 1]) * CLOSE + tolerance:
-            found.append(f"the parent of class {i} is too far, or not the nearest")
+            found.append(f"the parent of class {i} is too far away, or not the nearest one")
     return found
 
 

@@ -91,7 +91,7 @@ def webdataset_batches(
 
 
 class TarImages(Dataset[tuple[np.ndarray, int]]):
-    """Random access to the samples of `tars`, by a list of offsets and one `pread` per sample."""
+    """Random access to the samples of `tars`, via a list of offsets and one `pread` per sample."""
 
     def __init__(self, tars: Sequence[str], sampled: Sampled) -> None:
         self._sampled = sampled

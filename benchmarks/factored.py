@@ -100,7 +100,7 @@ def _consolidation(head: FactoredHead) -> Row:
 
 
 def _count(kind: str, lowest: float) -> int:
-    """Count the consolidations in a run on features of norm 3 that surround a center per class.
+    """Count the consolidations in a run on features of norm 3 with one cluster per class.
 
     Features are clamped to at least `lowest`.
     """

@@ -123,7 +123,7 @@ def _request(body: bytes) -> bytes:
 def _check_same_work(servers: dict[str, Server], body: bytes) -> None:
     """Check that all servers return the same score.
 
-    Also waits for LitServe, which listens before its model is loaded.
+    Also waits for LitServe, which starts listening before its model is loaded.
     """
     scores = [_score(server.port, body) for server in servers.values()]
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)

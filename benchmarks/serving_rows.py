@@ -1,4 +1,4 @@
-"""Cost of querying one class by number of classes: the head of a query, a complete query compared
+"""Cost of querying one class, by number of classes: the head of a query, a complete query compared
 with computing all K logits, and the start of a replica."""
 
 import shutil

@@ -49,8 +49,8 @@ def rows() -> Iterator[Row]:
 
 @dataclass
 class Run:
-    """Results of a pass over all classes. `differences`: the largest from scikit-learn, by
-    metric."""
+    """Results of a pass over all classes. `differences`: the largest difference from scikit-learn
+    for each metric."""
 
     classes_at_once: int
     scoring_seconds: float = 0.0

@@ -44,7 +44,7 @@ def costs() -> Iterator[Row]:
 
 
 def errors() -> Iterator[Row]:
-    """Measure the largest relative error of a row of the float32 gradient; check bf16 logits."""
+    """Measure the largest relative error of any row of the float32 gradient; check bf16 logits."""
     found = {(tau, std): _worst_error(SmoothTopK(K, tau), std) for tau in _TAUS for std in _STDS}
     worst = max(found, key=found.__getitem__)
     case = f"n = {_CLASSES:,}, tau {_TAUS[0]:g} to {_TAUS[-1]:g}, std {_STDS[0]:g} to {_STDS[-1]:g}"
@@ -74,7 +74,7 @@ def _gradient(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _worst_error(loss: Loss, std: float) -> float:
-    """Return the largest relative error of a row; norms are clamped to at least 1e-6.
+    """Return the largest relative error of any row; norms are clamped to at least 1e-6.
 
     Half of the labels are among the 2k largest scores.
     """

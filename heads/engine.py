@@ -378,7 +378,7 @@ def _gradient_buffers(
 
 
 def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
-    """Return the gradient of this rank's features, and update that of the scale (collective).
+    """Return the gradient of this rank's features, and update the scale's gradient (collective).
 
     Every rank of the class group has the terms of its own classes for all G rows. A reduce-scatter,
     the reverse of the all-gather in forward, sums the terms and gives each rank its own rows.

@@ -42,9 +42,9 @@ from heads.losses import LOSSES, Loss
 _CACHED_BYTES = 2 << 20
 # Measured over 4,000 float32 steps (loss `quadratic`, non-negative features, K = 2,000, d = 64,
 # lr 0.1): with limits of 10, 30 and 100, the distance between the final rows and rows computed in
-# float64 is 2.9e-7, 1.4e-6 and 1.5e-5, and the head consolidates 400, 286 and 211 times. The
-# distance for a plain head is 2.2e-7. With the spherical losses, the distance is a third of a plain
-# head's; spherical_softmax consolidates 11, 8 and 6 times.
+# float64 is 2.9e-7, 1.4e-6 and 1.5e-5, respectively, and the head consolidates 400, 286 and 211
+# times. The distance for a plain head is 2.2e-7. With the spherical losses, the distance is a third
+# of a plain head's; spherical_softmax consolidates 11, 8 and 6 times.
 _MAX_SINGULAR_VALUE = 10.0
 _CHANGED = (
     "the factored head's weight was modified while a step or a gradient was pending: call "

@@ -47,7 +47,7 @@ def sum_gradients(
 
 
 def sum_sharded_gradients(module: nn.Module) -> None:
-    """Make every submodule of `module` wrapped by `fully_shard` sum its gradients."""
+    """Make all FSDP2 modules in `module` sum their gradients instead of averaging them."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -334,7 +334,7 @@ def _checked_weights(
     if not fits or not weights.any():
         raise ValueError(
             f"class_weights of shape {list(weights.shape)} are not valid: pass {num_classes} "
-            "finite numbers of at least 0, and at least one above 0"
+            "finite numbers of at least 0, with at least one above 0"
         )
     return weights.to(device)
 

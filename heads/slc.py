@@ -29,10 +29,10 @@ class ClassMeasures:
     """Metrics of C classes at the R `recalls`; NaN for a class without positives.
 
     `positives` [C] is the number of samples of each class, and `average_precision` [C] is the area
-    under the precision-recall curve. `threshold` [C, R] is the largest value for which `score >=
-    threshold` reaches the recall, and `precision_at` [C, R] is the precision at this threshold.
-    `reached` [C, R, 2] counts the samples at or above the threshold, first those of the class, then
-    those of all classes.
+    under the precision-recall curve. `threshold` [C, R] is the largest value for which the decision
+    rule `score >= threshold` reaches the recall, and `precision_at` [C, R] is the precision at this
+    threshold. `reached` [C, R, 2] counts the samples at or above the threshold, first those of the
+    class, then those of all classes.
     """
 
     class_ids: Tensor

@@ -59,9 +59,9 @@ def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
 class ClassBlock:
     """Some of a rank's classes: their ascending positions among its classes, and their IDs [C].
 
-    `paths` concatenates the nodes on their paths that this rank holds, `offsets` [C] is the start
-    of each path, and `num_remote` [C] counts the nodes of each path that other ranks hold. All
-    three are None if every class is a root. `weights` [C] are the weights of a `Choice`.
+    `paths` concatenates their paths, restricted to nodes that this rank holds, `offsets` [C] is the
+    start of each path, and `num_remote` [C] counts the nodes of each path that other ranks hold.
+    All three are None if every class is a root. `weights` [C] are the weights of a `Choice`.
     """
 
     positions: slice | Tensor

@@ -83,7 +83,7 @@ def plain_lines(verb: str, unit: str = "samples") -> Report:
 
 
 class _Rate:
-    """Units per second, counted from the first report, as resumed jobs do not start at zero."""
+    """Units per second since the first report; resumed jobs do not start at zero."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -97,8 +97,9 @@ class _Rate:
 
 
 def wide_console(columns: int) -> Console:
-    """Return a console. Without a terminal, its width is `columns`, because tables would wrap at
-    rich's default of 80."""
+    """Return a console. Without a terminal, its width is `columns`, because tables would otherwise
+    wrap at rich's default of 80.
+    """
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 

@@ -47,7 +47,7 @@ class Model:
         """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
         as torch is set to use.
 
-        Raises ValueError if the device does not exist, if the device does not support the engine,
+        Raises ValueError if the device does not exist, if the engine does not support the device,
         or if the torch engine would have to import a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Token authentication with a file that may change while the server runs.
+"""Token authentication with a file that may change while the server is running.
 
 The file contains one token per line; blank lines and lines that begin with # are skipped. Replace
 the file with `mv`. The server rereads the file on the next request and then rejects tokens that

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-# The tests start hundreds of processes. Without bytecode, each of them compiles the packages again,
-# and each of pytest-xdist's workers rewrites the assertions of all test modules again.
+# The tests start hundreds of processes. Without cached bytecode, each of them compiles the packages
+# again, and each of pytest-xdist's workers rewrites the assertions of all test modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -117,8 +117,8 @@ def rank_world(class_ranks: int | None = None) -> Any:
 
 @cache
 def rank_mesh(data_axis: int = 1) -> Any:
-    """Return the mesh `data` x `class` over all ranks with this size of the `data` axis
-    (collective).
+    """Return the mesh `data` x `class` over all ranks, with a `data` axis of this size. This is a
+    collective call.
 
     Created once per rank, because connecting the process groups of a mesh takes longer than a step.
     """

@@ -65,7 +65,7 @@ class Task(nn.Module):
         self.phases = phases or Phases(world.device)
         train = recipe.train
         self.global_batch = train.global_batch
-        # Use at most as many parts as the largest share has samples, because a part that is empty
+        # Do not use more parts than there are samples in the largest share: a part that is empty
         # on every rank would have no loss.
         self.micro_batches = min(train.micro_batches, -(-self.global_batch // world.size))
         mode = recipe.backbone.batch_norm

@@ -39,8 +39,8 @@ from trainer.world import World
 
 
 def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
-    """Train with a recipe to completion, resuming from the run's newest checkpoint if there is one
-    (collective).
+    """Run a recipe's training to completion, resuming from the run's newest checkpoint if there is
+    one (collective).
 
     A dry run stops before the first step and writes nothing; a signal stops it immediately.
 

@@ -66,10 +66,10 @@ class Comparison:
     """Compare `arms`, usually losses, each at the rates of its own search and at `shared` rates.
 
     For each of `measures`, the search chooses the candidate with the highest value on `validation`.
-    Claims about other measures use the rates chosen by the first of them. With `refine`, the search
-    by the first measure continues from the best candidate in half-decade steps until the learning
-    rates on both sides of the best one are worse. `also` lists additional splits to evaluate.
-    `all_logits` lists the arms whose log-probabilities are also measured.
+    Claims about other measures use the rates chosen by the first of `measures`. With `refine`, the
+    search by the first measure continues from the best candidate in half-decade steps until the
+    learning rates on both sides of the best one are worse. `also` lists additional splits to
+    evaluate. `all_logits` lists the arms whose log-probabilities are also measured.
     """
 
     design: Design

@@ -10,7 +10,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean `value` of `n` numbers, with `half` the width of its 95% confidence interval.
+    """The mean `value` of `n` numbers. `half` is half the width of its 95% confidence interval.
 
     With one number, `half` is infinite.
     """

@@ -21,7 +21,7 @@ from data.files import commit
 from data.processes import end_with_parent
 
 # Called with the results so far and the number of jobs requested: at the start, after each result,
-# and every `_SECONDS_BETWEEN_REPORTS` seconds while jobs run.
+# and every `_SECONDS_BETWEEN_REPORTS` seconds while jobs are running.
 Report = Callable[[Results, int], None]
 _SECONDS_BETWEEN_REPORTS = 10
 
@@ -83,7 +83,7 @@ class JobRunner:
         found = {job: result for job in requested if (result := self._stored(job)) is not None}
         report(found, len(requested))
         missing = [job for job in requested if job not in found]
-        # Recorded before the jobs start, because files may be edited while they run.
+        # Recorded before the jobs start, because files may be edited while the jobs are running.
         provenance = {job: self._provenance(job) for job in missing}
         for measured in self._measured(missing):
             for job, result in measured.items():
@@ -93,7 +93,7 @@ class JobRunner:
         return found
 
     def _measured(self, jobs: Sequence[Job]) -> Iterator[Results]:
-        """Yield results as jobs end, and an empty dictionary from time to time while they run."""
+        """Yield results as jobs end and, from time to time in between, an empty dictionary."""
         if self.workers == 0:
             for job in jobs:
                 yield {job: _work(job, self._folders(job))}

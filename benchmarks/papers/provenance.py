@@ -50,7 +50,7 @@ class Provenance:
         return Provenance(source, code, str(torch.__version__), hardware() if timed else "")
 
     def outdated(self) -> tuple[str, ...]:
-        """Return how this provenance differs from that of a measurement made now."""
+        """Return how this provenance differs from the provenance of a measurement made now."""
         now = Provenance._now(self.source, timed=bool(self.machine))
         differs = []
         if self.code != now.code:

@@ -1,8 +1,8 @@
 """The base class of all augmentations, and the random numbers that they use.
 
-Draws are keyed by (seed, epoch, sample), and draws that mix two images by (seed, pair of stream
-positions). Pixels therefore do not depend on the number of ranks or workers, or on the step at
-which a run was resumed.
+Draws are keyed by (seed, epoch, sample), and draws for mixing two images are keyed by (seed, pair
+of stream positions). Pixels therefore do not depend on the number of ranks or workers, or on the
+step at which a run was resumed.
 """
 
 import math
@@ -24,7 +24,7 @@ Box = tuple[int, int, int, int]
 
 
 class Augmentation(ABC):
-    """A random change of one image. `AugmentConfig` has a field for each augmentation and applies
+    """A random change to one image. `AugmentConfig` has a field for each augmentation and applies
     them in order.
 
     A subclass is a pydantic model of its parameters: a `FrozenConfig` for a mapping in the recipe,

@@ -53,8 +53,8 @@ _ALL = tuple(OPERATIONS.values())
 class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
-    Operations are drawn with replacement. The scale goes up to 10 and torchvision's goes up to 30,
-    so magnitude 9 in torchvision corresponds to 3 here.
+    Operations are drawn with replacement. This scale goes up to 10, but torchvision's goes up to
+    30, so magnitude 9 in torchvision corresponds to 3 here.
     """
 
     operations: int = Field(2, ge=1, le=14, description="number of operations per image")

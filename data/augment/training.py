@@ -27,7 +27,7 @@ from data.images.decode import planes
 
 
 class SizeStage(FrozenConfig):
-    """The size of training images up to a point in the run."""
+    """The size of training images up to a given point in the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
     until: Interval = Field(description="end of the stage, measured from the start of the run")

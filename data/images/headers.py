@@ -2,8 +2,8 @@
 
 Only plain headers are parsed, in the same way as in libjpeg and libpng. Pillow parses all other
 headers, such as those with text, profiles or EXIF data (`data/images/decode.py`). Parsing a header
-with Pillow takes longer than decoding the pixels of a small PNG, and about a twentieth of the time
-it takes to decode a JPEG.
+with Pillow takes longer than decoding the pixels of a small PNG, but only about a twentieth of the
+time it takes to decode a JPEG.
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Matches 0xFF and the code of a marker that has a length, or of the end of the image. Zero, TEM,
-# the restart markers and fill bytes are excluded.
+# Matches 0xFF and the code of either a marker that has a length or the end-of-image marker. Zero,
+# TEM, the restart markers and fill bytes are excluded.
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.

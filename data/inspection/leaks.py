@@ -95,7 +95,7 @@ class _Half:
     labels: np.ndarray
 
     def table(self, num_chars: int, num_classes: int) -> np.ndarray:
-        """Return the number of texts of a class that contain a character, float64 [V, K]."""
+        """Return the number of texts of each class that contain each character, float64 [V, K]."""
         where = [
             chars * num_classes + label
             for chars, label in zip(self.chars, self.labels, strict=True)

@@ -55,7 +55,8 @@ class Rules:
 
     classes: for tars that kway indexed but did not write, a map from labels to numbers; None if the
     labels are already numbers. incomplete: the shards that the manifest lists as incomplete. named:
-    the number of samples per shard that are reported on separate lines, or None for no limit.
+    the maximum number of samples per shard that are reported on separate lines, or None for no
+    limit.
     """
 
     folder: Path
@@ -69,7 +70,9 @@ class Rules:
     named: int | None
 
 
-_TRUNCATED_BEFORE_INDEXING = "copy the tar again, or record this with kway shard index --skip-bad"
+_TRUNCATED_BEFORE_INDEXING = (
+    "copy the tar again, or record the damage with kway shard index --skip-bad"
+)
 
 _ENDS_BEFORE = " (the file ends before the sample)"
 # Maps the row of a bad sample to (kind, text that follows the sample's key in the line).
@@ -112,8 +115,8 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """Return the fault at which the tar ends early, or None. Call this for tars that have not
-    changed since they were indexed.
+    """Return the fault that ends the tar early, or None. Call this for tars that have not changed
+    since they were indexed.
     """
     start = 0
     if index is not None:
@@ -240,7 +243,7 @@ def _key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def _bad_headers(descriptor: int, index: ShardIndex) -> list[str]:
-    """Return the members whose header is invalid or declares a different size."""
+    """Return the members whose header is invalid or declares the wrong size."""
     found = []
     for row in range(index.info.samples):
         for column in (0, 1):

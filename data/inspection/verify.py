@@ -30,9 +30,9 @@ def damages(
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
-    decode: whether to also decode images. named: the number of samples per shard that are reported
-    on separate lines, or None for no limit; the others share one line. workers: the number of
-    processes; None selects one per core if there is enough to read.
+    decode: whether to also decode images. named: the maximum number of samples per shard that are
+    reported on separate lines, or None for no limit; the others share one line. workers: the number
+    of processes; None selects one per core if there is enough to read.
     """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)

@@ -14,7 +14,7 @@ from data.loading.substitute import Substitute
 class Cursor:
     """The complete state of a training stream. It determines the remaining samples of the run.
 
-    seed: the seed of the order. samples: the total number of samples that all ranks have consumed,
+    seed: the seed for the order. samples: the total number of samples that all ranks have consumed,
     which does not depend on the number of ranks. bad: the sorted positions, within the split, of
     the bad samples found so far, at most `data.max_bad_samples`. Each rank finds only the bad
     samples in its own shares; `join` merges them.
@@ -63,7 +63,7 @@ class Batch:
     """This rank's share of a global batch. The number of rows b may be 0.
 
     inputs: `pixel_values` uint8 [b, C, H, W] ([b, crops, C, H, W] for multi-crop evaluation), or
-    `input_ids` and `attention_mask` int64 [b, T]. labels: int64 [b]. indices: position in the
+    `input_ids` and `attention_mask` int64 [b, T]. labels: int64 [b]. indices: positions in the
     split, int64 [b]. mixed: None if each row has one class. cursor: the stream's state after this
     batch, or None in evaluation. substitutes: the substitutes for bad samples. For a replaced row,
     `indices` contains the bad sample, but inputs and labels are those of its substitute.

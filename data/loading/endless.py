@@ -143,8 +143,8 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
         # before the copy is complete.
         computing.wait_stream(copies)
         for tensor in ahead.tensors():
-            # The allocator must not reuse this memory for the next copy while kernels still read
-            # it.
+            # The allocator must not reuse this memory for the next copy while kernels are still
+            # reading it.
             tensor.record_stream(computing)
         ready, ahead = ahead, _copy_next(batches, device, copies)
         yield ready

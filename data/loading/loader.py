@@ -116,8 +116,8 @@ class EvalLoader:
         part = share(len(split), rank, world_size)
         inputs = open_inputs(config, split.manifest)
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
-        # Shards at a URL are fetched one after another. Sorting by length would mix samples of all
-        # shards, so the cache would have to store all of them at once.
+        # Shards at a URL are fetched one after another. Sorting by length would mix samples from
+        # all shards, so the cache would have to store every shard at once.
         by_length = inputs.by_length and split.folder.bytes_at_once is None
         if by_length:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]

@@ -60,14 +60,14 @@ class Stream:
         samples: the number of samples consumed before the run was resumed.
         """
         resumed = (
-            f"resuming after {samples:,} samples with a new order, so some samples repeat before "
+            f"resuming after {samples:,} samples in a new order, so some samples repeat before "
             "others are read for the first time; "
             if samples
             else ""
         )
         return (
             f"{resumed}reading {len(self.config.addresses):,} tars as a stream without an index: "
-            "batches depend on the number of ranks and workers, a resumed run begins a new order, "
+            "batches depend on the number of ranks and workers, a resumed run uses a new order, "
             "checksums are not verified, data.stream.samples defines an epoch, and samples per "
             "class are not counted (to index the tars, run kway shard index)"
         )
@@ -109,7 +109,7 @@ class StreamLoader(EndlessLoader):
 
     Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
     hashes of the shard and the key. Raises the errors of `EndlessLoader`, and ValueError if there
-    are fewer tars than readers (ranks x workers). Iterating after `close` begins a new order.
+    are fewer tars than readers (ranks x workers). Iterating again after `close` begins a new order.
     """
 
     remedy = REMEDY

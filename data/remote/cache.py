@@ -122,7 +122,7 @@ class Cache:
             try:
                 return self._filled(file, self.path(name), fill, size)
             finally:
-                # A forked child also holds this file, so closing it would not release the lock.
+                # A forked child also has this file open, so closing it would not release the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:

@@ -92,7 +92,7 @@ class RemoteFolder(ShardFolder):
         most = sum(map(_max_index_bytes, shards))
         if most > self._cache.max_bytes:
             raise ValueError(
-                f"{self.url} has {len(shards):,} indices of up to {_gigabytes(most)} in total, but "
+                f"{self.url} has {len(shards):,} indices, up to {_gigabytes(most)} in total, but "
                 f"data.cache.gigabytes is {self._bound}: raise it to {_rounded_up(most)} or more"
             )
 

@@ -150,8 +150,8 @@ def index_path(shard: Path) -> Path:
 def open_index(shard: Path) -> ShardIndex:
     """Map the index of `shard`.
 
-    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has a
-    different format.
+    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
+    wrong format.
     """
     path = index_path(shard)
     if not path.is_file():

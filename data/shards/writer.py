@@ -91,7 +91,7 @@ def write_shards(
     """Write `source` to `folder`, or resume an earlier run.
 
     ignored: files that the source does not read. `skipped.jsonl` lists them along with the bad
-    samples. workers: number of processes; None selects one per core if there is enough work.
+    samples. workers: the number of processes; None selects one per core if there is enough work.
     drop_duplicates: whether to remove training samples that are byte-identical to a sample in
     another split; the other splits are then written first. report: a callback that is called as
     `report(done, total)` with sample counts.

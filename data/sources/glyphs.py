@@ -74,8 +74,8 @@ class Glyphs(CommandSource):
     the same. Training images are distorted, but test images are not. There is one test image per
     class and held-out face. A character may look the same in several faces. A test image that is
     identical to the drawing in a training face is excluded, unless the class has no other test
-    image. This exception applies to 5% of the first 1,000 classes (box drawing, arrows) and 22% of
-    all classes (also Braille).
+    image. This exception applies to 5% of the first 1,000 classes (box-drawing characters and
+    arrows) and 22% of all classes (these and Braille).
     """
 
     kind = "glyphs"

@@ -105,8 +105,8 @@ class LabeledTexts(FirstPassSource):
         return Sample(f"{task.file:x}-{task.offset:x}", text.encode(), "txt", task.label)
 
     def spans(self) -> list[Span]:
-        # There is one span per file, because labels are matched by line number, so each file is
-        # read from its beginning.
+        # There is one span per file: labels are matched by line number, so each file must be read
+        # from the beginning.
         return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:

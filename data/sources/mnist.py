@@ -94,7 +94,7 @@ class Mnist(CommandSource):
         if len(names) < max(2, number):
             raise ValueError(
                 f"{self.names or self.folder} has {len(names)} classes, but the largest label is "
-                f"{number - 1}: list a name for every label, and at least 2"
+                f"{number - 1}: list a name for every label, and at least 2 names"
             )
         return names
 

@@ -20,7 +20,7 @@ from data.processes import end_with_parent, in_order, spawned
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
-# A source is a pydantic dataclass, so invalid and unknown options raise errors wherever it is
+# A source is a pydantic dataclass, so invalid and unknown options are rejected wherever it is
 # created. Arbitrary types are allowed because a field may have the type `Taxonomy`, a protocol
 # whose attributes pydantic checks.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)

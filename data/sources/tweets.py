@@ -294,5 +294,5 @@ _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
 
 
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
-    """Return the labels of a text whose emoji are `found`, in order. The result may be empty."""
+    """Return the labels, possibly none, of a text whose emoji, in order, are `found`."""
     return _POLICIES[policy](found)

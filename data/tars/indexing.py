@@ -59,7 +59,7 @@ def index_shards(
 
     classes: a file with one class name per line; by default, the classes are the labels found.
     splits: pairs (name, glob of paths); by default, words such as train and val in the paths
-    determine the split. sample: the extension of the sample, if several files with one key are
+    determine the split. sample: the extension of the sample, if several files with the same key are
     candidates. label_field: the field of `<key>.json` that is used if there is no `<key>.cls`.
     expected: the number of samples that the tars should contain. report: a callback that is called
     as `report(done, total)` with byte counts.
@@ -251,7 +251,7 @@ def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> S
 
 
 def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
-    reason = "name without a key and an extension, which webdataset ignores"
+    reason = "name lacks a key or an extension, so webdataset ignores the file"
     other_files = [
         Skipped(f"{tar}: {name}", reason)
         for tar, scan in scans.items()
@@ -271,7 +271,9 @@ def _notes(
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
     if other := sum(len(scan.other_files) for scan in scans):
-        notes.append(f"ignored files without a key and an extension, as webdataset does: {other:,}")
+        notes.append(
+            f"ignored files whose names lack a key or an extension, as webdataset does: {other:,}"
+        )
     return tuple(notes)
 
 

@@ -90,7 +90,7 @@ class TarScan:
 
 
 class Group(NamedTuple):
-    """The members of a key: a map from extensions in lower case to (extension as written,
+    """The members that share a key: a map from extensions in lower case to (extension as written,
     member).
     """
 

@@ -61,10 +61,10 @@ class TaskFile(Sequence[Task]):
 class SelectionRules:
     """Rules that turn references into tasks.
 
-    choose: a function that receives the numbers of samples and of training samples of each label,
-    and returns the labels that become classes, in order. test_fraction: the fraction to hold out of
-    the texts whose split is None, chosen by a hash so that identical texts share a split.
-    drop_across: whether to remove training texts that also occur in another split.
+    choose: a function that receives, for each label, the number of samples and the number of
+    training samples, and returns the labels that become classes, in order. test_fraction: the
+    fraction to hold out of the texts whose split is None, chosen by a hash so that identical texts
+    share a split. drop_across: whether to remove training texts that also occur in another split.
     """
 
     choose: Callable[[Counter[str], Counter[str]], list[str]]

@@ -39,8 +39,8 @@ def train_wordpiece(
 ) -> tokenizers.Tokenizer:
     """Train a tokenizer that splits words as BERT's does, but keeps accents.
 
-    texts: a function that is called twice and returns the same texts both times. alphabet: the
-    number of most frequent characters to keep, by default a quarter of the vocabulary size. A word
+    texts: a function that is called twice and returns the same texts both times. alphabet: how many
+    of the most frequent characters to keep, by default a quarter of the vocabulary size. A word
     that contains any other character becomes an unknown token. Raises ValueError if there are no
     texts or the alphabet does not fit in the vocabulary.
     """

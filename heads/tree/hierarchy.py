@@ -129,8 +129,8 @@ def read_parent_table(path: str | Path) -> Hierarchy:
     """Read a hierarchy from a table of `child,parent` rows: CSV, or tab-separated for .tsv.
 
     An optional header with `child` and `parent` sets the order of the columns. A child without a
-    parent is a root, and so is a parent that is not the child of any row. If a child has several
-    rows, its first parent is used. Raises FileNotFoundError if the file does not exist, and
+    parent is a root, and so is a parent that is not listed as a child in any row. If a child has
+    several rows, its first parent is used. Raises FileNotFoundError if the file does not exist, and
     ValueError with the line number if a row is invalid.
     """
     path = Path(path)

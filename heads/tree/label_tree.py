@@ -1,7 +1,8 @@
 """The label tree: the parent and the class of each node.
 
-Nodes are numbered in depth-first pre-order. Every ancestor of a node in a contiguous range is
-therefore in the range itself or an ancestor of its first node.
+Nodes are numbered in depth-first pre-order. So for any contiguous range of
+nodes, every ancestor of a node in the range is either in the range too or an ancestor of the
+range's first node.
 """
 
 import hashlib

@@ -32,9 +32,9 @@ def load_label_vectors(
     and array files with names are matched by name (see `NameLookup`). A `.npy` file, or a `.npz` or
     `.safetensors` file with an array `vectors` and no names, must contain K rows in class order.
 
-    `missing` selects what happens to names without a vector: they raise an error, or they get the
-    mean of the other vectors, or zeros. Raises ValueError for a missing vector with
-    `missing="error"`, for an array of a different shape, and if no name has a vector.
+    `missing` selects what happens if a name has no vector: an error is raised, or the name gets the
+    mean of the other vectors or zeros. Raises ValueError for a missing vector with
+    `missing="error"`, for an array of the wrong shape, and if no name has a vector.
     """
     path = Path(path)
     if word_file_suffix(path) in WORD_FILE_SUFFIXES:
@@ -176,7 +176,8 @@ def _from_npz(path: Path) -> tuple[list[str] | None, np.ndarray]:
         ) from None
     if "vectors" not in arrays:
         raise ValueError(
-            f"{path} has only arrays {', '.join(keys)}: rename the array of vectors to `vectors`"
+            f"{path} has only the arrays {', '.join(keys)}: rename the array of vectors to "
+            "`vectors`"
         )
     names = arrays.get("names")
     return None if names is None else [str(name) for name in names], arrays["vectors"]
@@ -188,8 +189,8 @@ def _from_safetensors(path: Path) -> tuple[list[str] | None, np.ndarray]:
             keys = list(file.keys())
             if "vectors" not in keys:
                 raise ValueError(
-                    f"{path} has only tensors {', '.join(keys)}: rename the tensor of vectors to "
-                    "`vectors`"
+                    f"{path} has only the tensors {', '.join(keys)}: rename the tensor of vectors "
+                    "to `vectors`"
                 )
             names = (file.metadata() or {}).get("names")
             vectors: np.ndarray = file.get_tensor("vectors")

@@ -49,7 +49,7 @@ def render(
     ] = True,
     allow_import: AllowImport = None,
 ) -> None:
-    """Print the manifests of a training run, to be piped into `kubectl apply -f -`.
+    """Print the manifests for a training run, to be piped into `kubectl apply -f -`.
 
     Requires kubectl or kustomize. The number of ranks must fit the recipe's
     mesh and batch. If pods have GPUs, the recipe's train.device is set to cuda.

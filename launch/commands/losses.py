@@ -45,7 +45,7 @@ def losses() -> None:
     console.print(table)
     if not shows_statistics:
         conditions.append(
-            f"The statistics per row require a terminal with {_WIDE_COLUMNS} columns or more."
+            f"To see the statistics per row, use a terminal with at least {_WIDE_COLUMNS} columns."
         )
     for line in ("", *_LEGEND, *conditions):
         console.print(Text(line))

@@ -237,8 +237,8 @@ def _in_words(threshold: "ClassThreshold") -> str:
         shown = "expected precision unknown: the bundle was exported by an older version of kway"
     else:
         shown = (
-            f"expected precision {threshold.expected_precision:.2f}; reached by "
+            f"expected precision {threshold.expected_precision:.2f}; "
             f"{threshold.class_reached} of the {threshold.class_samples} samples of the class "
-            f"and by {threshold.all_reached} samples of all classes"
+            f"and {threshold.all_reached} samples of all classes reach the threshold"
         )
     return f"{name}: threshold {threshold.threshold:.3f}, {origin}; {shown}"

@@ -127,7 +127,7 @@ def train(
         code = run_ranks("trainer", arguments, placement)
         if code in (FAILED, PREEMPTED, INTERRUPTED):
             # Skip Python's shutdown. During shutdown, another Ctrl-C would print a traceback, and a
-            # thread still blocked in torch's store would abort the process when it returns.
+            # thread still blocked in torch's store would abort the process when its call returns.
             os._exit(code)
     raise typer.Exit(code)
 

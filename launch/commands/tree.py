@@ -1,4 +1,4 @@
-"""`kway tree`: builds a label tree from vectors, shards, an encoder or a hierarchy, or draws one.
+"""`kway tree`: draws a label tree, or builds one from vectors, shards, an encoder or a hierarchy.
 
 The path determines the kind of source. Options that apply to a different kind of source
 are rejected.

@@ -97,8 +97,9 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
 
 
 def _draw_one_threshold(ax: Axes, found: dict[DemoRun, Logits]) -> None:
-    """Plot precision over recall with one threshold for all classes. The precision is high only if
-    logits are comparable across classes and images."""
+    """Plot precision against recall with one threshold for all classes. The precision is high only
+    if logits are comparable across classes and images.
+    """
     for run, logits in found.items():
         own = np.zeros(logits.logits.shape, dtype=bool)
         own[np.arange(len(own)), logits.labels] = True

@@ -42,7 +42,7 @@ def open_files(workload: Workload) -> Iterator[Finding]:
 
 
 def processes(workload: Workload) -> Iterator[Finding]:
-    """Check the limits on processes and threads of the user and of the container."""
+    """Check the user's and the container's limits on processes and threads."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [limit for limit in (soft, process_limit()) if limit is not None and limit > 0]
     smallest = min(limits, default=None)
@@ -111,8 +111,8 @@ def cpus(workload: Workload) -> Iterator[Finding]:
             "CPUs",
             f"{usable:g} of the machine's {count} are available, but torch starts threads for all "
             "of them",
-            "reserve whole CPUs for the job, or use a smaller machine, because threads that wait "
-            "for a CPU slow down every step",
+            "reserve whole CPUs for the job, or use a smaller machine, because every step is "
+            "slowed down by threads that are waiting for a CPU",
         )
     workers = workload.workers or 0
     loaders = f" with {workers} loaders each" if workers else ""

@@ -131,8 +131,8 @@ def _why_taken(port: int, failure: OSError) -> tuple[str, str]:
             if is_here and connection.status == psutil.CONN_LISTEN and connection.pid:
                 with suppress(psutil.NoSuchProcess):
                     name = psutil.Process(connection.pid).name()
-                    return f"process {connection.pid} ({name}) listens on it", _other_port()
-    return "another process listens on it", _other_port()
+                    return f"process {connection.pid} ({name}) is listening on it", _other_port()
+    return "another process is listening on it", _other_port()
 
 
 def _other_port() -> str:
@@ -142,7 +142,7 @@ def _other_port() -> str:
 def clock(workload: Workload) -> Iterator[Finding]:
     """Check whether a time service synchronizes the clock, as reported by the kernel."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    # With modes 0, adjtimex only reads the clock state. The struct has at most 208 bytes.
+    # If `modes` is 0, adjtimex only reads the clock state. The struct has at most 208 bytes.
     reading = (ctypes.c_byte * 1024)()
     state = ctypes.CDLL(None).adjtimex(reading)
     if state != _TIME_ERROR:

@@ -21,8 +21,8 @@ _TEMPORARY = {"tmpfs": "is cleared on reboot", "overlay": "is deleted with its c
 def disk_space(workload: Workload) -> Iterator[Finding]:
     """Check the free disk space.
 
-    A checkpoint stores the weights twice with SGD and three times with AdamW, and a run keeps
-    several checkpoints.
+    A checkpoint is twice as large as the weights with SGD and three times as large with AdamW, and
+    a run keeps several checkpoints.
     """
     folder = existing(workload.run)
     free = shutil.disk_usage(folder).free

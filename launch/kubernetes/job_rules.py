@@ -127,7 +127,10 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
         )
     settings = [word for word in line if "is_host" in word]
     if not settings:
-        yield "--rdzv-conf lacks is_host: add it, as pod 0 cannot resolve its own name at startup"
+        yield (
+            "--rdzv-conf lacks is_host: add it, because pod 0 cannot resolve its own name at "
+            "startup"
+        )
     elif re.search(r"is_host=\w", settings[0]):
         yield (
             "is_host is the same in all pods: set it to 1 if JOB_COMPLETION_INDEX is 0, and to 0 "

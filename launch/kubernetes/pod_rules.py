@@ -49,7 +49,9 @@ def privileges_are_minimal(pod: Pod) -> Iterator[str]:
     if spec.get("hostNetwork") and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
         yield "with hostNetwork, set dnsPolicy to ClusterFirstWithHostNet to resolve other pods"
     if spec.get("automountServiceAccountToken") is not False and not pod.needs_token:
-        yield "automountServiceAccountToken is not false: set it to false to mount no token"
+        yield (
+            "automountServiceAccountToken is not false: set it to false so that no token is mounted"
+        )
     for sysctl in at(spec, "securityContext").get("sysctls", ()):
         if sysctl.get("name") not in _SYSCTLS:
             yield f"sysctl {sysctl.get('name')} is not allowed in a restricted pod: remove it"
@@ -79,7 +81,7 @@ def _container_privileges(container: Manifest, of_pod: Manifest) -> Iterator[str
     if "ALL" not in capabilities.get("drop", ()) or capabilities.get("add"):
         yield "capabilities are not dropped: set drop to [ALL] and add none"
     if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
-        yield "the container may run as root: set runAsNonRoot to true, and runAsUser above 0"
+        yield "the container may run as root: set runAsNonRoot to true and runAsUser to 1 or more"
     if at(both, "seccompProfile").get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccompProfile is missing: set its type to RuntimeDefault"
 

@@ -26,7 +26,7 @@ from trainer.strategies.cost import Shapes, numel
 # Temporaries that the backward pass of `trainer/backbone/batch_norm.py` allocates in addition to
 # those of torch's kernel, measured in float32 copies of the operation's first tensor.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
-# Autocast runs these in float32 on CUDA, but in 16 bits on the CPU.
+# Autocast runs these in float32 on CUDA, but in 16-bit precision on the CPU.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
 
 
@@ -152,7 +152,7 @@ def _bytes(tensors: Iterator[Tensor]) -> int:
 class CudaRules(TorchFunctionMode):
     """Makes fake CPU tensors use as much memory as CUDA tensors would.
 
-    Dropout saves a mask of one byte per number, attention does not save probabilities, and
+    Dropout saves a mask of one byte per element, attention does not save probabilities, and
     autocast computes norms and softmax in float32.
     """
 

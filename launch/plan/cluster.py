@@ -103,7 +103,7 @@ class Cluster:
 
 
 def _ring_share(operation: Operation, ranks: int) -> float:
-    """Return the ratio of bytes sent to tensor size (all-reduce: Patarasu and Yuan 2009)."""
+    """Return the bytes sent divided by the tensor size (all-reduce: Patarasu and Yuan 2009)."""
     if ranks == 1:
         return 0.0
     if operation in ("broadcast", "reduce"):

@@ -99,7 +99,7 @@ def memory_of(
 
 
 def class_index(head: HeadShape) -> int:
-    """Return the bytes of the index in `ClassWeights` plus those of the loss's constants.
+    """Return the size in bytes of the index in `ClassWeights` and of the loss's constants.
 
     Every rank stores the row of every class. For its own classes it also stores the paths, their
     lengths and the order in which gradients are summed.

@@ -187,7 +187,7 @@ def head_shape(
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
-    """Return for how many of its classes a rank computes logits: all classes or sampled ones."""
+    """Return how many classes a rank computes logits for: all of its own, or a sample of them."""
     own = classes.max_classes(group)
     if head.loss.over_nodes:
         return classes.max_nodes(group)  # upper bound: only siblings of the batch's paths count

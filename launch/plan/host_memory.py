@@ -25,7 +25,7 @@ HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
 _PROCESS_BYTES = 450 << 20
 _INT64 = 8
 _SAMPLED = 1000
-# Bytes per node of the label tree while the head is built and after that, and the number of copies
+# Bytes per node of the label tree while the head is built and afterwards, and the number of copies
 # of the initial rows while the head is built. Measured with 300,000 classes and 9 or 41 columns.
 _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 

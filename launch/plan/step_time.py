@@ -1,8 +1,9 @@
 """A lower bound on the step time, derived from the operations of a step.
 
-Each operation takes as long as its products at peak rate or its bytes at memory bandwidth,
-whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate of their
-group's slowest link, and overlap with the computation of their phase where the trainer allows it.
+Each operation takes as long as computing its products at peak rate or moving its bytes at memory
+bandwidth, whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate
+of their group's slowest link, and overlap with the computation of their phase where the trainer
+allows it.
 """
 
 from collections.abc import Iterable
@@ -106,7 +107,8 @@ def _phase(
     mine = [c for c in collectives if c.phase == phase]
     hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
     waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
-    # Hidden collectives overlap with the work of the phase, so they add only what exceeds it.
+    # Hidden collectives overlap with the work of the phase, so they add only the time by which they
+    # exceed it.
     links = waited + max(0.0, hidden - compute - memory)
     across = any(cluster.crosses_nodes(c.group) for c in mine)
     return PhaseTime(phase, compute, memory, links, across)

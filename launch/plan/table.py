@@ -1,4 +1,4 @@
-"""Prints a plan as tables that fit in 80 columns, one per topic, or converts it to JSON."""
+"""Prints a plan as one table per topic, each within 80 columns, or converts it to JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

@@ -120,7 +120,7 @@ class Agent(LocalElasticAgent):
     ) -> None:
         """Signal the ranks to save and exit, wait, and kill the rest. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
-        # Signal only the ranks, not their process groups: a rank that saves needs its loaders.
+        # Signal only the ranks, not their process groups: a rank that is saving needs its loaders.
         # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         self._killed |= end_processes(self._processes(), number, seconds, stop=self._stop)

@@ -1,9 +1,9 @@
 """Blocking calls into torch's store that signals can interrupt.
 
 Python runs signal handlers only in the main thread, between two bytecode instructions, so a main
-thread that blocks in C++ ignores SIGTERM. Therefore a second thread makes the call while the main
-thread waits in Python. If the host of the store is suspended, a call to the store never returns,
-regardless of the timeout.
+thread that is blocked in C++ does not respond to SIGTERM. Therefore a second thread makes the call
+while the main thread waits in Python. If the host of the store is suspended, a call to the store
+never returns, regardless of the timeout.
 """
 
 from collections.abc import Callable

@@ -89,8 +89,8 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
 def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -> T:
     """Return the result of `connect`.
 
-    A launcher that does not host the rendezvous first waits for its port, and reconnects if the
-    connection breaks.
+    A launcher that does not host the rendezvous first waits for the host's port, and reconnects if
+    the connection breaks.
     """
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
@@ -116,16 +116,17 @@ def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -
                 attempt,
                 attempts=math.inf,
                 deadline=deadline,
-                remedy="check that no other program listens on its port, and restart all machines",
+                remedy="check that no other program is listening on its port, and restart all "
+                "machines",
             )
             attempt += 1
 
 
 def _no_response(placement: Placement) -> str:
     return (
-        f"the rendezvous at {placement.endpoint} accepts connections but did not respond for "
+        f"the rendezvous at {placement.endpoint} accepts connections but did not respond within "
         f"{join_seconds(placement)} s ({_connection_outcome(placement)}): restart its host, or "
-        "choose another port if another program listens on this one"
+        "choose another port if another program is listening on this one"
     )
 
 
@@ -134,7 +135,7 @@ def _connection_outcome(placement: Placement) -> str:
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     try:
         with socket.create_connection(address, timeout=_OUTCOME_SECONDS / 2) as connection:
-            return "it sends other data" if connection.recv(1) else "it closes them"
+            return "it sends unexpected data" if connection.recv(1) else "it closes them"
     except OSError as error:
         return str(error)
 
@@ -166,8 +167,8 @@ def failure_reason(error: Exception, placement: Placement) -> str:
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
         return (
-            f"{where} cannot start because its port is in use: stop the program that listens on "
-            "it, or choose another port on all machines"
+            f"{where} cannot start because its port is in use: stop the program that is listening "
+            "on it, or choose another port on all machines"
         )
     match error:
         case TimeoutError() | TransientError():  # a timeout of `interruptible` has no message
@@ -181,7 +182,8 @@ def failure_reason(error: Exception, placement: Placement) -> str:
             )
         case RendezvousConnectionError():
             return (
-                f"{where} is lost, as its host exited or the network failed: restart all machines"
+                f"{where} was lost, because its host exited or the network failed: restart all "
+                "machines"
             )
     return f"{where} failed: {' '.join(str(error).split())}"
 
@@ -217,6 +219,6 @@ def _wait_for_port(placement: Placement, deadline: float) -> None:
             return
         time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
-        f"{placement.endpoint} did not respond for {join_seconds(placement)} s: start kway train "
-        "on the machine that hosts the rendezvous, and check that its port is open"
+        f"{placement.endpoint} did not respond within {join_seconds(placement)} s: start kway "
+        "train on the machine that hosts the rendezvous, and check that its port is open"
     )

@@ -33,7 +33,7 @@ _MIN_LABELED_SHARE = 0.09  # narrower parts of a bar are not labeled
 
 @dataclass(frozen=True)
 class Curve:
-    """`y` [n] over `x` [n], for the run with this number and letter."""
+    """`y` [n] against `x` [n], for the run with this number and letter."""
 
     number: int
     letter: str

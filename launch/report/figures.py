@@ -75,7 +75,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
     if _any(curves):
         label = f"training time ({unit})"
         figure = draw_curves(curves, x_label=label, y_label="loss", log="if wide")
-        note = "The time does not include evaluations and checkpoints."
+        note = "The time does not include evaluations or checkpoints."
         yield Plot("Loss over time", figure, _ends("Loss over time", curves), note)
     yield from _over_steps(
         runs, axis, "learning_rate", "Learning rate", "learning rate", smooth=False, from_zero=True
@@ -140,7 +140,7 @@ def _capitalized(label: str) -> str:
 
 
 def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Distribution over classes of the single-logit metrics in the latest evaluation."""
+    """Distribution of the latest evaluation's single-logit metrics over the classes."""
     yield from _of_classes(runs, "AUPRC per class", "AUPRC", _average_precision)
     found = [run.evaluations.classes for run in runs]
     recalls = dict.fromkeys(r for classes in found if classes is not None for r in classes.recalls)

@@ -48,7 +48,7 @@ _SIZE = (4.7, 3.0)  # inches; phones show it at 80%
 
 @contextmanager
 def report_style() -> Iterator[None]:
-    """matplotlib settings of the report, independent of the user's own settings."""
+    """matplotlib settings for the report, independent of the user's own settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
@@ -100,7 +100,7 @@ def as_svg(figure: Figure, description: str) -> str:
 
 
 def style_of(number: int) -> dict[str, Any]:
-    """Color and dashes of the run with this number; the combination is unique for 26 runs."""
+    """Color and dashes of the run with this number; the combination is unique for up to 26 runs."""
     turn = number // NUM_COLORS
     return {
         "color": RUN_COLORS[number % NUM_COLORS],

@@ -16,7 +16,7 @@ from serving.deploy.environment import SERVING, grpc_limits
 
 # Not arguments of the application: the file sets them in http_options and grpc_options.
 _SET_BY_CLUSTER = {"host", "port", "grpc_port"}
-# Added to the request timeout for processing that the timeout does not cover.
+# Added to the request timeout to allow for processing that the timeout does not cover.
 _SPARE_SECONDS = 5
 
 

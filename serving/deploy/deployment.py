@@ -131,9 +131,9 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
     """Return Ray's limit on concurrent requests. It exceeds the sum of kway's own limits, so kway
     is the first to reject a request and all errors have the same format.
 
-    Clients decide how long feeds, listeners and uploads last. Their limits are included here,
-    because other requests could otherwise queue behind them indefinitely. Streams count towards
-    `max_requests`.
+    Clients decide how long feeds, listeners and uploads last. The limits on these are included
+    here, because other requests could otherwise queue behind them indefinitely. Streams count
+    towards `max_requests`.
     """
     lasting = config.max_feeds + config.max_listeners + config.max_uploads
     return config.max_requests + lasting + _SPARE_REQUESTS

@@ -67,7 +67,7 @@ def set_environment(session: Path, config: ServingConfig) -> None:
     os.environ.update(
         {
             **SERVING,
-            # Despite its name, Ray uses this variable on every system to decide whether the node's
+            # Despite the variable's name, Ray uses it on every system to decide whether the node's
             # address is loopback.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",

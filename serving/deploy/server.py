@@ -149,8 +149,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
                 **local_options(_LOOPBACK, str(folder)),
             )
     except SystemExit:
-        # While Ray starts, its SIGTERM handler exits with status 15, but a requested stop is not an
-        # error.
+        # While Ray is starting, its SIGTERM handler exits with status 15, but a requested stop is
+        # not an error.
         raise SystemExit(0) from None
     finally:
         if handler is not None:

@@ -25,7 +25,7 @@ import psutil
 
 # Single ports are chosen below the range of the blocks. Both ranges are below the system's
 # ephemeral ports. Otherwise, an outgoing connection could take a port in the half minute before the
-# server listens on it.
+# server starts listening on it.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _ATTEMPTS = 100
 # Ray writes its logs to the folder. If the disk is full, Ray restarts its processes forever.
@@ -34,7 +34,7 @@ _MIN_FREE_BYTES = 2**28
 # the largest process id.
 _MAX_SOCKET_PATH = 107
 _LONGEST_SUBPATH = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-# The clean-up ends after this many consecutive rounds without finding a process.
+# The clean-up ends after this many consecutive rounds in which it finds no process.
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
 _ROUND_SECONDS = 0.5

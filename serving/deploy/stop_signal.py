@@ -19,7 +19,7 @@ _DAEMONS = ("gcs_server", "raylet")
 
 class HealthTimeouts(NamedTuple):
     """Timeouts in seconds. `response` applies to a single response. If /health has not responded
-    for `slow` seconds, a warning is printed. If nothing has listened on the server's port for
+    for `slow` seconds, a warning is printed. If nothing has been listening on the server's port for
     `lost` seconds, the server is considered lost."""
 
     response: float = 5.0
@@ -58,8 +58,8 @@ class StopSignal:
         return not self._received.empty()
 
     def wait(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
-        """Wait for a signal. Raises ServerLostError if Ray exits or nothing listens at `url`
-        anymore.
+        """Wait for a signal. Raises ServerLostError if Ray exits or nothing is listening at
+        `url` anymore.
 
         A server that responds slowly is considered overloaded, not lost. A warning is printed to
         standard error once per slow period, and `wait` continues.
@@ -99,7 +99,8 @@ class _Health:
         if now - self._listened > self._timeouts.lost:
             seconds = self._timeouts.lost
             raise ServerLostError(
-                f"nothing has listened at {self._url} for {seconds:g} s. Start the server again"
+                f"nothing has been listening on {self._url} for {seconds:g} s. Start the server "
+                "again"
             )
         if not self._is_slow and now - self._answered > self._timeouts.slow:
             self._is_slow = True
@@ -128,8 +129,8 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Return whether a server listens at `url`. Returns False only if the connection is refused, so
-    a server that is slow to accept counts as listening."""
+    """Return whether a server is listening at `url`. Returns False only if the connection is
+    refused, so a server that is slow to accept counts as listening."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

@@ -90,8 +90,8 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Item counts: `reused` items were computed by earlier runs, and `in_gallery` of these are in
-    the current gallery. `missing` items are still to be computed."""
+    """Item counts. The features of `reused` items were computed by earlier runs, and `in_gallery`
+    of these items are in the current gallery. The features of `missing` items must be computed."""
 
     reused: int
     in_gallery: int

@@ -1,5 +1,5 @@
-"""Full-duplex responses, which are written while the request arrives: NDJSON over HTTP, and
-WebSockets.
+"""Full-duplex responses, which are written while the request is still arriving: NDJSON over HTTP,
+and WebSockets.
 
 Starlette's StreamingResponse is not used: it reads from the request to detect a disconnect, which
 would consume a body that is still arriving. A WebSocket that fails is closed with code 4000 plus

@@ -43,7 +43,7 @@ _CODES = {
     429: _STATUS.RESOURCE_EXHAUSTED,
     503: _STATUS.UNAVAILABLE,
 }
-# The details of an error are sent as a header, in which a character can take up nine bytes. All
+# The details of an error are sent as a header, in which a character can occupy nine bytes. All
 # headers together are limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
 

@@ -65,7 +65,8 @@ def _rule(line: str) -> Rule:
 
 
 def _expression(pattern: str) -> str:
-    """Convert a Go filepath.Match pattern, in which ** is any number of folders, to a regex."""
+    """Convert a Go filepath.Match pattern, in which ** matches any number of folders, to a
+    regex."""
     meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     return "".join(meanings.get(part, re.escape(part)) for part in parts)

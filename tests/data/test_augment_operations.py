@@ -1,4 +1,4 @@
-"""Each pixel operation gives the same pixel values as in Pillow."""
+"""Each pixel operation gives the same pixel values as Pillow."""
 
 import colorsys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 
 def image(mode: str, height: int = 61, width: int = 80) -> Image.Image:
-    """Return an image of smooth colors with a bright rectangle and a few rows of noise."""
+    """Return an image with smooth color gradients, a bright rectangle and a few rows of noise."""
     rng = np.random.default_rng(3)
     small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     pixels = np.array(small.resize((width, height), BILINEAR))

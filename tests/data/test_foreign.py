@@ -48,7 +48,7 @@ def skipped_in(folder: Path) -> list[dict[str, str]]:
 def webdataset_keys(tar: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
     with warnings.catch_warnings():
-        # webdataset leaves its files to the garbage collector.
+        # webdataset relies on the garbage collector to close its files.
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
         found = list(webdataset.WebDataset([str(tar)], shardshuffle=False, empty_check=False))
         gc.collect()
@@ -369,7 +369,7 @@ def test_verify_finds_a_changed_label_in_an_indexed_tar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "in line 1")]
+    ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "on line 1")]
 )
 def test_an_invalid_class_file_raises_an_error_that_names_the_line(
     tmp_path: Path, lines: str, message: str
@@ -529,7 +529,7 @@ def test_other_files_are_counted_and_repeated_members_are_reported(tmp_path: Pat
     members = [("README", b"x"), ("__meta__", b"x"), *images(0, 2), ("00001.cls", b"7")]
     write_tar(tmp_path / "0.tar", members)
     done = kway_shard("index", tmp_path, "--skip-bad")
-    assert "ignored files without a key and an extension, as webdataset does: 2" in done.stderr
+    assert "names lack a key or an extension, as webdataset does: 2" in done.stderr
     assert "skipped: " in done.stderr
     assert "00001: no .jpg, " in done.stderr
     assert "2 train samples" in done.stdout

@@ -117,9 +117,9 @@ def test_a_label_file_defines_the_classes(tmp_path: Path) -> None:
     [
         (
             "0.png,cat\n1.png,dog\n0.png,dog\n",
-            r"labels\.csv, line 3: '0\.png' is already listed in line 1",
+            r"labels\.csv, line 3: '0\.png' is already listed on line 1",
         ),
-        ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is already listed in line 1"),
+        ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is already listed on line 1"),
         ("0.png\n", r"line 1: '0\.png' is not of the form file,class"),
         ("0.png,cat\n9.png,cat\n", r"line 2: '9\.png' is missing"),
         ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),

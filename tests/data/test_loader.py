@@ -113,7 +113,7 @@ def test_ranks_without_a_sample_get_empty_batches(shards: Path) -> None:
     assert len(batch.labels) == len(batch.indices) == 0
 
 
-def test_a_run_resumed_mid_epoch_on_another_world_size_continues_exactly(shards: Path) -> None:
+def test_a_run_resumed_mid_epoch_at_another_world_size_continues_exactly(shards: Path) -> None:
     with open_split(shards, "train") as split:
         n = len(split)
     whole = global_batches(shards, world_size=1, workers=0, steps=10, cursor=Cursor(9))
@@ -133,7 +133,7 @@ def test_a_run_resumed_mid_epoch_on_another_world_size_continues_exactly(shards:
     batch=st.integers(1, 11),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_a_run_resumed_on_another_world_size_reads_each_remaining_sample_once(
+def test_a_run_resumed_at_another_world_size_reads_each_remaining_sample_once(
     shards: Path, before: int, after: int, stopped: int, batch: int, seed: int
 ) -> None:
     with open_split(shards, "train") as split:
@@ -226,7 +226,7 @@ def test_loading_does_not_change_the_global_random_state(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (5, 0), (50, 0), (1, 2), (2, 1)]
 )
-def test_evaluation_reads_every_sample_once_and_gives_each_rank_equally_many_batches(
+def test_evaluation_reads_every_sample_once_in_the_same_number_of_batches_on_each_rank(
     shards: Path, world_size: int, workers: int
 ) -> None:
     indices, lengths = [], set()

@@ -76,10 +76,10 @@ def test_shares_cover_a_batch_once_and_their_sizes_differ_by_at_most_one(
     steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=5),
     seed=st.integers(0, 2**32),
 )
-def test_resuming_on_any_world_size_reads_each_sample_of_an_epoch_once(
+def test_resuming_at_any_world_size_reads_each_sample_of_an_epoch_once(
     n: int, batch: int, steps: list[tuple[int, int]], seed: int
 ) -> None:
-    """Run `count` steps on `world_size` ranks, resume on a different world size, and repeat."""
+    """Run `count` steps on `world_size` ranks, resume at a different world size, and repeat."""
     order, samples, seen = Order(seed, [n]), 0, []
     for world_size, count in [*steps, (1, -(-n // batch))]:
         for _ in range(count):
@@ -150,7 +150,7 @@ def test_a_window_no_longer_than_a_group_touches_at_most_two_groups(
     seed=SEEDS,
     positions=st.lists(st.integers(0, 400), min_size=1, max_size=60),
 )
-def test_a_position_maps_to_the_same_sample_alone_and_in_a_batch(
+def test_a_position_maps_to_the_same_sample_on_its_own_and_in_a_batch(
     sizes: list[int], shuffle: int | None, seed: int, positions: list[int]
 ) -> None:
     together = np.stack(Order(seed, sizes, shuffle).locate(np.array(positions)))

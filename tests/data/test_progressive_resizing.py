@@ -25,7 +25,7 @@ from data.shards.split import open_split
 BATCH = 7
 IMAGE = ImageConfig(size=12, resize=14)
 # The size first decreases, so that the memory of large images is reused for small ones, and then
-# increases beyond the evaluation size. The first two stages end at the third and fifth batch.
+# increases beyond the evaluation size. The first two stages end at the third and the fifth batch.
 STAGES = (
     {"size": 8, "until": {"steps": 3}},
     {"size": 6, "until": {"samples": 5 * BATCH - 1}},
@@ -97,7 +97,7 @@ def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
 
 
 @pytest.mark.parametrize("stopped", [2, 3, 4, 6])
-def test_a_run_resumed_inside_or_between_stages_on_another_world_size_continues_exactly(
+def test_a_run_resumed_inside_or_between_stages_at_another_world_size_continues_exactly(
     shards: Path, stopped: int
 ) -> None:
     head = global_pixels(shards, world_size=2, steps=stopped)

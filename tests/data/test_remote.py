@@ -1,4 +1,7 @@
-"""Shards at a URL, read through a bounded cache, give the same samples as locally or an error."""
+"""Shards read from a URL through a bounded cache give the same samples as local shards.
+
+Failures are retried or raise an error.
+"""
 
 import logging
 import multiprocessing
@@ -60,7 +63,7 @@ def cached_shards(cache: CacheConfig) -> list[Path]:
 
 
 def sized_for(config: CacheConfig, split: Split, num_shards: int) -> CacheConfig:
-    """Return a cache limited to the indices of `split` and its `num_shards` largest shards."""
+    """Return a cache that can hold the indices of `split` and its `num_shards` largest shards."""
     sizes = sorted((info.bytes for info in split.manifest.of_split(split.name)), reverse=True)
     indices = sum(path.stat().st_size for path in config.folder.glob("*.safetensors"))
     return config.model_copy(update={"gigabytes": (indices + sum(sizes[:num_shards]) + 9) / 1e9})
@@ -379,7 +382,8 @@ def test_a_full_disk_raises_a_one_line_error_and_leaves_no_files(
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
         try:
-            with pytest.raises(OSError, match=r"\.tar cannot be written \(.*\): free space") as hit:
+            message = r"\.tar cannot be written \(.*\): free up space"
+            with pytest.raises(OSError, match=message) as hit:
                 split.read(0)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -625,7 +629,7 @@ def test_indices_that_do_not_fit_in_the_cache_are_not_fetched(
     ]
     hostile = manifest.model_copy(update={"shards": tuple(large)})
     (server.folder / "manifest.json").write_bytes(hostile.to_bytes())
-    with pytest.raises(ValueError, match=r"4 indices of up to 1.2e\+05 GB in total.*raise it to"):
+    with pytest.raises(ValueError, match=r"4 indices, up to 1.2e\+05 GB in total.*raise it to"):
         open_split(server.url, "train", cache=cache)
     assert set(server.requests) == {"manifest.json"}
 

@@ -1,4 +1,4 @@
-"""Batches of texts have similar lengths, skip no text, and are the same on every topology."""
+"""Batches contain texts of similar length, skip no text, and are the same on every topology."""
 
 from pathlib import Path
 

@@ -64,7 +64,7 @@ def labeled(samples: list[tuple[str, ...]]) -> set[tuple[str, str]]:
     return {(text, one) for _, _, text, one in samples}
 
 
-def test_raw_tweets_become_texts_without_emoji_and_labels(tmp_path: Path) -> None:
+def test_raw_tweets_become_labels_and_texts_without_emoji(tmp_path: Path) -> None:
     file = jsonl(
         tmp_path / "a.jsonl",
         {"id_str": "17", "text": "@ana so good 👍🏽👍🏽 https://t.co/x1", "lang": "en"},
@@ -237,7 +237,7 @@ def test_the_shards_do_not_depend_on_byte_ranges_processes_or_parts(
         assert (tmp_path / "parts/out" / path.name).read_bytes() == path.read_bytes(), path
 
 
-def test_tasks_are_stored_on_disk_with_20_bytes_each(tmp_path: Path) -> None:
+def test_tasks_are_stored_on_disk_in_20_bytes_each(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(1000)))
     source = Tweets((file,), tmp_path / "work", test_fraction=0)
     tasks = source.splits()["train"]
@@ -356,7 +356,7 @@ def test_emoji_remnants_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_pa
     assert not list(tmp_path.glob("*.first-pass"))
 
 
-def test_tweeteval_texts_can_be_kept_unchanged_and_dropped_from_training_if_in_another_split(
+def test_options_keep_texts_unchanged_and_drop_training_texts_that_are_in_another_split(
     tweeteval: Path, tmp_path: Path
 ) -> None:
     done = kway("tweets", tweeteval, "-o", tmp_path / "out", "--keep-texts", "--drop-across")
@@ -407,7 +407,7 @@ def test_webdataset_reads_text_shards(
     for name in manifest.splits:
         files = [str(tmp_path / "out" / shard.file) for shard in manifest.of_split(name)]
         with warnings.catch_warnings():
-            # webdataset leaves its files to the garbage collector.
+            # webdataset relies on the garbage collector to close its files.
             warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
             theirs = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
             gc.collect()

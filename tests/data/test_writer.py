@@ -73,7 +73,7 @@ def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
     for name in manifest.splits:
         files = [str(shards / shard.file) for shard in manifest.of_split(name)]
         with warnings.catch_warnings():
-            # webdataset leaves its files to the garbage collector.
+            # webdataset relies on the garbage collector to close its files.
             warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
             theirs = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
             gc.collect()
@@ -313,7 +313,7 @@ def test_a_full_disk_raises_and_repeating_the_call_resumes(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(OSError, match=rf"{named} cannot be written \(.*\): free space"):
+        with pytest.raises(OSError, match=rf"{named} cannot be written \(.*\): free up space"):
             write(images, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

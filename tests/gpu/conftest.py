@@ -1,6 +1,6 @@
 """Device fixtures, which run tests on a CUDA device and on the CPU.
 
-Running them on the CPU too shows on machines without a GPU that the tests still work.
+The runs on the CPU show that the tests still work, even on machines without a GPU.
 """
 
 import pytest

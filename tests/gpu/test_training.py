@@ -153,7 +153,7 @@ def free_port() -> int:
 
 
 def opened_world(device: str, port: int) -> World:
-    """Open a world from a launcher's environment variables, replacing the one of tests/ranks.py."""
+    """Replace the world of tests/ranks.py with one from a launcher's environment variables."""
     dist.barrier()
     dist.destroy_process_group()
     os.environ.update(

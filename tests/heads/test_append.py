@@ -71,7 +71,7 @@ def grown_on_ranks():
 
 
 @pytest.mark.parametrize("weighting", PARENTS)
-def test_existing_rows_do_not_change_and_training_continues_identically_on_every_world_size(
+def test_existing_rows_do_not_change_and_training_continues_identically_at_every_world_size(
     weighting, grown_on_ranks
 ):
     before, after, moment, later = grown(weighting)

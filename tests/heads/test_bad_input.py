@@ -76,7 +76,7 @@ OUTSIDE = (-1, 13, 2**40)
 
 
 def labels_outside(world_size: int, data_axis: int) -> str:
-    """The errors of one step per label in OUTSIDE, which the last rank has among valid labels."""
+    """For each label in OUTSIDE, the error of a step with that label on the last rank."""
     head = make_head("batch_ce", label_tree("vtree", 13), class_mesh(world_size, data_axis))
     last = here(world_size) == world_size - 1
     return " | ".join(
@@ -109,7 +109,7 @@ BROKEN = {
 
 
 def broken_rows(world_size: int, kind: str) -> str:
-    """The errors of one step per kind of invalid rows on the last rank, then of a valid step."""
+    """The error of a step for each kind of invalid rows on the last rank, then of a valid step."""
     head = make_head(kind, label_tree("vtree", 13), class_mesh(world_size))
     answers = []
     for how, break_them in BROKEN.items():

@@ -91,7 +91,7 @@ def large() -> tuple[np.ndarray, CoverTree]:
     return rows, build_cover_tree(rows)
 
 
-def test_invariants_hold_on_sampled_classes_of_20_000(large):
+def test_invariants_hold_for_classes_sampled_from_20_000(large):
     rows, tree = large
     assert violations(rows, tree, num_sampled=150) == []
 

@@ -191,7 +191,7 @@ def test_pickled_arrays_are_not_loaded(tmp_path):
         ({"vectors": np.array([["a"]])}, "<U1"),
         ({"vectors": np.array([[np.inf]])}, "contains NaN, infinity"),
         ({"vectors": np.ones((2, 2)), "names": np.array(["a"])}, "1 names, but 2 vectors"),
-        ({"rows": np.ones((2, 2))}, "has only arrays rows: rename the array"),
+        ({"rows": np.ones((2, 2))}, "has only the arrays rows: rename the array"),
     ],
 )
 def test_invalid_arrays_are_rejected(tmp_path, arrays, message):

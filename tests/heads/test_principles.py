@@ -201,7 +201,7 @@ def test_hierarchical_softmax_reaches_its_infimum_with_unseparated_logits_of_lea
 
 
 def test_sigmoid_cauchy_schwarz_reaches_its_infimum_with_unseparated_logits():
-    """Section 3.4 of paper 002: a false logit of one row equals the true one of another."""
+    """Section 3.4 of paper 002: a false logit of one row equals the true logit of another."""
     alpha = 1e7
     s = torch.tensor([[0.5, 0.5 / alpha], [0.5 / alpha, 0.5 / alpha**2]], dtype=torch.float64)
     logits, labels = torch.logit(s), torch.tensor([0, 0])

@@ -22,7 +22,7 @@ def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tupl
 
 
 def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
-    # Imported here, because it would slow down test collection.
+    # Imported here, because scikit-learn would slow down test collection.
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
     for row, class_id in enumerate(measures.class_ids.tolist()):

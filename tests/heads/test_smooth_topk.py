@@ -169,8 +169,8 @@ def test_tied_scores_share_the_gradient(tau, k, num_false):
     # sigma_100 of 200,000 terms exceeds the range of float64.
     logits, labels = torch.full((2, num_false + 1), 7.0), torch.tensor([0, 60])
     value, gradient = loss_and_gradient(SmoothTopK(k, tau, 1.0), logits, labels, 3)
-    # log of sigma_k / sigma_(k-1) for equal terms. log(e^x + 1) is computed without letting
-    # e^x overflow.
+    # The log of sigma_k / sigma_(k-1) for equal terms. log(e^x + 1) is computed so that e^x does
+    # not overflow.
     excess = 1 / tau + math.log((num_false - k + 1) / k)
     assert float(value) == pytest.approx(tau * (excess + math.log1p(math.exp(-excess))), rel=1e-5)
     share = 1 / (1 + math.exp(-excess)) / k / 2
@@ -293,7 +293,7 @@ def test_a_k_that_is_not_less_than_the_number_of_classes_raises_an_error(num_cla
     assert loss.prepare(ClassFacts(6)) == loss
 
 
-def test_a_large_batch_with_few_possible_classes_gives_the_same_results_as_its_rows_alone():
+def test_a_large_batch_with_few_possible_classes_gives_the_same_results_as_individual_rows():
     """Batches slightly too small for torch.topk to use threads are padded to the required size."""
     logits = torch.randn(300, 90, generator=generator())
     logits[::2, :87] = -torch.inf

@@ -179,7 +179,7 @@ def api(watched: tuple[httpx.Client, str]) -> httpx.Client:
     return watched[0]
 
 
-def test_every_panel_shows_data_of_a_real_run_and_server(api: httpx.Client) -> None:
+def test_every_panel_shows_data_from_a_real_run_and_server(api: httpx.Client) -> None:
     found = {panel for board in dashboards().values() for panel in expressions(board)}
     assert len(found) > 25
 

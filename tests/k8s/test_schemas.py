@@ -36,7 +36,7 @@ class Model(BaseModel):
     status: Inner
 
 
-def test_spec_of_returns_a_closed_schema_without_null_and_descriptions():
+def test_spec_of_returns_a_closed_schema_without_null_or_descriptions():
     size = {"type": "integer", "minimum": 1}
     inner = {"type": "object", "properties": {"size": size}, "required": ["size"]}
     assert spec_of(Model) == {

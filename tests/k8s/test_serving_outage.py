@@ -1,4 +1,4 @@
-"""Executes the serving overlay while the head of its Ray cluster is down.
+"""Runs the serving overlay while the head of its Ray cluster is down.
 
 Slow: it takes over 20 s to start Ray in two pods and deploy the application, and the outage lasts
 30 s.

@@ -1,4 +1,4 @@
-"""Measures a real training step on this rank: its collectives, persistent and peak memory."""
+"""Measures the collectives and the persistent and peak memory of a training step on this rank."""
 
 from collections import defaultdict
 from typing import Any
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records the bytes of c10d collectives by (kind, group), including collectives of C++ code."""
+    """Records the bytes of c10d collectives by (kind, group), including those called from C++."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def workload(tmp_path: Path) -> Workload:
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """Yield a port on which this process listens."""
+    """Yield a port on which this process is listening."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -210,7 +210,7 @@ def test_doctor_finds_a_peer_with_a_wrong_clock(workload, ahead, words):
     assert finding.level == "error"
     seconds, found_words, _ = re.split(r"(?<=\d)( s behind| s ahead of)", finding.found)
     assert found_words == words
-    assert 38 <= int(seconds.split()[-1]) <= 42  # a Date has whole seconds
+    assert 38 <= int(seconds.split()[-1]) <= 42  # a Date is in whole seconds
 
 
 def test_a_peer_with_the_right_clock_is_ok_and_an_unreachable_one_is_not(workload):

@@ -175,7 +175,7 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
     assert f"changed on resume: version.{COMPONENTS[1]}: sha256:" in capsys.readouterr().out
     stored = open_checkpoint(run / "checkpoints" / "step-00000003").state
     assert stored["versions"][COMPONENTS[1]].startswith("sha256:")
-    with pytest.raises(ValueError, match=r"was started with other values of head\.loss\.kind"):
+    with pytest.raises(ValueError, match=r"was started with different values of head\.loss\.kind"):
         trained(glyphs, "head.loss.kind=ce")
     assert "my_package.losses" not in sys.modules
     # The schedule may change on resume.
@@ -189,7 +189,7 @@ def test_resuming_rejects_changed_augmentations(run, glyphs):
     assert stored["versions"][path].startswith("sha256:")
     assert stored["recipe"]["data"]["augment"]["custom"] == [{"kind": path, "std": 8.0}]
     Path("my_package/copied.py").write_text(Path("my_package/augmentations.py").read_text())
-    changed = r"was started with other values of data\.augment\.custom(\.kind)?: undo the"
+    changed = r"was started with different values of data\.augment\.custom(\.kind)?: undo the"
     for value in ("[]", f"[{{kind: '{path}', std: 9}}]", "[{kind: 'my_package.copied:Noise'}]"):
         with pytest.raises(ValueError, match=changed):
             trained(glyphs, "train.duration.steps=3", f"data.augment.custom={value}")

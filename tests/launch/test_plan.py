@@ -407,7 +407,7 @@ def host_line(plan: Plan, what: str) -> HostLine:
     return next(line for line in plan.host.lines if line.what == what)
 
 
-def test_the_planned_main_memory_of_a_head_matches_building_it(tmp_path: Path):
+def test_the_planned_main_memory_of_a_head_matches_the_memory_used_to_build_it(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
     plan = make_plan(recipe, PlanRequest(GPU, 1, 1, 300_000))
     tracemalloc.start()

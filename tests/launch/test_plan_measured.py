@@ -1,4 +1,4 @@
-"""`kway plan` compared with small real runs: bytes per collective, persistent and peak memory."""
+"""`kway plan` compared with small runs: bytes per collective, and persistent and peak memory."""
 
 from collections.abc import Iterable
 from pathlib import Path

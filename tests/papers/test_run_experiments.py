@@ -138,7 +138,7 @@ def test_a_job_started_by_older_code_is_resumed_or_restarted_on_request(
 
 
 def _jobs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Make every job run a function in a separate file that consists of this statement."""
+    """Make every job run a function with this statement as its body, in a separate file."""
     file = folder / "one_job.py"
     function = f"def run(settings, folders):\n    {statement}\n"
     file.write_text(f"from pathlib import Path\n\n\n{function}")

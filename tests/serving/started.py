@@ -121,8 +121,8 @@ def end(server: Server) -> int:
 
 
 class SharedServer:
-    """A server shared by several test files. The first test that needs it starts it, and the next
-    one after a test that stopped it restarts it.
+    """A server shared by several test files. The first test that needs it starts it. If a test
+    stops it, the next test that needs it restarts it.
     """
 
     def __init__(self, launch: Callable[[], Server]) -> None:

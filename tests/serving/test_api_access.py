@@ -153,7 +153,7 @@ def test_an_unknown_token_is_rejected(api: FastAPI, token: str) -> None:
     assert token[:20] not in answer.text or not token
 
 
-def test_a_scheme_other_than_bearer_or_two_tokens_are_rejected(api: FastAPI) -> None:
+def test_two_tokens_or_a_scheme_other_than_bearer_are_rejected(api: FastAPI) -> None:
     assert refusal(get(api, "/v1/model", OLD, scheme="Basic "))[0] == 401
     assert refusal(get(api, "/v1/model", OLD, scheme=""))[0] == 401
     assert refusal(get(api, "/v1/model", OLD, OLD))[0] == 401

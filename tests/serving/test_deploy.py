@@ -107,7 +107,7 @@ def test_port_blocks_are_free_and_distinct() -> None:
         assert free_port("127.0.0.1", first) == first
 
 
-# ------------------------------------------------------------------------------------ take minutes
+# ------------------------------------------------------------------------ tests that take minutes
 
 
 def wait_for(url: str, seconds: float) -> None:

@@ -291,8 +291,8 @@ def raw(proxy: Proxy) -> socket.socket:
 
 @contextmanager
 def all_open(proxy: Proxy, starts: list[bytes]) -> Iterator[list[socket.socket]]:
-    """Open all connections at the same time, one for each element of `starts`, and send that
-    element.
+    """Open one connection for each element of `starts`, and send the element over it. All
+    connections are open at the same time.
     """
     with ExitStack() as opened:
         connections = [opened.enter_context(raw(proxy)) for _ in starts]

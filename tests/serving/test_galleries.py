@@ -545,7 +545,7 @@ def test_invalid_requests_are_rejected_with_an_error_code(
 
 @pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_read_only_features_get_the_same_class_scores_as_from_the_bundle(
+def test_class_scores_of_read_only_features_match_those_of_the_bundle(
     tmp_path: Path, kind: str, bias: bool
 ) -> None:
     loss = LossSpec(kind="x", aligned=False, score=kind, eps=0.5)

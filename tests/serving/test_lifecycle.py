@@ -223,7 +223,7 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
 
 def wait_for_answers(server: Slow) -> None:
     """Wait until the process has received a response. The server also responds to requests that
-    have already timed out, so wait for many more responses than there can be such requests.
+    have already timed out. There are fewer than 20 of these, so wait for more responses than that.
     """
     before = server.num_answered
     wait_until(lambda: server.num_answered > before + 20)
@@ -246,7 +246,7 @@ def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -
         assert process.stderr.read() == ""
 
 
-def test_a_server_that_no_longer_listens_ends_the_wait_with_an_error() -> None:
+def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> None:
     with slow_server() as server:
         server.answers.set()
         with waiting_process(server.url) as process:
@@ -342,7 +342,7 @@ def test_when_ray_dies_the_server_prints_one_line_and_leaves_no_process(
 ) -> None:
     (daemon,) = named(server, name)
     os.kill(daemon.pid, signal.SIGKILL)
-    # After a minute, Ray would exit the process with another message.
+    # After a minute, Ray would exit the process with a different message.
     assert server.process.wait(timeout=45) == 2
     (line,) = server.errors.read_text().splitlines()
     assert line.startswith("error: Ray has exited")

@@ -63,7 +63,7 @@ def assert_equal(found: dict, wanted: list[list[float]]) -> None:
     assert torch.tensor(theirs).std(0).min() > 1e-3
 
 
-def test_a_text_of_any_length_has_the_same_logits_in_a_batch_as_alone(bundle: Path) -> None:
+def test_a_text_of_any_length_has_the_same_logits_in_a_batch_as_on_its_own(bundle: Path) -> None:
     model = Model.open(bundle)
     model.self_check()
     found = model.answer(

@@ -312,7 +312,7 @@ def test_invalid_frames_over_a_websocket_get_the_same_errors(
         ("/v1/feeds/door/frames?lates=1", 4422, "invalid_parameter"),
     ],
 )
-def test_a_closed_websocket_receives_the_reason(
+def test_a_websocket_receives_the_reason_before_it_is_closed(
     kway: Kway, path: str, close: int, code: str
 ) -> None:
     with kway.socket(path) as socket:

@@ -102,20 +102,20 @@ def test_a_transient_checkpoint_error_is_retried(train, injected, tmp_path, capl
     assert len(logged) == 3
 
 
-def test_a_transient_error_of_any_other_file_of_the_run_is_retried(train, injected):
+def test_a_transient_error_on_any_other_file_of_the_run_is_retried(train, injected):
     injected("fsync", "recipe.yaml", error("EIO"), times=3)
     assert train() == 0
 
 
 @pytest.mark.parametrize(("name", "code"), [("EIO", 1), ("ENOSPC", 2), ("EROFS", 2)])
-def test_exit_codes_of_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd):
+def test_exit_codes_for_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd):
     injected("fsync", CHECKPOINT, error(name))
     assert train() == code
     assert os.strerror(getattr(errno, name)) in last_line(capfd)
 
 
 @pytest.mark.parametrize("calls", [("open",), ("lstat", "stat")])
-def test_a_transient_error_of_a_checkpoint_does_not_resume_from_an_older_one(
+def test_a_run_does_not_resume_from_an_older_checkpoint_after_a_transient_error(
     calls, train, injected, capfd
 ):
     assert train(checkpoint={"every": {"steps": 1}}, train__duration={"steps": 2}) == 0
@@ -126,7 +126,7 @@ def test_a_transient_error_of_a_checkpoint_does_not_resume_from_an_older_one(
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, 1), (403, 2), (404, 2)])
-def test_exit_codes_of_errors_of_a_shard_server(status, code, glyphs, train, tmp_path, capfd):
+def test_exit_codes_for_shard_server_errors(status, code, glyphs, train, tmp_path, capfd):
     with serving(glyphs) as server:
         server.failures = {TAR: [status] * 9}
         cache = {"folder": str(tmp_path / "cache"), "attempts": 2}
@@ -175,7 +175,7 @@ def test_an_invalid_recipe_exits_with_2(train, capfd):
     assert "none" in last_line(capfd)
 
 
-def test_an_input_error_of_the_ranks_is_printed_once_and_not_retried(endless, tmp_path):
+def test_an_input_error_on_all_ranks_is_printed_once_and_not_retried(endless, tmp_path):
     finished = kway(
         "train",
         endless,

@@ -17,7 +17,7 @@ from trainer.world import is_lost_rank
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_all_ranks_exit_with_a_killed_launcher(num_processes, endless, tmp_path, capsys):
+def test_all_ranks_exit_if_their_launcher_is_killed(num_processes, endless, tmp_path, capsys):
     with launched(endless, tmp_path / "run", num=num_processes) as training:
         training.wait_for_step(2)
         # A second run in the same folder is rejected and does not affect the first.
@@ -78,7 +78,7 @@ def exchange_with_a_dead_rank() -> None:
 
 
 def test_the_exit_of_a_peer_is_detected_from_the_gloo_error():
-    # An error of rank 0 would be raised first.
+    # An error on rank 0 would be raised first.
     with pytest.raises(RankError, match="rank 1 died"):
         run_on_ranks(2, exchange_with_a_dead_rank)
     assert not is_lost_rank(RuntimeError("shapes do not match"))

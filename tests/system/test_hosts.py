@@ -113,7 +113,7 @@ def test_losing_the_rendezvous_host_prints_a_one_line_error_on_the_other_host(gl
         both[0].wait_for_step(5)
         kill(both[0].process)
         assert both[1].end() == 1
-        assert f"the rendezvous at {first.address}:{_PORT} is lost" in both[1].output
+        assert f"the rendezvous at {first.address}:{_PORT} was lost" in both[1].output
         assert "Traceback" not in both[1].output
 
 

@@ -66,7 +66,7 @@ def test_a_run_cannot_resume_with_a_different_recipe(glyphs, tmp_path, capsys):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     assert main([recipe]) == 0
     assert main([recipe, "head.loss.kind=bce", "seed=3"]) == 2
-    assert "was started with other values of head.loss.kind, seed" in capsys.readouterr().err
+    assert "was started with different values of head.loss.kind, seed" in capsys.readouterr().err
     assert main([recipe, "resume=never"]) == 2
     assert "contains checkpoints, but resume=never is set" in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_different_shards_at_the_same_path_are_rejected(glyphs, tmp_path, capsys
     shutil.rmtree(shards)
     write_shards(Glyphs(13, samples=2, size=16), shards, workers=0)
     assert main([recipe, "train.duration.steps=6"]) == 2
-    assert "was trained on other shards" in capsys.readouterr().err
+    assert "was trained on different shards" in capsys.readouterr().err
 
 
 def test_starting_a_finished_run_again_does_not_change_it(glyphs, tmp_path):

@@ -67,7 +67,7 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
 
 
 def threshold(scores: np.ndarray, recall: float) -> float:
-    """Return the largest threshold that at least the fraction `recall` of the scores reaches."""
+    """Return the largest threshold reached by at least the fraction `recall` of the scores."""
     return float(np.sort(scores)[len(scores) - math.ceil(recall * len(scores))])
 
 

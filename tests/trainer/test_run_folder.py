@@ -53,7 +53,9 @@ def test_the_folder_contains_only_the_resolved_recipe(tmp_path):
 def test_settings_that_affect_earlier_steps_may_not_change(changes, keys, tmp_path):
     run = started(tmp_path)
     before = run.recipe.read_bytes()
-    with pytest.raises(ValueError, match=f"was started with other values of {keys}: ") as caught:
+    with pytest.raises(
+        ValueError, match=f"was started with different values of {keys}: "
+    ) as caught:
         claim(run, glyph_recipe(Path("shards"), tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert run.recipe.read_bytes() == before

@@ -83,7 +83,7 @@ def test_a_resumed_stream_reports_that_its_order_is_new(
     longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
     train(longer, rank_world())
     printed = capsys.readouterr()
-    assert "resuming after 48 samples with a new order" in printed.out + printed.err
+    assert "resuming after 48 samples in a new order" in printed.out + printed.err
     assert saved_state(longer.run)["step"] == 6
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 
@@ -95,7 +95,9 @@ def test_a_run_cannot_resume_with_different_tar_files(
     fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
     stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
     data = fewer.data.model_copy(update={"stream": stream})
-    with pytest.raises(ValueError, match=r"was started with other values of data\.stream\.shards"):
+    with pytest.raises(
+        ValueError, match=r"was started with different values of data\.stream\.shards"
+    ):
         train(fewer.model_copy(update={"data": data}), rank_world())
 
 

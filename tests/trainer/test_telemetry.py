@@ -60,7 +60,7 @@ def test_lines_that_cannot_be_written_raise_an_error_at_the_end(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
         assert not lines.write({"step": 1})
-        with pytest.raises(OSError, match=r"metrics.jsonl cannot be written .*free space"):
+        with pytest.raises(OSError, match=r"metrics.jsonl cannot be written .*free up space"):
             lines.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

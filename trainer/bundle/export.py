@@ -207,8 +207,8 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
     )
     return f"""# {recipe.run.name}
 
-A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} at step
-{trained.step} of run `{recipe.run}`.
+A classifier for {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} from
+step {trained.step} of run `{recipe.run}`.
 
 | | |
 |---|---|
@@ -224,11 +224,11 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 |---|---|
 {measures}
 
-The auprc and precision metrics measure how well the logit of a class alone separates its samples
-from all others; they are means over classes. The thresholds were chosen on this same split, so
+The auprc and precision metrics measure how well the logit of a class, on its own, separates its
+samples from all others; they are means over classes. The thresholds were chosen on this same split, so
 expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
-which reaches the recall on the samples of all classes together but not necessarily on each class.
-Its expected precision is the mean over the classes:
+which reaches the target recall over the samples of all classes together, but not necessarily for
+each class. The expected precision of the pooled threshold is the mean over the classes:
 
 | recall | required samples | classes with fewer | expected precision of the pooled threshold |
 |---|---|---|---|

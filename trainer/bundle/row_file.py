@@ -70,8 +70,8 @@ def header_of(name: str, num_rows: int, width: int) -> bytes:
 
 
 class RowFile:
-    """A thread-safe reader for single rows of a float32 matrix on disk, with a cache of recently
-    used rows.
+    """A thread-safe reader for individual rows of a float32 matrix on disk, with a cache of
+    recently used rows.
 
     It uses `pread` instead of a memory map, because the kernel reads megabytes ahead in a mapped
     file: reading an uncached row would take milliseconds instead of 0.06 ms.

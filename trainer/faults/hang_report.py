@@ -74,7 +74,9 @@ def describe_hang(
     elsewhere = {rank: state for rank, state in responding.items() if not state.pending}
     last_seen = {rank: _last_seen(after.get(rank)) for rank in silent}
     parts = [
-        *_group_ranks(last_seen, "does not respond", "do not respond", "(last seen elsewhere)"),
+        *_group_ranks(
+            last_seen, "is not responding", "are not responding", "(last seen elsewhere)"
+        ),
         *_group_ranks(
             {rank: _describe_state(state) for rank, state in elsewhere.items()}, "is", "are"
         ),
@@ -88,8 +90,8 @@ def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
     ranks.
     """
     return (
-        f"{host}, which hosts the store of the process group, does not respond (stopped, exited or "
-        f"unreachable); {_describe_waits({rank: own})[0]}: check that machine and its network"
+        f"{host}, which hosts the store of the process group, is not responding (stopped, exited "
+        f"or unreachable); {_describe_waits({rank: own})[0]}: check that machine and its network"
     )
 
 
@@ -139,8 +141,8 @@ def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
         longest[wait] = max(longest.get(wait, 0.0), states[rank].waited_seconds)
     return _group_ranks(
         {rank: f"{wait} for {longest[wait]:.0f} s" for rank, wait in waits.items()},
-        "waits",
-        "wait",
+        "has been waiting",
+        "have been waiting",
     )
 
 
@@ -153,8 +155,8 @@ def _describe_wait(state: RankState) -> str:
 def _group_ranks(
     texts: Mapping[int, str], singular: str, plural: str, rest: str = "at other locations"
 ) -> list[str]:
-    """Return one item per distinct text, such as `ranks 0, 2 wait in …`. If there are too many
-    texts, the last item lists all remaining ranks with the text `rest`.
+    """Return one item per distinct text, such as `ranks 0, 2 have been waiting in …`. If there are
+    too many texts, the last item lists all remaining ranks with the text `rest`.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
@@ -173,9 +175,12 @@ def _suggestion(
     silent: Sequence[int], elsewhere: Mapping[int, RankState], waiting: Mapping[int, RankState]
 ) -> str:
     if silent:
-        return "check the machines and the network of the ranks that do not respond"
+        return "check the machines and the network of the ranks that are not responding"
     if elsewhere:
         return "if this work is slow but correct, raise train.timeout_seconds"
     if len({state.pending for state in waiting.values()}) > 1:
-        return "check whether a rank skipped a collective or groups of ranks wait for each other"
+        return (
+            "check whether a rank skipped a collective or groups of ranks are waiting for each "
+            "other"
+        )
     return "check the network between the ranks, because all of them have entered the collective"

@@ -135,7 +135,7 @@ class Watchdog:
             raise LostRankError(line) from error
         self._close()
         if error is None:
-            # The rank that hosts the store must not exit while another rank still writes to it.
+            # The rank that hosts the store must not exit while another rank is still writing to it.
             self._world.barrier()
 
     def _wait_for_all(self) -> RuntimeError | None:

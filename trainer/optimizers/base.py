@@ -36,7 +36,7 @@ class OptimizerKind(FrozenConfig, ABC):
 
     # Whether a step depends on the norm of each full tensor. If so, strategies must not flatten it.
     needs_whole_tensors: ClassVar[bool] = False
-    # Whether it supports the factored head, which updates itself with plain SGD.
+    # Whether the optimizer supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
 
     kind: str

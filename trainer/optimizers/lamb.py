@@ -14,8 +14,8 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 
 class LAMB(OptimizerKind):
-    """Adam with layer-wise scaling: the step of each tensor is scaled to the norm of the tensor,
-    times the learning rate.
+    """Adam with layer-wise scaling: the step of each tensor is scaled so that its norm is the
+    learning rate times the norm of the tensor.
     """
 
     needs_whole_tensors: ClassVar[bool] = True

@@ -118,8 +118,8 @@ class RunFolder:
             changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
                 raise ValueError(
-                    f"run {self.path} was started with other values of {', '.join(changed)}: undo "
-                    "the change or choose another run folder"
+                    f"run {self.path} was started with different values of {', '.join(changed)}: "
+                    "undo the change or choose another run folder"
                 )
 
     def _stored_settings(self, recipe: Recipe) -> dict[str, Any]:

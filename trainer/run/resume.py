@@ -49,15 +49,15 @@ class TrainState:
         saved = checkpoint.state
         if saved["data"] != self.data:
             raise ValueError(
-                f"checkpoint {checkpoint.folder} was trained on other shards: set data.shards to "
-                "those shards or use a new run folder"
+                f"checkpoint {checkpoint.folder} was trained on different shards: set data.shards "
+                "to those shards or use a new run folder"
             )
         check_tokenizer(checkpoint, self.tokenizer)
         if saved["tree"] != self.tree:
             raise ValueError(
                 f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
-                "contained other classes or label vectors: set data.shards to those shards or use "
-                "a new run folder"
+                "contained different classes or label vectors: set data.shards to those shards or "
+                "use a new run folder"
             )
         own = {name: saved[name] for name in vars(self) if name in saved}
         return TrainState(**{**own, "cursor": Cursor.from_json(saved["cursor"])})

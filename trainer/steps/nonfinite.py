@@ -19,8 +19,8 @@ _SUGGESTION = (
 class NonFiniteSteps:
     """Counts the skipped updates of a run, of which at most `cap` are allowed.
 
-    `skipped`, the count so far, is part of the checkpoint. `key_of` returns the key of a sample. It
-    is None if samples do not have keys.
+    `skipped`, the count so far, is part of the checkpoint. `key_of` returns the key of a sample;
+    pass None if samples do not have keys.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class NonFiniteSteps:
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including ranks that only
-        existed in earlier starts.
+        """Drop the lines after `step` from the files of all ranks, including ranks that existed
+        only in earlier starts.
         """
         for path in run.glob("nonfinite-rank*.jsonl"):
             drop_lines_after(path, step)

@@ -31,7 +31,7 @@ class StrategyKind(FrozenConfig, ABC):
 
     # Whether weights keep their memory format (channels_last).
     keeps_memory_format: ClassVar[bool] = False
-    # Whether `Strategy.weights` are DTensors that are sharded by rows.
+    # Whether `Strategy.weights` are DTensors that are sharded by row.
     weights_are_dtensors: ClassVar[bool] = False
 
     kind: str

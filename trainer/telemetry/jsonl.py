@@ -109,8 +109,8 @@ class SampleLog:
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including ranks that only
-        existed in earlier starts.
+        """Drop the lines after `step` from the files of all ranks, including ranks that existed
+        only in earlier starts.
         """
         for path in run.glob("samples-rank*.jsonl"):
             drop_lines_after(path, step)

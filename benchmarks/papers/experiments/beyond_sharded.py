@@ -116,7 +116,7 @@ def joined(
     found = {}
     for case in cases:
         ids = np.concatenate([rank[f"{case} ids"] for rank in ranks])
-        # Several ranks may have the row of the same class; use that of the first of these ranks.
+        # Several ranks may have the row of the same class; use the row from the lowest rank.
         _, first = np.unique(ids, return_index=True)
         found[case] = np.concatenate([rank[f"{case} rows"] for rank in ranks])[first]
     return found

@@ -1,4 +1,4 @@
-"""Paper 002, Table 3: how much faster one logit is than all logits, by number of classes."""
+"""Paper 002, Table 3: the speedup of one logit over all logits, by number of classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -29,7 +29,8 @@ _FIXED = 100_000  # classes, while the number of features varies
 _CLASSES = tuple(10**power for power in range(3, 8))
 _DIMS = (32, 64, 128, 256, 512)
 _DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times this memory
-# Slopes are fitted only to sizes of at least these, where the fixed cost of calls is negligible.
+# Slopes are fitted only to sizes that are at least this large, for which the fixed cost of calls is
+# negligible.
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
 # A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
 _FLAT = math.log10(1.1)

@@ -25,7 +25,7 @@ _PUBLISHED = "sentence-transformers/LaBSE"
 
 
 class _Design:
-    """`texts`: "clean" removes remains of emoji from the texts; "keep" leaves them in."""
+    """`texts`: "clean" removes remnants of emoji from the texts; "keep" leaves them in."""
 
     def __init__(self, budget: Budget, texts: str) -> None:
         self._is_full, self._texts = budget.is_full, texts

@@ -264,7 +264,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
             raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: use files inside it")
         if name in seen:
             raise ValueError(
-                f"{where}: {_cut(row[0])} is already listed in line {seen[name]}: remove one line"
+                f"{where}: {_cut(row[0])} is already listed on line {seen[name]}: remove one line"
             )
         if not Path(root, name).is_file():
             raise FileNotFoundError(

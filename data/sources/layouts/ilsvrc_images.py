@@ -1,8 +1,8 @@
 """Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
-Only tar headers are read; the images are validated later. A bad header, a truncated tar and a
-missing end marker raise errors here. Python's tarfile would silently stop there and omit the images
-that follow.
+Only tar headers are read; the images are validated later. This module raises an error for a bad
+header, a truncated tar or a missing end marker. Python's tarfile would silently stop there and omit
+the images that follow.
 """
 
 import os
@@ -167,8 +167,8 @@ def _flat(
         position = int(number[1]) if number else 0
         if not 1 <= position <= len(devkit.truth):
             raise ValueError(
-                f"{where}: {devkit.path} has labels for ILSVRC2012_val_00000001.JPEG to "
-                f"{len(devkit.truth):08d}, but not for {name}: remove the image, or pass another "
+                f"{where}: {devkit.path} has labels for validation images 1 to "
+                f"{len(devkit.truth):,}, but not for {name}: remove the image, or pass another "
                 "devkit"
             )
         file = tar or f"{where.name}/{name}"

@@ -166,7 +166,7 @@ async def _within_idle_timeout(awaitable: Awaitable[T], seconds: float) -> T:
         async with asyncio.timeout(seconds):
             return await awaitable
     except TimeoutError as error:
-        message = f"no frame arrived for {seconds:g} s. Send empty lines to keep the feed open"
+        message = f"no frame arrived within {seconds:g} s. Send empty lines to keep the feed open"
         raise ApiError(408, "idle", message) from error
 
 

@@ -189,7 +189,8 @@ class _Stream:
                 return
             except TimeoutError as error:
                 message = (
-                    f"no line arrived for {seconds:g} s. Send empty lines to keep the stream open"
+                    f"no line arrived within {seconds:g} s. Send empty lines to keep the stream "
+                    "open"
                 )
                 raise ApiError(408, "idle", message) from error
             if raw is None or raw.strip():

@@ -19,7 +19,9 @@ from tests.serving.page_driver import (
 )
 
 
-def test_the_page_prompts_for_a_token_until_it_is_valid(browser: Browser, guarded_url: str) -> None:
+def test_the_page_prompts_for_a_token_until_one_is_valid(
+    browser: Browser, guarded_url: str
+) -> None:
     assert httpx.get(f"{guarded_url}/v1/model").status_code == 401
     with visit(browser, guarded_url, is_started=False) as page:
         dialog = page.get_by_role("dialog")

@@ -110,7 +110,7 @@ class CifarDenseNetModel(ImageNetwork):
         height, width = pixel_values.shape[2:]
         if min(height, width) < _LEAST_SIDE:
             raise ValueError(
-                f"images have {height} x {width} pixels but cifar_densenet halves the size twice: "
+                f"images have {height} x {width} pixels, but cifar_densenet halves the size twice: "
                 f"set data.image.size to {_LEAST_SIDE} or more"
             )
         hidden = self.stem(pixel_values)

@@ -1,4 +1,4 @@
-"""The residual networks for CIFAR of He et al. (2016), section 4.2: ResNet-20 to -110."""
+"""The residual networks of He et al. (2016), section 4.2, for CIFAR: ResNet-20 to -110."""
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn

@@ -1,5 +1,5 @@
-"""Fully connected layers on pixels: the MNIST network of the paper on single logit classification
-by Keren, Sabato and Schuller (2019), section 6.1."""
+"""Fully connected layers on pixels: the MNIST network in section 6.1 of the paper on single-logit
+classification (Keren, Sabato and Schuller 2019)."""
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn

@@ -1,5 +1,5 @@
-"""Six convolutions and a dense layer: the SVHN and CIFAR network of the paper on single logit
-classification (SLC) by Keren, Sabato and Schuller (2019), section 6.1."""
+"""Six convolutions and a dense layer: the SVHN and CIFAR network in section 6.1 of the paper on
+single-logit classification (SLC; Keren, Sabato and Schuller 2019)."""
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
