@@ -225,8 +225,8 @@ step {trained.step} of run `{recipe.run}`.
 {measures}
 
 The auprc and precision metrics measure how well the logit of a class, on its own, separates its
-samples from all others; they are means over classes. The thresholds were chosen on this same split, so
-expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
+samples from all others; they are means over classes. The thresholds were chosen on this same split,
+so expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
 which reaches the target recall over the samples of all classes together, but not necessarily for
 each class. The expected precision of the pooled threshold is the mean over the classes:
 
