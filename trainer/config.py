@@ -103,6 +103,17 @@ class EmaConfig(FrozenConfig):
     )
 
 
+class ProfileConfig(FrozenConfig):
+    """Steps that torch's profiler traces.
+
+    Each rank writes a Chrome trace, `profile-rank*.json.gz`, to the run folder. The first steps of
+    a process are slower than the others, so `first_step` is counted from the start of the process.
+    """
+
+    first_step: int = Field(10, gt=0, description="first traced step of this process")
+    num_steps: int = Field(3, gt=0, le=100, description="number of traced steps")
+
+
 class TrainConfig(FrozenConfig):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(
@@ -118,6 +129,11 @@ class TrainConfig(FrozenConfig):
         "split across the resulting groups",
     )
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    tf32: bool = Field(
+        False,
+        description="whether CUDA computes float32 matrix products in TF32; for convolutions, it "
+        "always does",
+    )
     compile: bool = Field(False, description="whether to compile the backbone with torch.compile")
     channels_last: bool = Field(
         False,
@@ -148,6 +164,7 @@ class TrainConfig(FrozenConfig):
         "fails",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    profile: ProfileConfig | None = None
 
 
 class EvalConfig(FrozenConfig):

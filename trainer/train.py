@@ -4,6 +4,7 @@
 implements each part.
 """
 
+import gc
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
 from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
+from trainer.telemetry.profile import StepProfiler
 from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
 
@@ -97,6 +99,7 @@ def _train(
     check_modality(recipe, manifest, task.backbone)
     task.start_training()
     torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
+    torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
     task.train()
 
     # ---------------------------------------------------------------- resume
@@ -159,6 +162,9 @@ def _train(
     sample_log = opened.enter_context(
         SampleLog(folder.path, rank=world.rank, enabled=recipe.telemetry.sample_ids)
     )
+    trace = folder.path / f"profile-rank{world.rank}.json.gz"
+    profiler = StepProfiler(recipe.train.profile, trace, world.device)
+    opened.enter_context(profiler.running())
     run = ActiveRun(
         recipe=recipe,
         folder=folder,
@@ -180,6 +186,7 @@ def _train(
             key_of=training.key if isinstance(training, Split) else None,
         ),
         sample_log=sample_log,
+        profiler=profiler,
         origin=origin,
         state=state,
         saved_step=state.step,
@@ -216,6 +223,10 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
     run.busy_timer.take()  # Exclude startup time from the first step.
+    # The objects that exist now live until the end of the run. Excluding them from garbage
+    # collections makes these collections, during which this rank delays all others, much shorter.
+    gc.collect()
+    gc.freeze()
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     launched: _TakenStep | None = None
     for step in range(run.state.step + 1, num_steps + 1):
@@ -233,6 +244,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         factor = recipe.schedule.rate_factor(step - 1, length)
         numbers = take_step(task, batch, factor, step=step)
         taken = _TakenStep(step, batch, factor, agreed, run.loader.cursor, numbers)
+        run.profiler.step()
         if launched is not None:
             _complete(run, launched)
             launched = None

@@ -5,6 +5,7 @@ the cause only in the error message.
 """
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from heads.collectives import hooked
+from heads.collectives import all_gather_equal, hooked
 
 # The size of torch's flight recorder, from which the watchdog reads the name of a hung collective.
 _RECORDED_COLLECTIVES = 256
@@ -27,6 +29,8 @@ _RECORDED_COLLECTIVES = 256
 _GROUP_GRACE_SECONDS = 5
 
 ClassGroup = Literal["world", "node"] | int
+# With fewer ranks, connecting two more groups takes longer than they save.
+_LEAST_RANKS_OF_GRID = 16
 _LOST_RANK_MESSAGES = (
     "gloo/transport",
     "Connection closed by peer",
@@ -44,7 +48,8 @@ _LOST_RANK_MESSAGES = (
 class World:
     """This process's rank, the world size, the device and the mesh.
 
-    `mesh` has the axes `data` and `class`. It is None if the world size is 1.
+    `mesh` has the axes `data` and `class`. It is None if the world size is 1. `grid`, if there is
+    one, is a second mesh over all ranks, of CPU groups; see `all_gather_small`.
     """
 
     rank: int
@@ -53,6 +58,7 @@ class World:
     local_size: int
     device: torch.device
     mesh: DeviceMesh | None
+    grid: DeviceMesh | None = None
 
     @property
     def is_main(self) -> bool:
@@ -62,6 +68,19 @@ class World:
     def group(self) -> ProcessGroup | None:
         """The process group of all ranks, or None if there is only one rank."""
         return dist.group.WORLD if self.size > 1 else None
+
+    def all_gather_small(self, tensor: Tensor) -> list[Tensor]:
+        """Return the CPU tensors of all ranks, in rank order (collective).
+
+        gloo's all-gather passes a message around a ring of all ranks. With `grid`, the message
+        passes around a row and then around a column of a grid of ranks: for 512 ranks, 46 hops
+        instead of 511.
+        """
+        if self.grid is None:
+            return all_gather_equal(tensor, self.group)
+        row = torch.stack(all_gather_equal(tensor, self.grid.get_group("column")))
+        rows = all_gather_equal(row, self.grid.get_group("row"))
+        return list(torch.cat(rows).unbind())
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -105,15 +124,29 @@ def open_world(
     # gloo is required with CUDA too, because the per-step agreement between ranks uses CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
-    dist.init_process_group(backend, timeout=timeout)
+    # With a device, NCCL connects now instead of in the first collective.
+    bound = chosen if chosen.type == "cuda" else None
+    dist.init_process_group(backend, timeout=timeout, device_id=bound)
     mesh = init_device_mesh(chosen.type, shape, mesh_dim_names=("data", "class"))
     for axis in ("data", "class"):  # otherwise the groups keep torch's default timeout
         dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
-    yield World(rank, size, local_rank, local_size, chosen, mesh)
+    yield World(rank, size, local_rank, local_size, chosen, mesh, exchange_grid(size, timeout))
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
     dist.destroy_process_group()
+
+
+def exchange_grid(size: int, timeout: timedelta) -> DeviceMesh | None:
+    """Return a mesh of CPU groups that is as square as possible, or None for a world of so few
+    ranks that it would save nothing (collective)."""
+    width = next(width for width in range(math.isqrt(size), 0, -1) if size % width == 0)
+    if size < _LEAST_RANKS_OF_GRID or width == 1:
+        return None
+    grid = init_device_mesh("cpu", (width, size // width), mesh_dim_names=("row", "column"))
+    for axis in ("row", "column"):
+        dist.distributed_c10d._set_pg_timeout(timeout, grid.get_group(axis))
+    return grid
 
 
 def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:

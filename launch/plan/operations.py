@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 # The kind of an operation's products, which determines their rate. half: 16-bit inputs.
 # convolution: a float32 convolution, which cuDNN computes in TF32 by default
-# (`torch.backends.cudnn.allow_tf32`). single: any other float32 product, which uses TF32 only if
-# `torch.backends.cuda.matmul.allow_tf32` is set.
+# (`torch.backends.cudnn.allow_tf32`). single: any other float32 product, which uses TF32 only with
+# `train.tf32`.
 Products = Literal["half", "convolution", "single"]
 _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 

@@ -121,7 +121,7 @@ def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
         case "convolution":
             arithmetic = "tf32"
         case "single":
-            arithmetic = "fp32"
+            arithmetic = "tf32" if recipe.train.tf32 else "fp32"
     return machine.flops.get(arithmetic, machine.flops["fp32"])
 
 

@@ -19,6 +19,7 @@ from trainer.steps.agreement import BusyTimer, agree
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task
 from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.profile import StepProfiler
 from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
@@ -48,6 +49,7 @@ class ActiveRun:
     writer: CheckpointWriter
     nonfinite: NonFiniteSteps
     sample_log: SampleLog
+    profiler: StepProfiler
     origin: dict[str, Any]
     state: TrainState
     saved_step: int | None

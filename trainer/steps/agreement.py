@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from data.loading.batch import Batch
-from heads.collectives import all_gather_equal, all_gather_rows
+from heads.collectives import all_gather_rows
 from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
@@ -36,7 +36,7 @@ def agree(
     not synchronize with the device."""
     mine = [] if batch is None else [substitute.index for substitute in batch.substitutes]
     numbers = [_NAMES.index(stop), len(mine), busy_seconds]
-    parts = all_gather_equal(torch.tensor(numbers, dtype=torch.float64), world.group)
+    parts = world.all_gather_small(torch.tensor(numbers, dtype=torch.float64))
     stops, counts, busy = torch.stack(parts).T.tolist()
     bad: list[int] = []
     if any(counts):

@@ -1,0 +1,52 @@
+"""Traces a few steps of a run with torch's profiler."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from trainer.config import ProfileConfig
+
+
+class StepProfiler:
+    """Traces the steps that `config` selects, and writes the trace of this rank to `path`.
+
+    Call `step` after every step. Does nothing if `config` is None.
+    """
+
+    def __init__(self, config: ProfileConfig | None, path: Path, device: torch.device) -> None:
+        self.path = path
+        self._profiler: profile | None = None
+        if config is not None:
+            activities = [ProfilerActivity.CPU]
+            if device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            # The profiler warms up in the step before the first one that it records.
+            before = config.first_step - 1
+            self._profiler = profile(
+                activities=activities,
+                schedule=schedule(
+                    skip_first=max(0, before - 1),
+                    wait=0,
+                    warmup=min(1, before),
+                    active=config.num_steps,
+                    repeat=1,
+                ),
+                on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+            )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Profile inside the context."""
+        if self._profiler is None:
+            yield
+            return
+        with self._profiler:
+            yield
+
+    def step(self) -> None:
+        """Record that a step has ended."""
+        if self._profiler is not None:
+            self._profiler.step()
