@@ -418,7 +418,7 @@ def test_images_of_another_size_are_rejected_by_fixed_size_networks(model_type):
 
 
 def test_images_too_small_for_the_transitions_are_rejected():
-    with pytest.raises(ValueError, match=r"3 x 3 pixels .* set data.image.size to 4 or more"):
+    with pytest.raises(ValueError, match=r"3 x 3 pixels, .* set data.image.size to 4 or more"):
         features(build(small("cifar_densenet")).eval(), noise(2, size=3))
 
 
