@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_equal, all_gather_rows, group_rank
+from heads.collectives import all_gather_equal, all_gather_rows, group_rank, group_size
 from heads.losses import Loss, Rows, Stats
 
 
@@ -88,7 +88,9 @@ class GlobalLoss:
         class_stats[self.class_rank] = mine
         data_totals = [*self.data_totals]
         data_totals[self.data_rank] = self.loss.merge(class_stats)
-        total = tuple(torch.cat(column) for column in zip(*data_totals, strict=True))
+        total = data_totals[0]
+        if len(data_totals) > 1:
+            total = tuple(torch.cat(column) for column in zip(*data_totals, strict=True))
         if self.counts is not None:
             total = tuple(stat[self.counts] for stat in total)
         return self.loss.value(total, self.rows)
@@ -112,6 +114,8 @@ def _gather_stats(
     stats: Stats, gather: Callable[[Tensor, ProcessGroup | None], list[Tensor]], group: Any
 ) -> list[Stats]:
     """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]."""
+    if group_size(group) == 1:
+        return [stats]
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
     packed = torch.cat(columns, dim=1)

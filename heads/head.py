@@ -213,8 +213,7 @@ class ClassHead(nn.Module):
     @property
     def has_uniform_rows(self) -> bool:
         """Whether every row has the weight 1, apart from the `row_weights` of a call."""
-        weighting = self.engine.row_weighting
-        return weighting.class_weights is None and weighting.ignore_index is None
+        return self.engine.row_weighting.is_uniform
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""

@@ -68,6 +68,11 @@ class RowWeighting:
     class_weights: Tensor | None = None
     ignore_index: int | None = None
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every row has the weight 1."""
+        return self.class_weights is None and self.ignore_index is None
+
     def counts(self, labels: Tensor) -> Tensor:
         """Return a mask of the rows that are not ignored, bool [b]."""
         if self.ignore_index is None:
@@ -182,21 +187,17 @@ def agree(
     held = parameters.vectors
     num_counting = outside = 0
     if fits := _fits(features, labels, held, row_weights):
-        ids = class_ids(labels)
-        counts = row_weighting.counts(ids)
-        unknown = ((ids < 0) | (ids >= num_classes)) & counts
-        num_counting = int((row_weighting(ids, row_weights).where(~unknown, 1) > 0).sum())
-        outside = int(unknown.sum())
+        num_counting, outside = _counts(class_ids(labels), row_weights, row_weighting, num_classes)
     num_rows = len(labels) if fits else 0
     # If only some ranks had row weights, they would call a collective that the others do not.
     types = _type_code(features.dtype, weighted=row_weights is not None)
     needs = features.requires_grad, parameters.requires_grad
     numbers = [num_rows, num_counting, outside, not fits, tree_digest, types, *needs]
-    mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
-    group_ranks = torch.stack(all_gather_equal(mine, class_group))
-    groups = torch.stack(all_gather_equal(group_ranks.sum(0), data_group))
-    sizes, *_, trees, dtypes, by_features, _ = group_ranks.T.tolist()
-    group_sizes, counting, outsides, misfits, *others = groups.T.tolist()
+    group_ranks = _exchanged([int(number) for number in numbers], class_group, held.device)
+    total = [sum(column) for column in zip(*group_ranks, strict=True)]
+    groups = _exchanged(total, data_group, held.device)
+    sizes, *_, trees, dtypes, by_features, _ = map(list, zip(*group_ranks, strict=True))
+    group_sizes, counting, outsides, misfits, *others = map(list, zip(*groups, strict=True))
     group_trees, group_dtypes, all_by_features, by_vectors = others
     if len({*trees}) > 1 or len({*group_trees}) > 1:
         raise ValueError(
@@ -233,6 +234,29 @@ def agree(
         needs_backward=any(all_by_features) or any(by_vectors),
         partly_frozen=0 < sum(by_vectors) < len(sizes) * len(group_sizes),
     )
+
+
+def _counts(
+    ids: Tensor, row_weights: Tensor | None, row_weighting: RowWeighting, num_classes: int
+) -> tuple[int, int]:
+    """Return how many rows have a positive weight, and how many labels are outside the classes."""
+    if row_weights is None and row_weighting.is_uniform and len(ids):
+        lowest, highest = torch.stack(torch.aminmax(ids)).tolist()
+        if lowest >= 0 and highest < num_classes:
+            return len(ids), 0
+    unknown = ((ids < 0) | (ids >= num_classes)) & row_weighting.counts(ids)
+    weights = row_weighting(ids, row_weights).where(~unknown, 1)
+    return int((weights > 0).sum()), int(unknown.sum())
+
+
+def _exchanged(
+    numbers: list[int], group: ProcessGroup | None, device: torch.device
+) -> list[list[int]]:
+    """Return the numbers of all ranks of a group (collective)."""
+    if group_size(group) == 1:
+        return [numbers]
+    mine = torch.tensor(numbers, dtype=torch.int64, device=device)
+    return torch.stack(all_gather_equal(mine, group)).tolist()
 
 
 def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None) -> bool:

@@ -110,7 +110,7 @@ class ProfileConfig(FrozenConfig):
     a process are slower than the others, so `first_step` is counted from the start of the process.
     """
 
-    first_step: int = Field(10, gt=0, description="first traced step of this process")
+    first_step: int = Field(10, ge=2, description="first traced step of this process")
     num_steps: int = Field(3, gt=0, le=100, description="number of traced steps")
 
 

@@ -328,6 +328,8 @@ class Loss(ABC):
 
     def merge(self, parts: Sequence[Stats]) -> Stats:
         """Merge the statistics of disjoint blocks. The operation is associative and commutative."""
+        if len(parts) == 1:
+            return parts[0]
         return tuple(
             logsumexp(torch.stack(column, dim=1))
             if reduction is Reduction.LOGSUMEXP
@@ -376,19 +378,24 @@ def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
 
 
 class _LogSumExp(torch.autograd.Function):
-    """logsumexp over dim 1, whose gradient is zero instead of NaN for a row of -inf."""
+    """logsumexp over dim 1, whose gradient is zero instead of NaN for a row of -inf.
+
+    Backward reuses exp(z - max) from forward. Otherwise, it would have to compute it again.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
-        result = torch.logsumexp(logits, dim=1)
-        ctx.save_for_backward(logits, result)
-        return result
+        top = logits.amax(1, keepdim=True)
+        top = top.where(top.isfinite(), 0)
+        powers = (logits - top).exp_()
+        total = powers.sum(1)
+        ctx.save_for_backward(powers, total)
+        return total.log().add_(top.squeeze(1))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        logits, result = ctx.saved_tensors
-        shift = torch.where(result == -torch.inf, 0, result)
-        return (logits - shift.unsqueeze(1)).exp_().mul_(grad.unsqueeze(1))
+        powers, total = ctx.saved_tensors
+        return powers * (grad / total.where(total != 0, 1)).unsqueeze(1)
 
 
 def logsumexp(logits_BC: Tensor) -> Tensor:

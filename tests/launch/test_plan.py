@@ -143,7 +143,7 @@ def seconds_of_products(plan: Plan) -> dict[str, float]:
     return {phase.phase: phase.compute for phase in plan.time.phases if phase.compute}
 
 
-def test_only_fp32_convolutions_are_planned_at_the_tf32_rate(tmp_path: Path):
+def test_only_convolutions_are_planned_at_the_tf32_rate_unless_tf32_is_enabled(tmp_path: Path):
     """If memory bandwidth is infinite, only matrix products take time."""
     rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
     machine = Machine("gpu", "cuda", 1 << 36, 1e30, rates, 1e11, 1e10)
@@ -155,6 +155,10 @@ def test_only_fp32_convolutions_are_planned_at_the_tf32_rate(tmp_path: Path):
         backbone = seconds["forward"] + seconds["backward"]
         assert backbone == pytest.approx(plan.backbone.flops / rate)
         assert seconds["head"] == pytest.approx(6 * plan.head.logits * plan.head.dim / 1e13)
+    fast = make_plan(text_recipe(tmp_path, tmp_path / "run", train__tf32=True), request)
+    assert sum(seconds_of_products(fast).values()) == pytest.approx(
+        sum(seconds_of_products(texts).values()) / 10
+    )
     half = make_plan(glyph_recipe(tmp_path, tmp_path / "run", train__precision="bf16"), request)
     seconds = seconds_of_products(half)
     assert seconds["forward"] + seconds["backward"] == pytest.approx(half.backbone.flops / 1e15)

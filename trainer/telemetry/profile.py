@@ -24,13 +24,12 @@ class StepProfiler:
             if device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
             # The profiler warms up in the step before the first one that it records.
-            before = config.first_step - 1
             self._profiler = profile(
                 activities=activities,
                 schedule=schedule(
-                    skip_first=max(0, before - 1),
+                    skip_first=config.first_step - 2,
                     wait=0,
-                    warmup=min(1, before),
+                    warmup=1,
                     active=config.num_steps,
                     repeat=1,
                 ),
