@@ -130,7 +130,9 @@ class Engine:
             agreement = self.agree(features, labels, parameters, row_weights)
         else:
             groups = self.class_group, self.data_group
-            agreement = Agreement.of_known_rows(rows_of_ranks, features, parameters, *groups)
+            agreement = Agreement.of_known_rows(
+                rows_of_ranks, features, labels, parameters, *groups
+            )
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
                 "the head's weight requires a gradient on only some ranks, so its gradient cannot "

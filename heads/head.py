@@ -163,8 +163,9 @@ class ClassHead(nn.Module):
 
         These checks make the host wait for the device. A training loop that must not wait passes
         `rows_of_ranks`, the numbers of rows of all ranks in the order of the mesh. Then the caller
-        must check the labels and row weights, every rank must require the same gradients, and a
-        NaN loss is returned instead of raised. `nan_error` describes it later.
+        must check the labels and row weights (`check` does so for a batch), every rank must require
+        the same gradients, and a NaN loss is returned instead of raised. `nan_error` describes it
+        later.
         """
         draw = None
         if self.training and torch.is_grad_enabled():
@@ -180,6 +181,11 @@ class ClassHead(nn.Module):
             over_data=not self.accumulates,
             rows_of_ranks=rows_of_ranks,
         )
+
+    def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
+        """Raise the ValueErrors of `forward` for a batch, without computing its loss
+        (collective)."""
+        self.engine.agree(features, labels, self._learned(), row_weights)
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
         """Return the error that `forward` raises for a NaN loss, the same on every rank

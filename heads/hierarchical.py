@@ -90,6 +90,9 @@ class HierarchicalSoftmaxHead(ClassHead):
         leaves = self._leaves(labels)
         return super().forward(features, leaves, row_weights, rows_of_ranks=rows_of_ranks)
 
+    def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
+        super().check(features, self._leaves(labels), row_weights)
+
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         return super().row_weights(self._leaves(labels), factors)
 

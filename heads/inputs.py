@@ -129,6 +129,7 @@ class Agreement:
         cls,
         rows_of_ranks: Sequence[int],
         features: Tensor,
+        labels: Tensor,
         parameters: Parameters,
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
@@ -148,6 +149,12 @@ class Agreement:
             list(rows_of_ranks[start : start + width])
             for start in range(0, len(rows_of_ranks), width)
         ]
+        expected = of_groups[group_rank(data_group)][group_rank(class_group)]
+        if not len(features) == len(labels) == expected:
+            raise ValueError(
+                f"rows_of_ranks says that this rank has {expected} rows, but it has "
+                f"{len(features)} features and {len(labels)} labels"
+            )
         needs_features, needs_vectors = features.requires_grad, parameters.requires_grad
         return cls(
             of_groups[group_rank(data_group)],

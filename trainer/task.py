@@ -50,6 +50,7 @@ class Task(nn.Module):
     # Whether the device decides if a step is skipped (`trainer/steps/deferred.py`), and if so, the
     # losses of the newest step's micro-batches.
     defers = False
+    _is_checked = False
     part_losses: Sequence[PartLoss] = ()
 
     def __init__(
@@ -126,6 +127,8 @@ class Task(nn.Module):
         self.head.draw = step * self.micro_batches  # a resumed run repeats the same draws
         self.part_losses = []
         parts = list(split_batch(batch.to(self.world.device), self.micro_batches))
+        if self.defers and not self._is_checked:
+            self._check(parts)
         if len(parts) > 1 and self.head.loss.couples_rows:
             loss = self._backward_with_cached_gradients(parts)
         else:
@@ -133,6 +136,16 @@ class Task(nn.Module):
         if self.recipe.backbone.batch_norm == "local":
             follow_first_rank(self.backbone, self.world.group)
         return loss
+
+    def _check(self, parts: list[Batch]) -> None:
+        """Check that the ranks have the same kind of batch and the same label tree (collective).
+
+        Deferred steps do not check this, so it is done once, with the first batch. This is the only
+        time that a deferred step waits for the device.
+        """
+        labels, weights = targets(parts)
+        self.head.check(self.head.weight.new_empty(len(labels), self.head.dim), labels, weights)
+        self._is_checked = True
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
         """Compute the gradients for a loss that is a mean over rows: weight each part by its share

@@ -6,7 +6,7 @@ implements each part.
 
 import gc
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -198,6 +198,11 @@ def _train(
     if isinstance(training, Stream):
         telemetry.print_line(training.notice(state.cursor.samples))
 
+    # The objects that exist now live until the end of the run. Excluding them from garbage
+    # collections makes these collections, during which this rank delays all others, much shorter.
+    gc.collect()
+    gc.freeze()
+    opened.callback(gc.unfreeze)
     take_steps(run, num_steps)
 
 
@@ -223,41 +228,46 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
     run.busy_timer.take()  # Exclude startup time from the first step.
-    # The objects that exist now live until the end of the run. Excluding them from garbage
-    # collections makes these collections, during which this rank delays all others, much shorter.
-    gc.collect()
-    gc.freeze()
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     launched: _TakenStep | None = None
-    for step in range(run.state.step + 1, num_steps + 1):
-        run.watchdog.at(step)
-        with task.phases("data"):
-            batch = next(run.loader)
-        agreed = agree(
-            world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
-        )
-        if agreed.stop is not None and launched is not None:
-            _complete(run, launched)
-        run.stop_if_requested(agreed.stop)
-        run.loader.add_bad(agreed.bad)
+    try:
+        for step in range(run.state.step + 1, num_steps + 1):
+            run.watchdog.at(step)
+            with task.phases("data"):
+                batch = next(run.loader)
+            agreed = agree(
+                world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
+            )
+            if agreed.stop is not None and launched is not None:
+                previous, launched = launched, None
+                _complete(run, previous)
+            run.stop_if_requested(agreed.stop)
+            run.loader.add_bad(agreed.bad)
 
-        factor = recipe.schedule.rate_factor(step - 1, length)
-        numbers = take_step(task, batch, factor, step=step)
-        taken = _TakenStep(step, batch, factor, agreed, run.loader.cursor, numbers)
-        run.profiler.step()
+            factor = recipe.schedule.rate_factor(step - 1, length)
+            numbers = take_step(task, batch, factor, step=step)
+            run.profiler.step()
+            taken = _TakenStep(
+                step, batch.without_data(), factor, agreed, run.loader.cursor, numbers
+            )
+            if launched is not None:
+                previous, launched = launched, None
+                _complete(run, previous)
+            if task.defers and not run.is_anything_due(step, num_steps):
+                launched = taken
+                continue
+            _complete(run, taken)
+            # Evaluate before saving, so that the checkpoint records the result and a run that
+            # resumes from it does not evaluate again.
+            if run.is_evaluation_due(num_steps):
+                run.evaluate()
+            if step == num_steps or run.best is not None or run.is_due(recipe.checkpoint.every):
+                run.save()
+    except BaseException:
         if launched is not None:
-            _complete(run, launched)
-            launched = None
-        if task.defers and not run.is_anything_due(step, num_steps):
-            launched = taken
-            continue
-        _complete(run, taken)
-        # Evaluate before saving, so that the checkpoint records the result and a run that resumes
-        # from it does not evaluate again.
-        if run.is_evaluation_due(num_steps):
-            run.evaluate()
-        if step == num_steps or run.best is not None or run.is_due(recipe.checkpoint.every):
-            run.save()
+            with suppress(Exception):  # the device may have failed, too
+                _complete(run, launched, explains=False)
+        raise
     run.finish()
 
 
@@ -274,14 +284,15 @@ class _TakenStep:
     numbers: Numbers | DeferredNumbers
 
 
-def _complete(run: ActiveRun, taken: _TakenStep) -> None:
-    """Record a step in the state for the next checkpoint, the logs and the metrics (collective).
+def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> None:
+    """Record a step in the state for the next checkpoint, the logs and the metrics (collective if
+    `explains` is true, see `read_numbers`).
 
     A skipped step either is an fp16 overflow, which lowers the loss scale, or counts towards
     `train.max_skipped_steps`.
     """
     task, telemetry, step = run.task, run.telemetry, taken.step
-    numbers = read_numbers(task, taken.numbers)
+    numbers = read_numbers(task, taken.numbers, explains=explains)
     if not numbers.skipped:
         task.loss_scale.succeeded()
     elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -48,8 +49,8 @@ _LOST_RANK_MESSAGES = (
 class World:
     """This process's rank, the world size, the device and the mesh.
 
-    `mesh` has the axes `data` and `class`. It is None if the world size is 1. `grid`, if there is
-    one, is a second mesh over all ranks, of CPU groups; see `all_gather_small`.
+    `mesh` has the axes `data` and `class`. It is None if the world size is 1. `grid` is for
+    `all_gather_small`.
     """
 
     rank: int
@@ -58,7 +59,7 @@ class World:
     local_size: int
     device: torch.device
     mesh: DeviceMesh | None
-    grid: DeviceMesh | None = None
+    grid: "Grid | None" = None
 
     @property
     def is_main(self) -> bool:
@@ -78,8 +79,8 @@ class World:
         """
         if self.grid is None:
             return all_gather_equal(tensor, self.group)
-        row = torch.stack(all_gather_equal(tensor, self.grid.get_group("column")))
-        rows = all_gather_equal(row, self.grid.get_group("row"))
+        row = torch.stack(all_gather_equal(tensor, self.grid.row))
+        rows = all_gather_equal(row, self.grid.column)
         return list(torch.cat(rows).unbind())
 
     def barrier(self) -> None:
@@ -124,29 +125,37 @@ def open_world(
     # gloo is required with CUDA too, because the per-step agreement between ranks uses CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
-    # With a device, NCCL connects now instead of in the first collective.
-    bound = chosen if chosen.type == "cuda" else None
-    dist.init_process_group(backend, timeout=timeout, device_id=bound)
+    dist.init_process_group(backend, timeout=timeout)
     mesh = init_device_mesh(chosen.type, shape, mesh_dim_names=("data", "class"))
     for axis in ("data", "class"):  # otherwise the groups keep torch's default timeout
         dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
-    yield World(rank, size, local_rank, local_size, chosen, mesh, exchange_grid(size, timeout))
+    yield World(rank, size, local_rank, local_size, chosen, mesh, Grid.create(size, timeout))
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
     dist.destroy_process_group()
 
 
-def exchange_grid(size: int, timeout: timedelta) -> DeviceMesh | None:
-    """Return a mesh of CPU groups that is as square as possible, or None for a world of so few
-    ranks that it would save nothing (collective)."""
-    width = next(width for width in range(math.isqrt(size), 0, -1) if size % width == 0)
-    if size < _LEAST_RANKS_OF_GRID or width == 1:
-        return None
-    grid = init_device_mesh("cpu", (width, size // width), mesh_dim_names=("row", "column"))
-    for axis in ("row", "column"):
-        dist.distributed_c10d._set_pg_timeout(timeout, grid.get_group(axis))
-    return grid
+@dataclass(frozen=True)
+class Grid:
+    """The ranks as a grid, row by row: the gloo groups of this rank's row and column."""
+
+    row: ProcessGroup
+    column: ProcessGroup
+
+    @classmethod
+    def create(cls, size: int, timeout: timedelta) -> "Grid | None":
+        """Create a grid that is as square as possible, or None for so few ranks that it would save
+        nothing (collective)."""
+        height = next(height for height in range(math.isqrt(size), 0, -1) if size % height == 0)
+        if size < _LEAST_RANKS_OF_GRID or height == 1:
+            return None
+        ranks = np.arange(size).reshape(height, -1)
+        row, column = (
+            dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timeout, backend="gloo")[0]
+            for groups in (ranks, ranks.T)
+        )
+        return cls(row, column)
 
 
 def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:

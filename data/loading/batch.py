@@ -99,8 +99,15 @@ class Batch:
 
         The indices stay on the host, because only logs and error messages use them.
         """
-        moved = self.each(lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, indices=self.indices)
+        return self.each(
+            lambda tensor: (
+                tensor if tensor is self.indices else tensor.to(device, non_blocking=True)
+            )
+        )
+
+    def without_data(self) -> "Batch":
+        """Return the batch with its indices and the shapes of its other tensors."""
+        return self.to(torch.device("meta"))
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that `to` moves to a device."""

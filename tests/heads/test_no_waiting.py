@@ -115,6 +115,13 @@ def test_a_wrong_number_of_row_counts_is_rejected() -> None:
         head(features, labels, rows_of_ranks=[2, 2])
 
 
+def test_a_wrong_row_count_is_rejected() -> None:
+    head = ClassHead(DIM, NUM_CLASSES, CrossEntropy())
+    features, labels = rows_of(4)
+    with pytest.raises(ValueError, match="rank has 3 rows, but it has 4 features and 4 labels"):
+        head(features, labels, rows_of_ranks=[3])
+
+
 def test_a_nan_loss_is_returned_and_described_later() -> None:
     head = ClassHead(DIM, NUM_CLASSES, CrossEntropy())
     features, labels = rows_of(12)

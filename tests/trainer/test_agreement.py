@@ -10,13 +10,13 @@ from data.loading.batch import Batch
 from data.loading.substitute import Substitute
 from tests.ranks import rank_world, run_on_ranks
 from trainer.steps.agreement import Agreed, agree
-from trainer.world import World, exchange_grid
+from trainer.world import Grid, World
 
 
 def agreed_on(least_ranks_of_grid: int) -> tuple[bool, str | None, list[int], list[float]]:
     trainer.world._LEAST_RANKS_OF_GRID = least_ranks_of_grid
     world = rank_world()
-    grid = exchange_grid(world.size, timedelta(seconds=60))
+    grid = Grid.create(world.size, timedelta(seconds=60))
     world = World(world.rank, world.size, world.rank, world.size, world.device, world.mesh, grid)
     substitutes = [Substitute(10 * world.rank, 0, "damaged")] if world.rank % 2 else []
     empty = torch.zeros(0, dtype=torch.int64)
@@ -33,7 +33,7 @@ def test_all_ranks_agree_with_a_ring_and_with_a_grid(least: int, has_grid: bool)
 
 
 def test_a_prime_number_of_ranks_has_no_grid() -> None:
-    assert exchange_grid(17, timedelta(seconds=1)) is None
+    assert Grid.create(17, timedelta(seconds=1)) is None
 
 
 def test_one_rank_agrees_with_itself() -> None:

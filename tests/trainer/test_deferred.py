@@ -274,6 +274,42 @@ def test_too_many_skipped_steps_stop_a_run_before_the_next_checkpoint(
     assert not (run / "checkpoints").exists()
 
 
+def test_an_error_of_the_loader_does_not_lose_the_step_that_is_outstanding(
+    glyphs, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "run"
+    recipe = glyph_recipe(
+        glyphs,
+        run,
+        train__duration={"steps": 8},
+        train__synchronous=False,
+        train__max_skipped_steps=1,
+        telemetry={"log_every": 1, "sample_ids": True},
+    )
+    break_steps(monkeypatch, 3)
+    original = trainer.train.agree
+
+    def agree(*args: Any, **options: Any) -> Any:
+        if (run / "metrics.jsonl").exists() and losses(run).keys() >= {1, 2}:
+            raise OSError("the disk failed")
+        return original(*args, **options)
+
+    monkeypatch.setattr(trainer.train, "agree", agree)
+    assert main([str(write_recipe(tmp_path, recipe))]) == 2
+    assert "the disk failed" in capsys.readouterr().err
+    assert sorted(losses(run)) == [1, 2, 3]
+    (skipped_step,) = (run / "nonfinite-rank0.jsonl").read_text().splitlines()
+    assert json.loads(skipped_step)["step"] == 3
+
+
+def test_the_first_batch_of_a_deferred_run_is_checked(glyphs: Path) -> None:
+    task = started(glyphs, train__synchronous=False)
+    batch = share(task)
+    batch.labels[2] = 13
+    with pytest.raises(ValueError, match=r"labels are outside 0\.\.12"):
+        take_step(task, batch, 1.0, step=1)
+
+
 @pytest.mark.parametrize("loss", ["spherical_softmax", "taylor_softmax"])
 def test_a_factored_head_cannot_defer(loss: str, glyphs: Path) -> None:
     changes = {"head__weights": {"kind": "factored"}, "head__loss__kind": loss}

@@ -29,16 +29,14 @@ class MovingAverage:
         The averages do not change if `skipped`, a scalar on their device, is true.
         """
         weight = 1 - self.decay_at(step)
-        averages = list(self.averages.values())
-        if not averages:
-            return
-        weights = [live[name] for name in self.averages]
-        if skipped is None:
-            torch._foreach_lerp_(averages, weights, weight)
-        else:
-            changes = torch._foreach_sub(weights, averages)
-            torch._foreach_mul_(changes, torch.where(skipped, 0.0, weight))
-            torch._foreach_add_(averages, changes)
+        if skipped is not None:
+            # Unlike a foreach operation, this allocates no tensor for each average.
+            changed = torch.where(skipped, 0.0, weight)
+            for name, average in self.averages.items():
+                average.lerp_(live[name], changed.to(average.dtype))
+        elif self.averages:
+            averages = list(self.averages.values())
+            torch._foreach_lerp_(averages, [live[name] for name in self.averages], weight)
 
     def decay_at(self, step: int) -> float:
         """Return the decay at `step`. Warmup lowers the decay in early steps, so that the initial

@@ -26,15 +26,18 @@ def take_step(
     return _take(task, batch, rate_factor, copies, step=step)
 
 
-def read_numbers(task: Task, taken: Numbers | DeferredNumbers) -> Numbers:
-    """Return the numbers of a step. Waits for the device if the step was deferred (collective)."""
+def read_numbers(task: Task, taken: Numbers | DeferredNumbers, *, explains: bool = True) -> Numbers:
+    """Return the numbers of a step. Waits for the device if the step was deferred.
+
+    If `explains` is true, the reason for a NaN loss names the ranks and rows (collective).
+    """
     if isinstance(taken, Numbers):
         return taken
     loss, norm, skipped = taken.read()
     if not skipped:
         return Numbers(loss, norm)
     reason, broken = _reason(loss, norm), taken.broken_part()
-    if broken is not None:
+    if broken is not None and explains:
         part, num_rows, rows = broken
         error = task.head.nan_error(num_rows, rows.to(task.world.device))
         reason = _without_suggestion(task.error_of_part(error, part))
