@@ -50,7 +50,8 @@ class BlockwiseLogits:
     stats_dtype: torch.dtype
 
     def set_margins(self) -> None:
-        """Compute the true logits with their margin, of the rows whose class this rank holds."""
+        """Compute the true logits with their margin. Rows whose class another rank holds get
+        arbitrary values."""
         if self.margins is None or not len(self.weights.held.class_ids):
             return
         # Recompute these few products in the precision of the statistics: the derivative of arccos

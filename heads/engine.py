@@ -114,8 +114,9 @@ class Engine:
         classes are computed. If `over_data` is false, the gradients of `parameters` are not summed
         over the data group.
 
-        `rows_of_ranks` are the numbers of rows of all ranks (see `ClassHead.forward`). With them,
-        the call makes none of the checks below and does not synchronize the host with the device.
+        `rows_of_ranks` lists the number of rows on each rank (see `ClassHead.forward`). If it is
+        given, the call checks only this rank's row count, and a NaN loss is returned. The call
+        itself does not make the host wait for the device.
 
         Raises ValueError on every rank if any rank has a label outside the classes or features that
         do not match its labels, if a training step of a batch loss has fewer than two rows, or if

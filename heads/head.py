@@ -162,10 +162,10 @@ class ClassHead(nn.Module):
         FloatingPointError on every rank if the loss is NaN.
 
         These checks make the host wait for the device. A training loop that must not wait passes
-        `rows_of_ranks`, the numbers of rows of all ranks in the order of the mesh. Then the caller
-        must check the labels and row weights (`check` does so for a batch), every rank must require
-        the same gradients, and a NaN loss is returned instead of raised. `nan_error` describes it
-        later.
+        `rows_of_ranks`, the number of rows on each rank, in the order of the mesh. The caller must
+        then check the labels and row weights, for example with `check`, and every rank must require
+        the same gradients. A NaN loss is returned and does not raise an error; call `nan_error`
+        later to describe it.
         """
         draw = None
         if self.training and torch.is_grad_enabled():
@@ -183,8 +183,8 @@ class ClassHead(nn.Module):
         )
 
     def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
-        """Raise the ValueErrors of `forward` for a batch, without computing its loss
-        (collective)."""
+        """Check a batch without computing its loss (collective). Raises the same ValueErrors as
+        `forward`."""
         self.engine.agree(features, labels, self._learned(), row_weights)
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
@@ -218,7 +218,7 @@ class ClassHead(nn.Module):
 
     @property
     def has_uniform_rows(self) -> bool:
-        """Whether every row has the weight 1, apart from the `row_weights` of a call."""
+        """Whether every row has the weight 1 before a call's `row_weights` are applied."""
         return self.engine.row_weighting.is_uniform
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:

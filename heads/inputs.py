@@ -152,8 +152,9 @@ class Agreement:
         expected = of_groups[group_rank(data_group)][group_rank(class_group)]
         if not len(features) == len(labels) == expected:
             raise ValueError(
-                f"rows_of_ranks says that this rank has {expected} rows, but it has "
-                f"{len(features)} features and {len(labels)} labels"
+                f"rows_of_ranks lists {expected} rows for this rank, but features have "
+                f"{len(features)} rows and there are {len(labels)} labels: pass the number of rows "
+                "of every rank"
             )
         needs_features, needs_vectors = features.requires_grad, parameters.requires_grad
         return cls(
@@ -301,7 +302,7 @@ def _type_code(dtype: torch.dtype, *, weighted: bool) -> int:
 
 def non_finite_rows(features: Tensor) -> Tensor:
     """Return the number of rows of `features` [b, d] that are not finite, and the positions of the
-    first of them, padded with -1; int64 [1 + 8] on the device of `features`."""
+    first 8 of them, padded with -1; int64 [1 + 8] on the device of `features`."""
     broken = ~features.isfinite().all(1)
     num_rows = len(broken)
     positions = torch.arange(num_rows, device=features.device).where(broken, num_rows)

@@ -15,7 +15,8 @@ def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
     values, columns = scores_BC.topk(min(k + 1, len(class_ids_C)), dim=1)
     if columns.shape[1] == k or k == 0:
         return columns[:, :k]
-    # torch.topk breaks ties arbitrarily. If the k-th score equals the next one, select by ID.
+    # torch.topk breaks ties arbitrarily. Select by ID in rows whose k-th score equals the next one,
+    # or in all rows if finding these rows would make the host wait.
     if not reading_is_free(scores_BC):
         return _by_lowest_id(scores_BC, values[:, k - 1], class_ids_C, k)
     shared = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)

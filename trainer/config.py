@@ -110,7 +110,9 @@ class ProfileConfig(FrozenConfig):
     a process are slower than the others, so `first_step` is counted from the start of the process.
     """
 
-    first_step: int = Field(10, ge=2, description="first traced step of this process")
+    first_step: int = Field(
+        10, ge=2, description="first traced step, counted from the start of the process"
+    )
     num_steps: int = Field(3, gt=0, le=100, description="number of traced steps")
 
 
@@ -131,8 +133,7 @@ class TrainConfig(FrozenConfig):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     tf32: bool = Field(
         False,
-        description="whether CUDA computes float32 matrix products in TF32; for convolutions, it "
-        "always does",
+        description="whether float32 matrix products on CUDA use TF32; convolutions always use it",
     )
     compile: bool = Field(False, description="whether to compile the backbone with torch.compile")
     channels_last: bool = Field(
@@ -153,8 +154,9 @@ class TrainConfig(FrozenConfig):
     )
     synchronous: bool | None = Field(
         None,
-        description="whether to wait for the result of each step before launching the next one; by "
-        "default false on GPUs, except for optimizers and strategies that require true",
+        description="whether to wait for the result of each step before launching the next one; "
+        "the default is false on GPUs if the optimizer, the strategy and the head support it, and "
+        "true otherwise",
     )
     timeout_seconds: float = Field(
         600,

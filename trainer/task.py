@@ -47,11 +47,12 @@ class Task(nn.Module):
 
     head_optimizer: Optimizer | None = None
     average: MovingAverage | None = None
-    # Whether the device decides if a step is skipped (`trainer/steps/deferred.py`), and if so, the
-    # losses of the newest step's micro-batches.
+    # Whether the device decides if a step is skipped (`trainer/steps/deferred.py`).
     defers = False
-    _is_checked = False
+    # If steps are deferred: the losses of the newest step's micro-batches.
     part_losses: Sequence[PartLoss] = ()
+    # If steps are deferred: whether the first batch has been checked.
+    _is_checked = False
 
     def __init__(
         self,
@@ -138,10 +139,10 @@ class Task(nn.Module):
         return loss
 
     def _check(self, parts: list[Batch]) -> None:
-        """Check that the ranks have the same kind of batch and the same label tree (collective).
+        """Check the labels and row weights of the first batch, and that all ranks use the same
+        label tree (collective).
 
-        Deferred steps do not check this, so it is done once, with the first batch. This is the only
-        time that a deferred step waits for the device.
+        Deferred steps skip these checks, which make the host wait, so they run only once.
         """
         labels, weights = targets(parts)
         self.head.check(self.head.weight.new_empty(len(labels), self.head.dim), labels, weights)
@@ -174,7 +175,8 @@ class Task(nn.Module):
         return total
 
     def error_of_part(self, error: FloatingPointError, index: int) -> FloatingPointError:
-        """Return the error of the head for the micro-batch `index` (counted from 0)."""
+        """Prefix the head's error with its micro-batch, `index` (counted from 0), if the head
+        computes the loss per micro-batch."""
         if self.micro_batches == 1 or self.head.loss.couples_rows:
             return error
         return FloatingPointError(f"micro-batch {index + 1} of {self.micro_batches}: {error}")
@@ -260,7 +262,7 @@ class Task(nn.Module):
         """Return the head's loss for the features [b, dim] of `parts`, times `share`, and its
         gradient [b, dim] times the loss scale (collective). Mixed rows count for two classes.
 
-        `first_part` is the index of the first of the consecutive `parts`.
+        `parts` are consecutive, and `first_part` is the index of the first one.
         """
         labels, weights = targets(parts)
         leaf = features.detach().requires_grad_()
@@ -319,8 +321,8 @@ class Task(nn.Module):
         return norm
 
     def scaled_gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients, which are multiplied by the loss scale; a float64
-        scalar on the device (collective)."""
+        """Return the norm of all gradients, without dividing by the loss scale, as a float64 scalar
+        on the device (collective)."""
         return (self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()).sqrt()
 
     def step(self, rate_factor: float, *, step: int, skipped: Tensor | None = None) -> None:

@@ -198,8 +198,8 @@ def _train(
     if isinstance(training, Stream):
         telemetry.print_line(training.notice(state.cursor.samples))
 
-    # The objects that exist now live until the end of the run. Excluding them from garbage
-    # collections makes these collections, during which this rank delays all others, much shorter.
+    # The objects that exist now remain until the end of the run. Exclude them from garbage
+    # collection: a collection on one rank delays all ranks, and this makes it much shorter.
     gc.collect()
     gc.freeze()
     opened.callback(gc.unfreeze)
@@ -286,9 +286,9 @@ class _TakenStep:
 
 def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> None:
     """Record a step in the state for the next checkpoint, the logs and the metrics (collective if
-    `explains` is true, see `read_numbers`).
+    `explains` is true; see `read_numbers`).
 
-    A skipped step either is an fp16 overflow, which lowers the loss scale, or counts towards
+    A skipped step is an fp16 overflow, which lowers the loss scale, or it counts towards
     `train.max_skipped_steps`.
     """
     task, telemetry, step = run.task, run.telemetry, taken.step

@@ -30,7 +30,7 @@ _RECORDED_COLLECTIVES = 256
 _GROUP_GRACE_SECONDS = 5
 
 ClassGroup = Literal["world", "node"] | int
-# With fewer ranks, connecting two more groups takes longer than they save.
+# With fewer ranks, connecting the two extra groups takes more time than the grid saves.
 _LEAST_RANKS_OF_GRID = 16
 _LOST_RANK_MESSAGES = (
     "gloo/transport",
@@ -145,8 +145,8 @@ class Grid:
 
     @classmethod
     def create(cls, size: int, timeout: timedelta) -> "Grid | None":
-        """Create a grid that is as square as possible, or None for so few ranks that it would save
-        nothing (collective)."""
+        """Create a grid that is as square as possible (collective). Returns None if there are fewer
+        than 16 ranks or if their number is prime."""
         height = next(height for height in range(math.isqrt(size), 0, -1) if size % height == 0)
         if size < _LEAST_RANKS_OF_GRID or height == 1:
             return None

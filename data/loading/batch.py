@@ -106,7 +106,7 @@ class Batch:
         )
 
     def without_data(self) -> "Batch":
-        """Return the batch with its indices and the shapes of its other tensors."""
+        """Return the batch without the data of its tensors, except for the indices."""
         return self.to(torch.device("meta"))
 
     def tensors(self) -> list[Tensor]:

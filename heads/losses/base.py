@@ -380,7 +380,7 @@ def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
 class _LogSumExp(torch.autograd.Function):
     """logsumexp over dim 1, whose gradient is zero instead of NaN for a row of -inf.
 
-    Backward reuses exp(z - max) from forward. Otherwise, it would have to compute it again.
+    Forward saves exp(z - max), so that backward does not recompute it.
     """
 
     @staticmethod

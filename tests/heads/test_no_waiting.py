@@ -1,8 +1,8 @@
-"""A step of a head with known row counts never makes the host wait for the device.
+"""With known row counts, a step of a head does not make the host wait for the device.
 
 torch's fake tensors have no values, so each operation that needs a value on the host raises an
 error: `item`, `tolist`, `nonzero`, boolean masks and `repeat_interleave` with unknown counts.
-Losses that select classes in each step, by sampling or by the paths of a hierarchy, do wait.
+Exceptions are losses that select classes in each step, by sampling or by the paths of a hierarchy.
 """
 
 import numpy as np
@@ -69,7 +69,7 @@ def test_class_weights_and_gradient_damping_do_not_wait() -> None:
 
 
 def test_a_step_that_checks_its_inputs_waits() -> None:
-    """Otherwise, the tests above could not fail."""
+    """If this did not raise, the tests above could never fail."""
     head = make_head("ce", "dense", "dot")
     with FakeTensorMode(allow_non_fake_inputs=True):
         features, labels = torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,))
@@ -118,7 +118,9 @@ def test_a_wrong_number_of_row_counts_is_rejected() -> None:
 def test_a_wrong_row_count_is_rejected() -> None:
     head = ClassHead(DIM, NUM_CLASSES, CrossEntropy())
     features, labels = rows_of(4)
-    with pytest.raises(ValueError, match="rank has 3 rows, but it has 4 features and 4 labels"):
+    with pytest.raises(
+        ValueError, match="lists 3 rows for this rank, but features have 4 rows and there are 4"
+    ):
         head(features, labels, rows_of_ranks=[3])
 
 

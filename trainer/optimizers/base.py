@@ -91,7 +91,7 @@ def build_optimizer(
     norm_group: ProcessGroup | None = None,
 ) -> Optimizer:
     """Build the backbone's optimizer. Vectors (norms, biases) have no weight decay. `norm_group` is
-    the group over which the rows of the parameters are sharded (None: not sharded by rows).
+    the group over which the rows of the parameters are sharded (None: not sharded by row).
     """
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [

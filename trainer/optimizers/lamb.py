@@ -76,14 +76,16 @@ class LambOptimizer(Optimizer):
             "adapted": True,
         }
         super().__init__(params, defaults)
-        self._step_supports_amp_scaling = True  # torch's name for the attributes that `step` reads
+        # torch's flag for optimizers whose `step` reads `grad_scale` and `found_inf`
+        self._step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient (collective).
 
-        Like torch's fused optimizers, divides gradients by the attribute `grad_scale` and changes
-        nothing if the attribute `found_inf` is 1. Both are scalars on the device, if set.
+        Like torch's fused optimizers, this divides gradients by the attribute `grad_scale`, and
+        changes nothing if the attribute `found_inf` is 1. Both attributes are optional scalars on
+        the device.
         """
         loss = closure() if closure is not None else None
         for group in self.param_groups:

@@ -1,16 +1,17 @@
 """Steps whose outcome is decided on the device, so that the host never waits for the device.
 
 A step must not change anything if its loss or its gradient norm is not finite. If the host decided
-this, it would have to wait for every step, and the device would be idle while the host launches the
-next one. Instead, the device computes a flag. Where it is set, the optimizers, the moving average,
-the loss scale and the batch norm statistics keep their values. The host launches step t + 1, reads
-the numbers of step t, and then logs it or reports its error:
+whether to skip a step, it would have to wait for every step, and the device would be idle while the
+host launches the next one. Instead, the device computes a flag. If it is set, the weights, the
+moments, the moving average and the batch norm statistics keep their values, and an fp16 overflow
+lowers the loss scale. The host launches step t + 1, reads the results of step t, and then logs them
+or reports an error:
 
     host     launch t | read t - 1 | launch t + 1 | read t | launch t + 2 | …
     device        step t - 1       |        step t        |       step t + 1 …
 
-Before a checkpoint, an evaluation and the end of the run, the host reads the numbers of the newest
-step.
+Before each checkpoint and evaluation, and at the end of the run, the host reads the results of the
+newest step.
 """
 
 import time
@@ -45,7 +46,7 @@ class PartLoss:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of a step on the host.
+    """The loss and gradient norm of a step, on the host.
 
     `skipped`: the step changed nothing, because the loss or the gradient norm is not finite.
     `reason` says why, and is empty for other steps.
@@ -58,7 +59,7 @@ class Numbers:
 
 
 class DeferredNumbers:
-    """The numbers of a step, copied to the host without waiting for the device."""
+    """The results of a step, copied to the host without waiting for the device."""
 
     def __init__(
         self, loss: Tensor, norm: Tensor, skipped: Tensor, parts: Sequence[PartLoss]
@@ -77,8 +78,8 @@ class DeferredNumbers:
             self._host = packed
 
     def read(self) -> tuple[float, float, bool]:
-        """Wait until this step is complete, but not for later steps. Return the loss, the gradient
-        norm and whether the step was skipped."""
+        """Wait for this step, but not for later ones. Return the loss, the gradient norm and
+        whether the step was skipped."""
         while self._event is not None and not self._event.query():
             time.sleep(_POLL_SECONDS)
         loss, norm, skipped, *_ = self._host.tolist()
@@ -102,9 +103,9 @@ def accepts_flag(optimizer: Optimizer) -> bool:
 
 
 def create_momentum(optimizer: Optimizer | None) -> None:
-    """Set the momentum of torch's SGD to zero before the first step, whose result stays the same.
+    """Initialize the momentum of torch's SGD to zero. The result of the first step stays the same.
 
-    Otherwise, if the first step is skipped, fused SGD leaves the momentum uninitialized (torch
+    Without this, fused SGD leaves the momentum uninitialized if the first step is skipped (torch
     2.13).
     """
     if isinstance(optimizer, torch.optim.SGD):
@@ -115,8 +116,8 @@ def create_momentum(optimizer: Optimizer | None) -> None:
 
 @contextmanager
 def flagged(optimizers: Sequence[Optimizer], divisor: Tensor, skipped: Tensor) -> Iterator[None]:
-    """Make the steps of `optimizers` inside the context divide gradients by `divisor`, and change
-    nothing where `skipped` is true."""
+    """Inside the context, steps of `optimizers` divide the gradients by `divisor` and change
+    nothing if `skipped` is true."""
     found_inf = skipped.to(torch.float32)
     for optimizer in optimizers:
         optimizer.grad_scale, optimizer.found_inf = divisor, found_inf  # type: ignore[attr-defined]

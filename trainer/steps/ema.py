@@ -30,7 +30,8 @@ class MovingAverage:
         """
         weight = 1 - self.decay_at(step)
         if skipped is not None:
-            # Unlike a foreach operation, this allocates no tensor for each average.
+            # torch has no foreach lerp with a scalar weight on the device, and a sequence of other
+            # foreach operations would allocate a copy of all averages.
             changed = torch.where(skipped, 0.0, weight)
             for name, average in self.averages.items():
                 average.lerp_(live[name], changed.to(average.dtype))

@@ -18,14 +18,16 @@ class LossScale:
 
     All ranks compute the same global gradient norm, so their scales are always equal.
 
-    If steps are deferred (`trainer/steps/deferred.py`), the device computes the scale of the next
-    step, and the host repeats the same computation when it reads the numbers of the step.
+    If steps are deferred (`trainer/steps/deferred.py`), the device computes the scale for the
+    next step. The host repeats this computation when it reads the results of a step.
     """
 
     dynamic: bool
     value: float = 1.0
     good_steps: int = 0
-    _on_device: Tensor | None = field(default=None, repr=False, compare=False)  # both numbers
+    _on_device: Tensor | None = field(
+        default=None, repr=False, compare=False
+    )  # [value, good_steps]
 
     @classmethod
     def for_precision(cls, precision: str) -> "LossScale":

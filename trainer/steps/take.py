@@ -1,7 +1,7 @@
 """Takes one training step: gradients, clipping and update.
 
-If the loss or the gradient norm is not finite, the step changes nothing. Either the host decides
-this, or the device does, while the host continues (`trainer/steps/deferred.py`).
+If the loss or the gradient norm is not finite, the step changes nothing. Either the host checks
+this, or the device does while the host continues (`trainer/steps/deferred.py`).
 """
 
 import math

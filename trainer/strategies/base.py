@@ -92,7 +92,8 @@ class Strategy:
     # Whether `step` has no effect if the optimizer's `found_inf` is set; see
     # `trainer/steps/deferred.py`.
     can_defer: ClassVar[bool] = True
-    # The group over which the rows of `parameters` are sharded; None: not by rows.
+    # The group over which the rows of `parameters` are sharded, or None if they are not sharded by
+    # row.
     shard_group: ProcessGroup | None = None
 
     def __init__(self, backbone: "Backbone") -> None:

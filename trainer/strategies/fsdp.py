@@ -68,8 +68,8 @@ class FSDPStrategy(Strategy):
     micro-batch would keep unsharded gradients in memory.
 
     The optimizer updates this rank's pieces as plain tensors, `parameters`, which share the memory
-    of the DTensors. For DTensors, torch 2.13 has no fused SGD, and dispatching them would cost the
-    host more time than the update itself.
+    of the DTensors. torch 2.13 has no fused SGD for DTensors, and dispatching DTensor
+    operations takes time on the host.
     """
 
     def __init__(self, backbone: "Backbone", config: FSDP, world: "World") -> None:
