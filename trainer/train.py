@@ -47,8 +47,9 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     A dry run stops before the first step and writes nothing; a signal stops it immediately.
 
     Raises ValueError or OSError for problems that the user can fix; FloatingPointError on every
-    rank, before the update, if the loss or the gradients are not finite; and Preempted on every
-    rank, after saving, if any rank received a signal to stop.
+    rank if the loss or the gradients are not finite in more than `train.max_skipped_steps` steps,
+    which do not change the weights; and Preempted on every rank, after saving, if any rank received
+    a signal to stop.
     """
     folder = RunFolder(recipe.run)
     with ExitStack() as opened:
