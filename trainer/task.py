@@ -17,11 +17,10 @@ from heads.collectives import all_reduce_sum
 from heads.inputs import NOTHING_COUNTS
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import (
+    BufferCopies,
     apply_batch_norm_mode,
-    copy_buffers,
     follow_first_rank,
     persistent_buffers,
-    restore_buffers,
 )
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
 from trainer.config import Recipe
@@ -208,11 +207,13 @@ class Task(nn.Module):
         """Return the number of rows of each rank in the parts `first` to `stop` - 1, by default in
         the part `first`."""
         stop, num_parts = first + 1 if stop is None else stop, self.micro_batches
-        shares = [
-            len(share_of_batch(self.global_batch, rank, self.world.size))
-            for rank in range(self.world.size)
-        ]
-        return [rows * stop // num_parts - rows * first // num_parts for rows in shares]
+        return [rows * stop // num_parts - rows * first // num_parts for rows in self._rank_rows]
+
+    @cached_property
+    def _rank_rows(self) -> list[int]:
+        """The number of rows of each rank in a global batch."""
+        ranks = self.world.size
+        return [len(share_of_batch(self.global_batch, rank, ranks)) for rank in range(ranks)]
 
     def _backward_with_cached_gradients(self, parts: list[Batch]) -> Tensor:
         """Compute the gradients for a loss that couples rows, so that the head must process the
@@ -238,13 +239,13 @@ class Task(nn.Module):
         # The cached gradients are correct only for the features of the first pass. The second pass
         # therefore draws the same random numbers (dropout), and it must not update the batch norm
         # statistics again.
-        buffers = copy_buffers(self.backbone)
+        buffers = BufferCopies(self.backbone)
         gradients = gradient.split([len(part.labels) for part in parts])
         for index, (part, state, grad) in enumerate(zip(parts, states, gradients, strict=True)):
             set_random_state(state, device)
             self._backward(self._forward(part, last=index == len(parts) - 1), grad)
         set_random_state(after, device)
-        restore_buffers(self.backbone, buffers)
+        buffers.restore()
         return loss
 
     def _forward(self, part: Batch, *, last: bool) -> Tensor:
@@ -290,12 +291,12 @@ class Task(nn.Module):
         # Activation checkpointing runs the forward pass of the blocks again, which would update the
         # batch norm buffers twice: restore their state after the first forward pass.
         buffers = (
-            copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
+            BufferCopies(self.backbone) if self.recipe.train.activation_checkpointing else None
         )
         with self.phases("backward"):
             self.strategy.backward(features, gradient)
         if buffers is not None:
-            restore_buffers(self.backbone, buffers)
+            buffers.restore()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision is None:

@@ -20,7 +20,8 @@ from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from tests.trainer.training import full_entries, share, started
 from trainer.__main__ import main
-from trainer.steps.deferred import BufferCopies, Numbers
+from trainer.backbone.batch_norm import BufferCopies
+from trainer.steps.deferred import Numbers
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.take import read_numbers, take_step
 from trainer.task import Task
@@ -176,7 +177,7 @@ def test_buffers_are_restored_only_where_the_step_was_skipped() -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(2))
     buffers = list(model.buffers())
     before = [buffer.clone() for buffer in buffers]
-    copies = BufferCopies(buffers)
+    copies = BufferCopies(model)
     for buffer in buffers:
         buffer += 1
     copies.restore_where(torch.tensor(False))
@@ -258,20 +259,26 @@ def test_a_run_logs_saves_and_skips_the_same_steps(glyphs, tmp_path, monkeypatch
     assert_same_records(found[False], found[True])
 
 
+def deferred_recipe(shards: Path, folder: Path, **changes: Any) -> str:
+    """Return the path of a recipe for a run of eight deferred steps in `folder/run`."""
+    recipe = glyph_recipe(
+        shards,
+        folder / "run",
+        train__duration={"steps": 8},
+        train__synchronous=False,
+        telemetry={"log_every": 1},
+        **changes,
+    )
+    return str(write_recipe(folder, recipe))
+
+
 def test_too_many_skipped_steps_stop_a_run_before_the_next_checkpoint(
     glyphs, tmp_path, monkeypatch, capsys
 ):
     break_steps(monkeypatch, 3)
     run = tmp_path / "run"
-    recipe = glyph_recipe(
-        glyphs,
-        run,
-        train__duration={"steps": 8},
-        train__synchronous=False,
-        checkpoint={"every": {"steps": 4}},
-        telemetry={"log_every": 1},
-    )
-    assert main([str(write_recipe(tmp_path, recipe))]) == 1
+    recipe = deferred_recipe(glyphs, tmp_path, checkpoint={"every": {"steps": 4}})
+    assert main([recipe]) == 1
     error = capsys.readouterr().err
     assert "step 3: the loss is NaN; on rank 0" in error
     assert sorted(losses(run)) == [1, 2]
@@ -282,14 +289,7 @@ def test_an_error_between_steps_does_not_lose_the_outstanding_step(
     glyphs, tmp_path, monkeypatch, capsys
 ):
     run = tmp_path / "run"
-    recipe = glyph_recipe(
-        glyphs,
-        run,
-        train__duration={"steps": 8},
-        train__synchronous=False,
-        train__max_skipped_steps=1,
-        telemetry={"log_every": 1, "sample_ids": True},
-    )
+    recipe = deferred_recipe(glyphs, tmp_path, train__max_skipped_steps=1)
     break_steps(monkeypatch, 3)
     original = trainer.train.agree
 
@@ -299,7 +299,7 @@ def test_an_error_between_steps_does_not_lose_the_outstanding_step(
         return original(*args, **options)
 
     monkeypatch.setattr(trainer.train, "agree", agree)
-    assert main([str(write_recipe(tmp_path, recipe))]) == 2
+    assert main([recipe]) == 2
     assert "the disk failed" in capsys.readouterr().err
     assert sorted(losses(run)) == [1, 2, 3]
     (skipped_step,) = (run / "nonfinite-rank0.jsonl").read_text().splitlines()

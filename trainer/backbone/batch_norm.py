@@ -5,6 +5,7 @@ Unlike torch's SyncBatchNorm, the synchronized batch norm in this module support
 also contains functions that copy and restore buffers, such as batch norm statistics.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -157,13 +158,38 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name not in weights}
 
 
-def copy_buffers(module: nn.Module) -> list[Tensor]:
-    """Return copies of all buffers."""
-    return [buffer.clone() for buffer in module.buffers()]
+class BufferCopies:
+    """Copies of a module's buffers, such as batch norm statistics, to restore them later.
+
+    Buffers of the same dtype are packed into one tensor, because a model has hundreds of them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        buffers = list(module.buffers())
+        self._groups = [
+            [buffer for buffer in buffers if buffer.dtype == dtype]
+            for dtype in dict.fromkeys(buffer.dtype for buffer in buffers)
+        ]
+        self._copies = [_packed(group) for group in self._groups]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the buffers."""
+        for group, copy in zip(self._groups, self._copies, strict=True):
+            _unpack(copy, group)
+
+    @torch.no_grad()
+    def restore_where(self, skipped: Tensor) -> None:
+        """Restore the buffers if `skipped`, a scalar on their device, is true."""
+        for group, copy in zip(self._groups, self._copies, strict=True):
+            _unpack(torch.where(skipped, copy, _packed(group)), group)
 
 
-@torch.no_grad()
-def restore_buffers(module: nn.Module, copies: list[Tensor]) -> None:
-    """Restore all buffers from the copies that `copy_buffers` returned."""
-    for buffer, copy in zip(module.buffers(), copies, strict=True):
-        buffer.copy_(copy)
+def _packed(buffers: Sequence[Tensor]) -> Tensor:
+    return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+
+
+def _unpack(values: Tensor, buffers: Sequence[Tensor]) -> None:
+    pieces = values.split([buffer.numel() for buffer in buffers])
+    views = [piece.view_as(buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
+    torch._foreach_copy_(list(buffers), views)

@@ -65,9 +65,8 @@ class DeferredNumbers:
         self, loss: Tensor, norm: Tensor, skipped: Tensor, parts: Sequence[PartLoss]
     ) -> None:
         self.parts = parts
-        rows = [torch.cat([part.loss.reshape(1), part.broken_rows.double()]) for part in parts]
-        numbers = torch.stack([loss.double(), norm.double(), skipped.double()])
-        packed = torch.cat([numbers, *(row.double() for row in rows)])
+        rows = [torch.cat([part.loss.double().reshape(1), part.broken_rows]) for part in parts]
+        packed = torch.cat([torch.stack([loss.double(), norm, skipped.double()]), *rows])
         self._event: torch.cuda.Event | None = None
         if packed.device.type == "cuda":
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -126,39 +125,3 @@ def flagged(optimizers: Sequence[Optimizer], divisor: Tensor, skipped: Tensor) -
     finally:
         for optimizer in optimizers:
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-
-
-class BufferCopies:
-    """Copies of a module's buffers, to restore them after a skipped step.
-
-    Buffers of the same dtype are packed into one tensor, because a model has hundreds of them.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor]) -> None:
-        self._groups = [
-            [buffer for buffer in buffers if buffer.dtype == dtype]
-            for dtype in dict.fromkeys(buffer.dtype for buffer in buffers)
-        ]
-        self._copies = [_packed(group) for group in self._groups]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Restore the buffers."""
-        for group, copy in zip(self._groups, self._copies, strict=True):
-            _unpack(copy, group)
-
-    @torch.no_grad()
-    def restore_where(self, skipped: Tensor) -> None:
-        """Restore the buffers if `skipped`, a scalar on their device, is true."""
-        for group, copy in zip(self._groups, self._copies, strict=True):
-            _unpack(torch.where(skipped, copy, _packed(group)), group)
-
-
-def _packed(buffers: Sequence[Tensor]) -> Tensor:
-    return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-
-
-def _unpack(values: Tensor, buffers: Sequence[Tensor]) -> None:
-    pieces = values.split([buffer.numel() for buffer in buffers])
-    views = [piece.view_as(buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
-    torch._foreach_copy_(list(buffers), views)

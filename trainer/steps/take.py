@@ -9,7 +9,8 @@ import math
 import torch
 
 from data.loading.batch import Batch
-from trainer.steps.deferred import BufferCopies, DeferredNumbers, Numbers, flagged
+from trainer.backbone.batch_norm import BufferCopies
+from trainer.steps.deferred import DeferredNumbers, Numbers, flagged
 from trainer.task import Task
 
 
@@ -20,7 +21,7 @@ def take_step(
 
     If the task defers, the step is only launched, and `read_numbers` returns its numbers later.
     """
-    copies = BufferCopies(list(task.backbone.buffers()))
+    copies = BufferCopies(task.backbone)
     if task.defers:
         return _launch(task, batch, rate_factor, copies, step=step)
     return _take(task, batch, rate_factor, copies, step=step)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from heads import sum_gradients
-from trainer.backbone.batch_norm import copy_buffers, restore_buffers
+from trainer.backbone.batch_norm import BufferCopies
 from trainer.steps.micro_batches import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
@@ -75,11 +75,11 @@ class DDPStrategy(Strategy):
         """Run a forward and a backward pass whose only lasting effect is the layout of the
         buckets: gradients, buffers and random state are reset."""
         device = self.parameters[0].device
-        buffers = copy_buffers(self.backbone)
+        buffers = BufferCopies(self.backbone)
         drawn = random_state(device)
         features = self._wrapper(inputs)
         features.backward(torch.zeros_like(features))
         set_random_state(drawn, device)
         for parameter in self.parameters:
             parameter.grad = None
-        restore_buffers(self.backbone, buffers)
+        buffers.restore()
