@@ -8,8 +8,8 @@ with two matrix products, to the gradients of features and rows.
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -245,12 +245,13 @@ class SavedBlocks:
         self.graphs = 3 * sum(sizes) * logits.stats_dtype.itemsize <= budget // 2
         self._logits = logits
         self._computed: list[ComputedBlock] = []
-        ends = np.cumsum(sizes, dtype=np.int64)
-        self._num = int((ends * logits.compute_dtype.itemsize <= budget // 4).sum())
-        self._starts = [0, *ends.tolist()]
-        if not self.graphs:
-            size = self._starts[self._num] + max(sizes[self._num :], default=0)
-            self._buffer = logits.features_Gd.new_empty(size)
+        if self.graphs:
+            return
+        self._starts = list(accumulate(sizes, initial=0))
+        itemsize = logits.compute_dtype.itemsize
+        self._num = sum(end * itemsize <= budget // 4 for end in self._starts[1:])
+        size = self._starts[self._num] + max(sizes[self._num :], default=0)
+        self._buffer = logits.features_Gd.new_empty(size)
 
     def buffer(self, index: int) -> Tensor | None:
         """Return a flat tensor for the logits of a block, or None if graphs are saved.

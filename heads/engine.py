@@ -32,6 +32,7 @@ The last column is softmax(z) - onehot(y), computed without a tensor of all logi
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -228,7 +229,7 @@ class _HeadLoss(torch.autograd.Function):
         inputs = MappedFeatures(engine.logit_map, masked, scale)
         logits = _gathered(engine, inputs, parameters, batch.labels_G, call)
         logits.choice = engine.loss.choose(engine.weights.held, batch.labels_m, call.draw)
-        with torch.autocast(features.device.type, enabled=False):
+        with _without_autocast(features.device.type):
             logits.set_margins()
             blocks = logits.blocks()
             saved = SavedBlocks(logits, blocks, with_grad=call.computes_gradients)
@@ -238,24 +239,24 @@ class _HeadLoss(torch.autograd.Function):
                 statistics.put(index, computed.stats)
                 saved.save(computed)
                 del computed  # free it before computing the next block
-            mine = engine.loss.merge(list(statistics)) if blocks else logits.identity()
             global_loss = GlobalLoss.gather(
                 engine.loss,
-                mine,
+                statistics,
                 engine.rows(batch.labels_m, logits.stats_dtype, batch.weights_m),
+                identity=logits.identity,
                 counts=batch.counts,
                 group_sizes=call.agreement.group_sizes,
                 class_group=engine.class_group,
                 data_group=engine.data_group,
+                with_graph=call.computes_gradients,
             )
-            loss = global_loss.value(mine)
         ctx.engine, ctx.call, ctx.parameters, ctx.inputs = engine, call, parameters, inputs
         ctx.logits, ctx.blocks, ctx.saved = logits, blocks, saved
-        ctx.statistics, ctx.global_loss = statistics, global_loss
+        ctx.global_loss = global_loss
         # Save these tensors only for their version counters, so that backward raises an error if
         # one of them was modified in place.
         ctx.save_for_backward(features, *(each for each in parameters if each is not None))
-        return loss
+        return global_loss.value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -269,8 +270,8 @@ class _HeadLoss(torch.autograd.Function):
         logits: BlockwiseLogits = ctx.logits
         # Disable autocast, as in forward, even if the caller runs backward under autocast: the
         # engine itself chooses the precision of each step.
-        with torch.autocast(grad_loss.device.type, enabled=False):
-            grads_of_stats = ctx.global_loss.gradients(ctx.statistics, grad_loss)
+        with _without_autocast(grad_loss.device.type):
+            grads_of_stats = ctx.global_loss.gradients(grad_loss)
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
             for index, block in enumerate(ctx.blocks):
                 computed = ctx.saved.load(index, block)
@@ -281,6 +282,15 @@ class _HeadLoss(torch.autograd.Function):
             by_bias = None if by_bias is None else by_bias.squeeze(1)
             by_scalars = _reduced_scalars(ctx, sums.scalars)
         return by_features, by_vectors, by_bias, *by_scalars, *(None,) * 5
+
+
+def _without_autocast(device: str) -> AbstractContextManager[None]:
+    # Entering `torch.autocast` costs as much as a small matrix product.
+    return (
+        torch.autocast(device, enabled=False)
+        if torch.is_autocast_enabled(device)
+        else nullcontext()
+    )
 
 
 # ---------------------------------------------------------------------------- forward: gather
@@ -330,7 +340,7 @@ def _gathered(
     autocast = torch.is_autocast_enabled(device)
     compute_dtype = torch.get_autocast_dtype(device) if autocast else features.dtype
     stats_dtype = torch.promote_types(compute_dtype, torch.float32)
-    with torch.autocast(device, enabled=False):
+    with _without_autocast(device):
         mapped = inputs.mapped().to(compute_dtype)
     features_Gd = all_gather_rows(mapped, call.agreement.sizes, engine.class_group)
     weights, group, logit_map = engine.weights, engine.class_group, engine.logit_map

@@ -8,7 +8,7 @@ a, e^a / (e^a + e^b), and rank 1 the derivative with respect to b. Both compute 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,104 +28,103 @@ class BlockStatistics:
         self._columns: Stats = ()
 
     def put(self, index: int, stats: Stats) -> None:
+        if self.num_blocks == 1:
+            self._columns = tuple(stat.detach().unsqueeze(0) for stat in stats)
+            return
         if not self._columns:
             self._columns = tuple(stat.new_empty((self.num_blocks, *stat.shape)) for stat in stats)
         for column, stat in zip(self._columns, stats, strict=True):
             column[index] = stat.detach()
 
-    def __iter__(self) -> Iterator[Stats]:
-        return zip(*self._columns, strict=True) if self._columns else iter(())
+    def leaves(self, *, with_graph: bool) -> list[Stats]:
+        """Return the statistics of each block, as leaves of an autograd graph if `with_graph`."""
+        blocks = zip(*self._columns, strict=True) if self._columns else ()
+        return [tuple(stat.detach().requires_grad_(with_graph) for stat in each) for each in blocks]
 
 
 @dataclass(frozen=True)
 class GlobalLoss:
-    """The loss as a function of this rank's statistics; the other ranks' are held constant.
+    """The loss of the global batch as a function of the statistics of this rank's blocks.
 
-    The ranks of a class group have different classes and the same rows, so their statistics are
-    merged. Along `data`, the class groups have different rows, so their totals are concatenated.
-    `counts` selects the rows that are not ignored (None: all).
+    `value` is the loss, a scalar. `of_blocks` are the statistics, from which it is computed with
+    an autograd graph if `with_graph` was true; the statistics of other ranks are constants.
     """
 
-    loss: Loss
-    class_stats: list[Stats]
-    class_rank: int
-    data_totals: list[Stats]
-    data_rank: int
-    counts: Tensor | None
-    rows: Rows
+    value: Tensor
+    of_blocks: list[Stats]
 
     @classmethod
     def gather(
         cls,
         loss: Loss,
-        mine: Stats,
+        statistics: BlockStatistics,
         rows: Rows,
         *,
+        identity: Callable[[], Stats],
         counts: Tensor | None,
         group_sizes: list[int],
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
+        with_graph: bool,
     ) -> "GlobalLoss":
-        """Exchange `mine` over both groups (collective).
+        """Exchange this rank's statistics over both groups and compute the loss (collective).
 
-        `group_sizes` lists the number of rows of each class group along `data`.
+        The ranks of a class group have different classes and the same rows, so their statistics
+        are merged. Along `data`, the class groups have different rows, so their totals are
+        concatenated. `counts` selects the rows that are not ignored (None: all). `group_sizes`
+        lists the number of rows of each class group along `data`. `identity` returns the
+        statistics of a rank without classes.
         """
-        class_stats = _gather_stats(mine, all_gather_equal, class_group)
-        total = loss.merge(class_stats)
-        return cls(
-            loss=loss,
-            class_stats=class_stats,
-            class_rank=group_rank(class_group),
-            data_totals=_gather_stats(total, _uneven(group_sizes), data_group),
-            data_rank=group_rank(data_group),
-            counts=counts,
-            rows=rows,
-        )
+        of_blocks = statistics.leaves(with_graph=with_graph)
+        with torch.set_grad_enabled(with_graph):
+            mine = loss.merge(of_blocks) if of_blocks else identity()
+            total = loss.merge(_gathered(mine, all_gather_equal, class_group))
+            totals = _gathered(total, _uneven(group_sizes), data_group)
+            if len(totals) > 1:
+                total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
+            if counts is not None:
+                total = tuple(stat[counts] for stat in total)
+            value = loss.value(total, rows)
+        return cls(value, of_blocks)
 
-    def value(self, mine: Stats) -> Tensor:
-        """Return the loss of the global batch, given this rank's statistics `mine`."""
-        class_stats = [*self.class_stats]
-        class_stats[self.class_rank] = mine
-        data_totals = [*self.data_totals]
-        data_totals[self.data_rank] = self.loss.merge(class_stats)
-        total = data_totals[0]
-        if len(data_totals) > 1:
-            total = tuple(torch.cat(column) for column in zip(*data_totals, strict=True))
-        if self.counts is not None:
-            total = tuple(stat[self.counts] for stat in total)
-        return self.loss.value(total, self.rows)
-
-    def gradients(self, of_blocks: BlockStatistics, grad_loss: Tensor) -> list[Stats]:
+    def gradients(self, grad_loss: Tensor) -> list[Stats]:
         """Return the gradient with respect to the statistics of each of this rank's blocks."""
-        leaves = [tuple(stat.detach().requires_grad_() for stat in stats) for stats in of_blocks]
-        if not leaves:
+        if not self.of_blocks:
             return []
-        with torch.enable_grad():
-            value = self.value(self.loss.merge(leaves))
-        flat = [stat for stats in leaves for stat in stats]
+        flat = [stat for stats in self.of_blocks for stat in stats]
         grads = torch.autograd.grad(
-            value, flat, grad_loss.to(value.dtype), allow_unused=True, materialize_grads=True
+            self.value,
+            flat,
+            grad_loss.to(self.value.dtype),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
         )
-        width = len(leaves[0])
+        width = len(self.of_blocks[0])
         return [tuple(grads[i : i + width]) for i in range(0, len(grads), width)]
 
 
-def _gather_stats(
+def _gathered(
     stats: Stats, gather: Callable[[Tensor, ProcessGroup | None], list[Tensor]], group: Any
 ) -> list[Stats]:
-    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]."""
+    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width].
+
+    This rank's own are returned as they are, with their autograd graph.
+    """
     if group_size(group) == 1:
         return [stats]
     widths = [math.prod(stat.shape[1:]) for stat in stats]
-    columns = [stat.reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
+    columns = [stat.detach().reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
     packed = torch.cat(columns, dim=1)
-    return [
+    ranks = [
         tuple(
             part.reshape(len(part), *stat.shape[1:])
             for part, stat in zip(gathered.split(widths, dim=1), stats, strict=True)
         )
         for gathered in gather(packed, group)
     ]
+    ranks[group_rank(group)] = stats
+    return ranks
 
 
 def _uneven(sizes: list[int]) -> Callable[[Tensor, ProcessGroup | None], list[Tensor]]:

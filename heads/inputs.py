@@ -6,6 +6,7 @@ waiting. Therefore all ranks first exchange sizes, dtypes and errors, and raise 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -292,6 +293,7 @@ def _described(row_weights: Tensor | None) -> str:
     return f" and row weights {kind}"
 
 
+@cache
 def _type_code(dtype: torch.dtype, *, weighted: bool) -> int:
     """Return a number that identifies the dtype of features and whether there are row weights."""
     return 2 * sum(ord(letter) << bit for bit, letter in enumerate(str(dtype))) + weighted

@@ -154,9 +154,11 @@ class ClassWeights:
 
     def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
         """Return the columns [b] of labels in a block; outside 0..C-1 for any other label."""
-        positions = self.held.position[labels] - self.held.first
+        # `index_select` costs less than indexing with a tensor, which matters for few classes.
+        positions = self.held.position.index_select(0, labels)
         if isinstance(block.positions, slice):
-            return positions - block.positions.start
+            return positions.sub_(self.held.first + block.positions.start)
+        positions -= self.held.first
         columns = torch.searchsorted(block.positions, positions).clamp_(
             max=len(block.positions) - 1
         )

@@ -95,7 +95,10 @@ class CrossEntropy(Loss):
         lse, target, *every = total
         if every:
             target = torch.lerp(target, every[0] / rows.num_classes, self.label_smoothing)
-        return rows.mean(lse - target + self.z_loss * lse.square())
+        of_rows = lse - target
+        if self.z_loss:
+            of_rows = of_rows + self.z_loss * lse.square()
+        return rows.mean(of_rows)
 
     def _sum(self, logits_BC: Tensor, block: Block) -> Tensor:
         if block.weights is None:
