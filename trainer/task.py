@@ -69,8 +69,7 @@ class Task(nn.Module):
         # Do not use more parts than there are samples in the largest share: a part that is empty
         # on every rank would have no loss.
         self.micro_batches = min(train.micro_batches, -(-self.global_batch // world.size))
-        mode = recipe.backbone.batch_norm
-        apply_batch_norm_mode(backbone, mode, world.group, world.device)
+        apply_batch_norm_mode(backbone, recipe.backbone.batch_norm, world.group)
         backbone.precision = self.precision = _PRECISIONS[train.precision]
         backbone.channels_last = train.channels_last
         self.backbone = backbone.to(world.device)
