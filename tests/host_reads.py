@@ -49,6 +49,7 @@ _COPIES: list[tuple[Any, str]] = [
 def host_reads(host_tensors: Iterable[Tensor] = ()) -> Iterator[list[str]]:
     """Inside the context, append a line to the result for each operation for which the host would
     wait. This includes operations in the backward pass, which runs in the same thread on CPUs.
+    Code that reads only on CPUs takes the path for GPUs.
 
     `host_tensors` remain on the host even if there is a GPU. Reading them is free.
     """
@@ -64,6 +65,7 @@ def host_reads(host_tensors: Iterable[Tensor] = ()) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patches, _Operations(record):
         for owner, name in _COPIES:
             patches.setattr(owner, name, _recorded(getattr(owner, name), name, record))
+        patches.setattr("heads.topk.reading_is_free", lambda tensor: False)
         yield found
 
 
