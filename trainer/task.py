@@ -46,11 +46,16 @@ class Task(nn.Module):
 
     head_optimizer: Optimizer | None = None
     average: MovingAverage | None = None
-    # Whether the device decides if a step is skipped (`trainer/steps/deferred.py`).
+    # Whether the device sets a flag if a step must be skipped (`trainer/steps/deferred.py`). The
+    # head then does not check its inputs, which would make the host wait.
+    is_flagged = False
+    # Whether the optimizers read the flag, so that the host can read it later.
     defers = False
-    # If steps are deferred: the losses of the newest step's micro-batches.
+    # If steps are flagged: the losses of the newest step's micro-batches, and the sums of their row
+    # weights over all ranks (None if every row has the weight 1).
     part_losses: Sequence[PartLoss] = ()
-    # If steps are deferred: whether the first batch has been checked.
+    part_weights: Tensor | None = None
+    # If steps are flagged: whether the first batch has been checked.
     _is_checked = False
 
     def __init__(
@@ -69,8 +74,7 @@ class Task(nn.Module):
         # Do not use more parts than there are samples in the largest share: a part that is empty
         # on every rank would have no loss.
         self.micro_batches = min(train.micro_batches, -(-self.global_batch // world.size))
-        mode = recipe.backbone.batch_norm
-        apply_batch_norm_mode(backbone, mode, world.group, world.device)
+        apply_batch_norm_mode(backbone, recipe.backbone.batch_norm, world.group)
         backbone.precision = self.precision = _PRECISIONS[train.precision]
         backbone.channels_last = train.channels_last
         self.backbone = backbone.to(world.device)
@@ -100,6 +104,8 @@ class Task(nn.Module):
         )
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
         self.defers = self._defers()
+        on_cuda = self.world.device.type == "cuda"
+        self.is_flagged = self.defers or (on_cuda and not isinstance(self.head, FactoredHead))
         if self.defers:
             for optimizer in (self.strategy.optimizer, self.head_optimizer):
                 create_momentum(optimizer)
@@ -121,14 +127,20 @@ class Task(nn.Module):
         """Compute the gradients of the mean loss over the global batch, multiplied by `loss_scale`,
         and return the unscaled loss (collective).
 
-        Raises FloatingPointError on every rank, and leaves no gradients, if the loss is NaN and
-        steps are not deferred.
+        If steps are not flagged, raises FloatingPointError on every rank, and leaves no gradients,
+        if the loss is NaN, and ValueError on every rank if a label is outside the classes. If they
+        are, the labels of the first batch are checked in the same way. Later, only labels on the
+        host are checked, and only the rank with the label raises ValueError.
         """
         self.head.draw = step * self.micro_batches  # a resumed run repeats the same draws
         self.part_losses = []
+        if self.is_flagged and self._is_checked:
+            self._check_labels(batch, step)
         parts = list(split_batch(batch.to(self.world.device), self.micro_batches))
-        if self.defers and not self._is_checked:
-            self._check(parts)
+        if self.is_flagged:
+            if not self._is_checked:
+                self._check(parts)
+            self.part_weights = None if self.head.has_uniform_rows else self._summed_weights(parts)
         if len(parts) > 1 and self.head.loss.couples_rows:
             loss = self._backward_with_cached_gradients(parts)
         else:
@@ -141,17 +153,33 @@ class Task(nn.Module):
         """Check the labels and row weights of the first batch, and that all ranks use the same
         label tree (collective).
 
-        Deferred steps skip these checks, which make the host wait, so they run only once.
+        Flagged steps skip these checks, which make the host wait, so they run only once.
         """
         labels, weights = targets(parts)
         self.head.check(self.head.weight.new_empty(len(labels), self.head.dim), labels, weights)
         self._is_checked = True
 
+    def _check_labels(self, batch: Batch, step: int) -> None:
+        """Check labels that are on the host, where reading them is free. The loader has already
+        checked the labels of batches that it copied to a GPU."""
+        num_classes = self.head.num_classes
+        second = [] if batch.mixed is None else [batch.mixed.labels]
+        for labels in (batch.labels, *second):
+            if labels.device.type != "cpu":
+                continue
+            found = labels.numpy()
+            if len(found) and not 0 <= found.min() <= found.max() < num_classes:
+                raise ValueError(
+                    f"step {step}, rank {self.world.rank}: labels are outside 0..{num_classes - 1} "
+                    f"({found.min()} to {found.max()}): check that the data and the head have the "
+                    "same classes"
+                )
+
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
         """Compute the gradients for a loss that is a mean over rows: weight each part by its share
         of the row weights.
         """
-        shares = self._deferred_shares(parts) if self.defers else self._shares(parts)
+        shares = self._flagged_shares(parts) if self.is_flagged else self._shares(parts)
         self.head.accumulates = len(parts) > 1
         total, nan_error = torch.zeros((), device=self.world.device), None
         for index, part in enumerate(parts):
@@ -159,7 +187,7 @@ class Task(nn.Module):
             gradient = torch.zeros_like(features)
             # The backward pass is collective. A part with zero weight, or one that follows a NaN
             # loss, runs it with zero gradients so that every rank issues the same collectives.
-            if self.defers or (nan_error is None and shares[index]):
+            if self.is_flagged or (nan_error is None and shares[index]):
                 try:
                     loss, gradient = self._loss(features, [part], shares[index], first_part=index)
                     total += loss
@@ -190,14 +218,13 @@ class Task(nn.Module):
         shares: list[float] = (weights / weights.sum()).tolist()
         return shares
 
-    def _deferred_shares(self, parts: list[Batch]) -> Sequence[Tensor | float]:
-        """Like `_shares`, but without waiting for the device (collective). If no row has a positive
-        weight, the shares are NaN, so the step is skipped."""
-        if self.head.has_uniform_rows:
+    def _flagged_shares(self, parts: list[Batch]) -> Sequence[Tensor | float]:
+        """Like `_shares`, but without waiting for the device. If no row has a positive weight, the
+        shares are NaN, so the step is skipped."""
+        if self.part_weights is None:
             rows = [sum(self._rows_of_ranks(part)) for part in range(len(parts))]
             return [count / self.global_batch for count in rows]
-        weights = self._summed_weights(parts)
-        return (weights / weights.sum()).unbind()
+        return (self.part_weights / self.part_weights.sum()).unbind()
 
     def _summed_weights(self, parts: list[Batch]) -> Tensor:
         weights = torch.stack([self.head.row_weights(*targets([part])).sum() for part in parts])
@@ -270,14 +297,14 @@ class Task(nn.Module):
         with self.phases("head"):
             rows = leaf if weights is None else torch.cat([leaf, leaf])
             known: dict[str, Any] = {}
-            if self.defers:
+            if self.is_flagged:
                 of_ranks = self._rows_of_ranks(first_part, first_part + len(parts))
                 copies = 1 if weights is None else 2
                 known = {"rows_of_ranks": [copies * num_rows for num_rows in of_ranks]}
             with self._autocast():
                 loss = self.head(rows, labels, weights, **known) * share
             (loss * self.current_loss_scale()).backward()
-        if self.defers:
+        if self.is_flagged:
             self.part_losses = [*self.part_losses, PartLoss.of(loss.detach(), rows.detach())]
         assert leaf.grad is not None
         return loss.detach(), leaf.grad
@@ -313,13 +340,19 @@ class Task(nn.Module):
         """
         with self.phases("optimizer"):
             norm = float(self.scaled_gradient_norm()) / self.loss_scale.value
-            factor = 1 / self.loss_scale.value
-            if max_norm is not None and norm > max_norm:
-                factor *= max_norm / (norm + 1e-6)
-            if factor != 1:
-                torch._foreach_mul_(self.strategy.gradients(), factor)
-                self.head.scale_gradients(torch.tensor(factor, device=self.world.device))
+            self.divide_gradients(norm, max_norm)
         return norm
+
+    def divide_gradients(self, norm: float, max_norm: float | None) -> None:
+        """Divide all gradients by the loss scale, and clip their global `norm`, which is already
+        divided by the loss scale, to `max_norm`."""
+        factor = 1 / self.loss_scale.value
+        if max_norm is not None and norm > max_norm:
+            factor *= max_norm / (norm + 1e-6)
+        if factor != 1:
+            torch._foreach_mul_(self.strategy.gradients(), factor)
+            # `full` fills the tensor on the device. `tensor` would copy it from the host and wait.
+            self.head.scale_gradients(torch.full((), factor, device=self.world.device))
 
     def scaled_gradient_norm(self) -> Tensor:
         """Return the norm of all gradients, without dividing by the loss scale, as a float64 scalar

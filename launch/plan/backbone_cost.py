@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from launch.plan.operations import OperationRecorder, Work
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.batch_norm import apply_batch_norm_mode
+from trainer.backbone.batch_norm import BATCH_NORMS, apply_batch_norm_mode
 from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
 from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
@@ -81,7 +81,7 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         backbone = build_backbone(config, image=recipe.data.image).train()
         units = tuple(_units(backbone))
         mode = recipe.backbone.batch_norm
-        apply_batch_norm_mode(backbone, mode, None, torch.device("cpu"))
+        apply_batch_norm_mode(backbone, mode, None)
         norms = _sync_batch_norms(backbone, mode)
         again: tuple[int, ...] = ()
         if train.activation_checkpointing:
@@ -142,7 +142,7 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
 def _sync_batch_norms(backbone: nn.Module, mode: str) -> tuple[int, ...]:
     if mode != "sync":
         return ()
-    return tuple(m.num_features for m in backbone.modules() if type(m) is nn.BatchNorm2d)
+    return tuple(m.num_features for m in backbone.modules() if type(m) in BATCH_NORMS)
 
 
 def _bytes(tensors: Iterator[Tensor]) -> int:

@@ -103,13 +103,11 @@ def batch_norm_traffic(
     """Return the traffic of batch norm that is synchronized across all ranks.
 
     Each layer sends mean, variance and count in forward, and two sums in backward
-    (`trainer/backbone/batch_norm.py`; CUDA uses torch's SyncBatchNorm, which sends one count per
-    rank).
+    (`trainer/backbone/batch_norm.py`).
     """
-    cuda = cluster.machine.kind == "cuda"
 
     def statistics(channels: Iterable[int]) -> int:
-        numbers = sum(2 * c + 1 if cuda else 3 * c for c in channels)
+        numbers = sum(2 * c + 1 for c in channels)
         return cluster.ranks * numbers * FLOAT32
 
     def collective(

@@ -1,29 +1,24 @@
 """With known row counts, a step of a head does not make the host wait for the device.
 
-torch's fake tensors have no values, so each operation that needs a value on the host raises an
-error: `item`, `tolist`, `nonzero`, boolean masks and `repeat_interleave` with unknown counts.
 Exceptions are losses that select classes in each step, by sampling or by the paths of a hierarchy.
 """
+
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from heads import ClassHead, CrossEntropy
 from heads.inputs import non_finite_rows
 from heads.topk import largest_columns
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, make_loss
+from tests.host_reads import host_reads
 from tests.ranks import rank_mesh, run_on_ranks
 
 NUM_CLASSES, DIM = 150, 6
-
-
-@pytest.fixture(autouse=True)
-def _reading_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the code for GPUs where it differs from the code for CPUs."""
-    monkeypatch.setattr("heads.topk.reading_is_free", lambda tensor: False)
 
 
 def make_head(kind: str, weighting: str, logits: str, **options: object) -> ClassHead:
@@ -37,44 +32,63 @@ def make_head(kind: str, weighting: str, logits: str, **options: object) -> Clas
     )
 
 
-def fake_step(head: ClassHead, rows: int = 4) -> None:
-    """Run a step without values, once with saved graphs and once in blocks."""
+def reads_of_step(head: ClassHead, rows: list[int]) -> list[str]:
+    """Return the reads in a step with saved graphs and in a step in blocks; `rows` lists the number
+    of rows of each rank."""
+    num_rows = rows[head.mesh.get_rank() if head.mesh is not None else 0]
+    found = []
     for memory in (1 << 28, 1):
         object.__setattr__(head.engine, "memory_bytes", memory)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            features = torch.randn(rows, DIM, requires_grad=True)
-            labels = torch.randint(NUM_CLASSES, (rows,))
-            weights = torch.rand(rows)
-            loss = head(features, labels, weights, rows_of_ranks=[rows])
+        features = torch.randn(num_rows, DIM, requires_grad=True)
+        labels, weights = torch.randint(NUM_CLASSES, (num_rows,)), torch.rand(num_rows)
+        with host_reads() as reads:
+            loss = head(features, labels, weights, rows_of_ranks=rows)
             loss.backward()
             non_finite_rows(features)
             head.squared_gradient_norm()
+        found += reads
+    return found
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_no_loss_waits(kind: str, weighting: str) -> None:
-    fake_step(make_head(kind, weighting, "dot"))
+# Every loss and every logit map with every weighting, and the options of a head.
+WEIGHTS = torch.arange(1.0, NUM_CLASSES + 1)
+HEADS: list[tuple[str, str, str, dict[str, Any]]] = [
+    *((kind, weighting, "dot", {}) for kind, weighting in product(LOSS_KINDS, WEIGHTINGS)),
+    *(("ce", weighting, logits, {}) for logits, weighting in product(LOGIT_MAPS, WEIGHTINGS)),
+    ("ce", "vtree", "dot", {"class_weights": WEIGHTS, "gradient_damping": 0.5}),
+]
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("logits", LOGIT_MAPS)
-def test_no_logit_map_waits(logits: str, weighting: str) -> None:
-    fake_step(make_head("ce", weighting, logits))
+def reads_of_heads(class_ranks: int | None, rows: list[int]) -> list[str]:
+    mesh = None if class_ranks is None else rank_mesh(len(rows) // class_ranks)
+    found = []
+    for kind, weighting, logits, options in HEADS:
+        head = make_head(kind, weighting, logits, mesh=mesh, **options)
+        found += [f"{kind} {weighting} {logits}: {r}" for r in reads_of_step(head, rows)]
+    return found
 
 
-def test_class_weights_and_gradient_damping_do_not_wait() -> None:
-    weights = torch.arange(1.0, NUM_CLASSES + 1)
-    fake_step(make_head("ce", "vtree", "dot", class_weights=weights, gradient_damping=0.5))
+def test_no_head_waits_in_one_process() -> None:
+    assert reads_of_heads(None, [4]) == []
+
+
+@pytest.mark.parametrize(
+    ("class_ranks", "rows"),
+    [(2, [3, 0]), (1, [3, 2]), pytest.param(2, [3, 0, 2, 2], marks=pytest.mark.slow)],
+)
+def test_no_head_waits_on_several_ranks(class_ranks: int, rows: list[int]) -> None:
+    for reads in run_on_ranks(len(rows), reads_of_heads, class_ranks, rows):
+        assert reads == []
 
 
 def test_a_step_that_checks_its_inputs_waits() -> None:
-    """If this did not raise, the tests above could never fail."""
     head = make_head("ce", "dense", "dot")
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        features, labels = torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,))
-        with pytest.raises(DataDependentOutputException):
-            head(features, labels)
+    with host_reads() as reads:
+        head(torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,)))
+    assert [read.partition(":")[0] for read in reads] == [
+        "tolist at heads/inputs.py",
+        "aten._local_scalar_dense.default at heads/engine.py",
+    ]
 
 
 def of_rank(class_ranks: int, rows_of_ranks: list[int], kind: str) -> list[np.ndarray]:

@@ -1,86 +1,108 @@
 """Batch norm on several ranks matches batch norm in one process on the full batch."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from tests.host_reads import host_reads
 from tests.ranks import run_on_ranks
-from trainer.backbone.batch_norm import FrozenBatchNorm2d, apply_batch_norm_mode
+from trainer.backbone.batch_norm import FrozenBatchNorm, GroupBatchNorm, apply_batch_norm_mode
 
-CPU = torch.device("cpu")
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "2d": (lambda: nn.BatchNorm2d(4, dtype=torch.float64), (7, 4, 5, 5)),
+    "1d": (lambda: nn.BatchNorm1d(4, dtype=torch.float64), (7, 4)),
+    "3d": (lambda: nn.BatchNorm3d(4, dtype=torch.float64), (7, 4, 2, 3, 2)),
+    "without scale": (lambda: nn.BatchNorm2d(4, affine=False, dtype=torch.float64), (7, 4, 3, 3)),
+    "cumulative": (lambda: nn.BatchNorm2d(4, momentum=None, dtype=torch.float64), (7, 4, 3, 3)),
+}
 
 
-def full_batch():
+def full_batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x = 3 + 2 * torch.randn(7, 4, 5, 5, generator=generator, dtype=torch.float64)
-    upstream = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return x, upstream
+    x = 3 + 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return x, torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def batch_norm() -> nn.BatchNorm2d:
-    layer = nn.BatchNorm2d(4, dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([1.0, 2.0, -1.0, 0.5]))
-        layer.bias.copy_(torch.tensor([0.0, 1.0, -1.0, 2.0]))
+def batch_norm(kind: str) -> nn.Module:
+    layer = LAYERS[kind][0]()
+    for values, parameter in zip(
+        ([1.0, 2.0, -1.0, 0.5], [0.0, 1.0, -1.0, 2.0]), layer.parameters(), strict=False
+    ):
+        parameter.data = torch.tensor(values, dtype=torch.float64)
     return layer
 
 
-def run(layer: nn.Module, x: torch.Tensor, upstream: torch.Tensor) -> dict[str, np.ndarray]:
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    (y * upstream).sum().backward()
-    return {
-        "output": y.detach().numpy(),
-        "by_input": x.grad.numpy(),
-        "by_weight": layer.weight.grad.numpy(),
-        "by_bias": layer.bias.grad.numpy(),
-        "mean": layer.running_mean.numpy(),
-        "variance": layer.running_var.numpy(),
-    }
+def run(layer: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, np.ndarray]:
+    for _ in range(2):  # the second pass updates running statistics that are not the initial ones
+        x = x.detach().clone().requires_grad_()
+        layer.zero_grad()
+        y = layer(x)
+        (y * upstream).sum().backward()
+    found = {"output": y, "by_input": x.grad, **dict(layer.named_buffers())}
+    found |= {f"by_{name}": parameter.grad for name, parameter in layer.named_parameters()}
+    return {name: tensor.detach().numpy() for name, tensor in found.items()}
 
 
-def on_rank(edges: list[int]) -> dict[str, np.ndarray]:
-    layer = batch_norm()
-    model = nn.Sequential(layer)
-    apply_batch_norm_mode(model, "sync", dist.group.WORLD, CPU)
-    rank = dist.get_rank()
+def on_rank(edges: list[int]) -> dict[str, dict[str, np.ndarray]]:
+    rank, found = dist.get_rank(), {}
     part = slice(edges[rank], edges[rank + 1])
-    x, upstream = full_batch()
-    return run(layer, x[part], upstream[part])
+    for kind, (_, shape) in LAYERS.items():
+        model = nn.Sequential(batch_norm(kind))
+        apply_batch_norm_mode(model, "sync", dist.group.WORLD)
+        assert type(model[0]) is GroupBatchNorm
+        with host_reads() as reads:
+            x, upstream = full_batch(shape)
+            layer = model[0]
+            mine = x[part].requires_grad_()
+            layer(mine).backward(upstream[part])
+        assert not reads, (kind, reads)
+        layer.reset_running_stats()
+        found[kind] = run(layer, x[part].detach(), upstream[part])
+    return found
 
 
 @pytest.mark.parametrize("edges", [[0, 3, 7], [0, 0, 5, 7], [0, 2, 4, 6, 7]], ids=str)
-def test_synchronized_batch_norm_equals_the_full_batch(edges):
-    """The shares are uneven, and one rank has no rows."""
+def test_synchronized_batch_norm_equals_the_full_batch_and_does_not_wait(edges: list[int]) -> None:
+    """The shares are uneven, and one rank, the first, has no rows."""
     ranks = run_on_ranks(len(edges) - 1, on_rank, edges)
-    expected = run(batch_norm(), *full_batch())
-    exact = {"rtol": 1e-11, "atol": 1e-11}
-    for name in ("output", "by_input"):
-        joined = np.concatenate([result[name] for result in ranks])
-        np.testing.assert_allclose(joined, expected[name], **exact)
-    for name in ("by_weight", "by_bias"):  # each rank's own part: the strategy sums them
-        summed = sum(result[name] for result in ranks)
-        np.testing.assert_allclose(summed, expected[name], **exact)
-    for result in ranks:
-        for name in ("mean", "variance"):
-            np.testing.assert_allclose(result[name], expected[name], **exact)
+    for kind, (_, shape) in LAYERS.items():
+        expected = run(batch_norm(kind), *full_batch(shape))
+        results = [rank[kind] for rank in ranks]
+        for name, value in expected.items():
+            found = [result[name] for result in results]
+            if name in ("output", "by_input"):
+                found = [np.concatenate(found)]
+            elif name.startswith("by_"):  # each rank's own part: the strategy sums them
+                found = [sum(found)]
+            for each in found:
+                np.testing.assert_allclose(
+                    each, value, rtol=1e-11, atol=1e-11, err_msg=f"{kind} {name}"
+                )
 
 
-def test_frozen_batch_norm_trains_its_scale_but_not_its_statistics():
-    model = nn.Sequential(batch_norm())
-    apply_batch_norm_mode(model, "frozen", None, CPU)
+def test_frozen_batch_norm_trains_its_scale_but_not_its_statistics() -> None:
+    model = nn.Sequential(batch_norm("2d"))
+    apply_batch_norm_mode(model, "frozen", None)
     model.train()
-    x, upstream = full_batch()
-    result = run(model[0], x, upstream)
-    assert isinstance(model[0], FrozenBatchNorm2d)
-    assert (result["mean"] == 0).all()
-    assert (result["variance"] == 1).all()
+    result = run(model[0], *full_batch(LAYERS["2d"][1]))
+    assert isinstance(model[0], FrozenBatchNorm)
+    assert (result["running_mean"] == 0).all()
+    assert (result["running_var"] == 1).all()
     assert np.abs(result["by_weight"]).min() > 0
 
 
-def test_local_batch_norm_uses_the_torch_module():
-    model = nn.Sequential(batch_norm())
-    apply_batch_norm_mode(model, "local", None, CPU)
+def test_local_batch_norm_uses_the_torch_module() -> None:
+    model = nn.Sequential(batch_norm("2d"))
+    apply_batch_norm_mode(model, "local", dist.group.WORLD)
     assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_a_layer_rejects_inputs_without_channels() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    apply_batch_norm_mode(model, "frozen", None)
+    with pytest.raises(ValueError, match=r"needs inputs \[b, C, ...\]"):
+        model(torch.ones(4))

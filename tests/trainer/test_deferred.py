@@ -1,19 +1,25 @@
-"""Steps whose outcome is decided on the device produce the same results as synchronous steps.
+"""Steps whose outcome is decided on the device produce the same results as synchronous steps, and
+the host does not wait for them.
 
 On a CPU, `train.synchronous: false` runs the code for GPUs.
 """
 
 import json
 import math
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import trainer.train
+from data.loading.batch import Mixed
+from heads.inputs import NOTHING_COUNTS
+from heads.losses import LOSSES
+from tests.host_reads import host_reads
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
@@ -51,23 +57,35 @@ def entries(task: Task) -> dict[str, np.ndarray]:
     return found
 
 
-def trained(shards: Path, changes: dict[str, Any], *, synchronous: bool) -> Results:
-    task = started(shards, **changes, train__synchronous=synchronous)
-    assert task.defers is not synchronous
+def started_flagged(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
+    """Return a task whose optimizers do not read the flag, as on a GPU with DeepSpeed: the host
+    reads it before the update."""
+    task = started(shards, class_ranks, **changes)
+    task.is_flagged = True
+    return task
+
+
+def started_deferred(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
+    task = started(shards, class_ranks, train__synchronous=False, **changes)
+    assert task.defers
+    return task
+
+
+def trained(start: Any, shards: Path, changes: dict[str, Any]) -> Results:
+    task = start(shards, **changes)
     numbers = [take(task, step, rows) for step, rows in ((1, 12), (2, 12), (3, task.global_batch))]
     results = numbers, entries(task)
     task.strategy.close()
     return results
 
 
-def both(shards: Path, cases: list[dict[str, Any]]) -> list[tuple[Results, Results]]:
-    return [
-        (trained(shards, case, synchronous=False), trained(shards, case, synchronous=True))
-        for case in cases
-    ]
+def trained_in_all_modes(shards: Path, cases: list[dict[str, Any]]) -> list[list[Results]]:
+    modes = (started, started_flagged, started_deferred)
+    return [[trained(start, shards, case) for start in modes] for case in cases]
 
 
 DDP, FSDP = ({"train__strategy": {"kind": kind}} for kind in ("ddp", "fsdp"))
+DEEPSPEED = [{"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)]
 CASES: list[dict[str, Any]] = [
     {**DDP, "train__clip_norm": 0.1},
     {**FSDP, "train__clip_norm": 1e6, "optimizer": {"kind": "adamw"}},
@@ -81,29 +99,32 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_deferred_steps_produce_the_same_results_as_synchronous_ones(
-    num_ranks: int, glyphs: Path
-) -> None:
+def test_all_modes_produce_the_same_results(num_ranks: int, glyphs: Path) -> None:
     cases = [{**case, "train__global_batch": 12} for case in CASES]
-    for rank in run_on_ranks(num_ranks, both, glyphs, cases):
-        for case, (deferred, synchronous) in zip(cases, rank, strict=True):
-            for ours, theirs in zip(deferred[0], synchronous[0], strict=True):
-                assert ours.loss == pytest.approx(theirs.loss, rel=1e-4), case
-                assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-3), case
-                assert ours.skipped is theirs.skipped is False, case
-            assert deferred[1].keys() == synchronous[1].keys()
-            for name, value in synchronous[1].items():
-                np.testing.assert_allclose(
-                    deferred[1][name], value, rtol=2e-3, atol=2e-5, err_msg=f"{case} {name}"
-                )
+    for rank in run_on_ranks(num_ranks, trained_in_all_modes, glyphs, cases):
+        for case, (synchronous, *others) in zip(cases, rank, strict=True):
+            for other in others:
+                assert_same_results(other, synchronous, case)
 
 
-def skipped(shards: Path, cases: list[dict[str, Any]]) -> list[tuple[list[str], str, float]]:
+def assert_same_results(found: Results, expected: Results, case: dict[str, Any]) -> None:
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4), case
+        assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-3), case
+        assert ours.skipped is theirs.skipped is False, case
+    assert found[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(
+            found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=f"{case} {name}"
+        )
+
+
+def skipped(start: Any, shards: Path, cases: list[dict[str, Any]]) -> list[Any]:
     """Take a step, a broken step and another step; return the names of the entries that the broken
     step changed, its reason, and the loss of the last step."""
     found = []
     for case in cases:
-        task = started(shards, **case, train__synchronous=False)
+        task = start(shards, **case)
         take(task, 1)
         before = entries(task)
         numbers = take_broken(task, 2)
@@ -115,12 +136,16 @@ def skipped(shards: Path, cases: list[dict[str, Any]]) -> list[tuple[list[str], 
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("num_ranks", "start"), [(1, started_deferred), (2, started_deferred), (2, started_flagged)]
+)
 def test_a_skipped_step_changes_nothing_and_its_reason_names_the_rank(
-    num_ranks: int, glyphs: Path
+    num_ranks: int, start: Any, glyphs: Path
 ) -> None:
     cases = [{**case, "train__ema": {"decay": 0.5}, "train__global_batch": 12} for case in CASES]
-    for rank in run_on_ranks(num_ranks, skipped, glyphs, cases):
+    if start is started_flagged:
+        cases = [{**case, "train__strategy": kind} for case in cases[:1] for kind in DEEPSPEED]
+    for rank in run_on_ranks(num_ranks, skipped, start, glyphs, cases):
         for case, (changed, reason, loss) in zip(cases, rank, strict=True):
             assert changed == [], case
             parts = case.get("train__micro_batches", 1)
@@ -186,22 +211,79 @@ def test_buffers_are_restored_only_where_the_step_was_skipped() -> None:
     assert all(torch.equal(b, old) for b, old in zip(buffers, before, strict=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_deferred_step_reads_nothing_from_the_device(case: dict[str, Any], glyphs: Path) -> None:
-    task = started(glyphs, **case, train__synchronous=False)
-    take(task, 1)  # creates the moments
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        take_step(task, share(task), 1.0, step=2)
+def reads_of_steps(start: Any, shards: Path, cases: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the reads in the second step of each case. The first step creates the moments."""
+    found = []
+    for case in cases:
+        options = dict(case)
+        task = start(shards, options.pop("class_ranks", None), **options)
+        take(task, 1)
+        batch = share(task)
+        with host_reads(batch.tensors()) as reads:
+            taken = take_step(task, batch, 1.0, step=2)
+        assert not read_numbers(task, taken).skipped
+        found.append([line.rpartition(":")[0] for line in reads])  # without the line number
+        task.strategy.close()
+    return found
 
 
-def test_a_synchronous_step_reads_the_loss(glyphs: Path) -> None:
-    """If this did not raise, the test above could never fail."""
-    task = started(glyphs, train__synchronous=True)
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        pytest.raises(DataDependentOutputException),
-    ):
-        take_step(task, share(task), 1.0, step=1)
+# hierarchical_softmax selects the nodes of the labels' paths, and has a head of its own.
+LOSSES_IN_FULL = [kind for kind in LOSSES if kind != "hierarchical_softmax"]
+OPTIONS: list[dict[str, Any]] = [
+    {**DDP, "train__ema": {"decay": 0.5}, "backbone__batch_norm": "local"},
+    {**FSDP, "train__precision": "bf16", "train__activation_checkpointing": True},
+    {**DDP, "head__weights__kind": "vtree", "head__class_weights": "balanced"},
+    {**FSDP, "optimizer": {"kind": "adamw"}, "backbone__batch_norm": "frozen"},
+]
+EACH_LOSS = [
+    {**(FSDP if number % 2 else DDP), "head__loss__kind": kind}
+    for number, kind in enumerate(LOSSES_IN_FULL)
+]
+ALL_PRODUCTS = [
+    {**strategy, "head__loss__kind": loss, "head__weights__kind": weights, **parts}
+    for strategy, loss, weights, parts in product(
+        (DDP, FSDP), LOSSES_IN_FULL, ("dense", "utree", "vtree"), ({}, {"train__micro_batches": 2})
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"),
+    [
+        (1, [*CASES, *OPTIONS, *EACH_LOSS]),
+        (2, [*CASES, *OPTIONS, *EACH_LOSS]),
+        (4, [{**DDP, "class_ranks": 2}, {**FSDP, "class_ranks": 2, **CASES[4]}]),
+        pytest.param(2, ALL_PRODUCTS, marks=pytest.mark.slow),
+        pytest.param(4, ALL_PRODUCTS[::7], marks=pytest.mark.slow),
+    ],
+    ids=lambda value: str(value if isinstance(value, int) else len(value)),
+)
+def test_a_deferred_step_reads_nothing_from_the_device(
+    num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
+) -> None:
+    cases = [{**case, "train__global_batch": 12} for case in cases]
+    for rank in run_on_ranks(num_ranks, reads_of_steps, started_deferred, glyphs, cases):
+        for case, reads in zip(cases, rank, strict=True):
+            assert reads == [], case
+
+
+def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path) -> None:
+    """In stages 1 to 3, DeepSpeed itself reads more in its forward pass and its update."""
+    cases = [{**DDP}, {**FSDP, "head__loss__kind": "batch_ce", "train__micro_batches": 2}]
+    cases += [{"train__strategy": kind, "train__clip_norm": 0.1} for kind in DEEPSPEED]
+    cases = [{**case, "train__global_batch": 12} for case in cases]
+    for rank in run_on_ranks(2, reads_of_steps, started_flagged, glyphs, cases):
+        for case, reads in zip(cases, rank, strict=True):
+            ours = [read for read in reads if "trainer/strategies/deepspeed.py" not in read]
+            assert ours == ["tolist at trainer/steps/deferred.py"], case
+            is_sharded = case["train__strategy"].get("stage", 0) > 0
+            assert (reads == ours) is not is_sharded, case
+
+
+def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -> None:
+    (reads,) = reads_of_steps(started, glyphs, [{}])
+    assert "tolist at heads/inputs.py" in reads
+    assert "aten._local_scalar_dense.default at trainer/steps/take.py" in reads
 
 
 def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
@@ -306,12 +388,46 @@ def test_an_error_between_steps_does_not_lose_the_outstanding_step(
     assert json.loads(skipped_step)["step"] == 3
 
 
-def test_the_first_batch_of_a_deferred_run_is_checked(glyphs: Path) -> None:
-    task = started(glyphs, train__synchronous=False)
-    batch = share(task)
-    batch.labels[2] = 13
-    with pytest.raises(ValueError, match=r"labels are outside 0\.\.12"):
-        take_step(task, batch, 1.0, step=1)
+def test_labels_outside_the_classes_are_found_before_they_are_copied(glyphs: Path) -> None:
+    task = started_deferred(glyphs)
+    for step, where in ((1, ""), (2, "step 2, rank 0: ")):
+        batch = share(task)
+        batch.labels[2] = 13
+        with pytest.raises(ValueError, match=rf"^{where}labels are outside 0\.\.12"):
+            take_step(task, batch, 1.0, step=step)
+        take(task, step)
+    mixed = Mixed(torch.full((12,), -1), torch.full((12,), 0.5))
+    with pytest.raises(
+        ValueError, match=r"step 3, rank 0: labels are outside 0\.\.12 \(-1 to -1\)"
+    ):
+        take_step(task, replace(share(task), mixed=mixed), 1.0, step=3)
+
+
+def without_counting_rows(shards: Path, cases: list[dict[str, Any]]) -> list[tuple[str, bool]]:
+    """Take a step in which no row has a positive weight. Return the error and whether the weights
+    are unchanged."""
+    found = []
+    for case in cases:
+        task = started_deferred(shards, **case)
+        take(task, 1)
+        before = entries(task)
+        task.head.engine.row_weighting.class_weights.zero_()
+        taken = take_step(task, share(task), 1.0, step=2)
+        with pytest.raises(ValueError, match="step 2") as error:
+            read_numbers(task, taken)
+        after = entries(task)
+        same = all(np.array_equal(value, after[name]) for name, value in before.items())
+        found.append((str(error.value), same))
+        task.strategy.close()
+    return found
+
+
+def test_a_batch_without_counting_rows_is_reported_one_step_late(glyphs: Path) -> None:
+    weighted = {"train__global_batch": 12, "head__class_weights": "balanced"}
+    parts = {"train__micro_batches": 2}
+    cases = [weighted, {**weighted, **parts}, {**weighted, **parts, "head__loss__kind": "batch_ce"}]
+    for rank in run_on_ranks(2, without_counting_rows, glyphs, cases):
+        assert rank == [(f"step 2: {NOTHING_COUNTS}", True)] * len(cases)
 
 
 @pytest.mark.parametrize("loss", ["spherical_softmax", "taylor_softmax"])

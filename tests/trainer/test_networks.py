@@ -19,7 +19,7 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import full_entries, started, take_steps
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.batch_norm import FrozenBatchNorm2d, GroupBatchNorm2d, apply_batch_norm_mode
+from trainer.backbone.batch_norm import FrozenBatchNorm, GroupBatchNorm, apply_batch_norm_mode
 from trainer.backbone.blocks import repeated_blocks
 from trainer.backbone.networks import NETWORKS
 from trainer.backbone.networks.cifar_densenet import DenseLayer
@@ -211,7 +211,7 @@ def test_a_dense_layer_appends_its_maps_to_its_input(bottleneck):
 def test_dropout_is_applied_only_in_training_and_only_if_configured(model_type):
     for dropout, differ in ((0.5, True), (0.0, False)):
         backbone = build({**small(model_type), "dropout": dropout}).train()
-        apply_batch_norm_mode(backbone, "frozen", None, torch.device("cpu"))
+        apply_batch_norm_mode(backbone, "frozen", None)
         assert differ != torch.equal(features(backbone, noise(2)), features(backbone, noise(2)))
         backbone.eval()
         assert torch.equal(features(backbone, noise(2)), features(backbone, noise(2)))
@@ -241,12 +241,12 @@ def test_initial_weights_have_the_variance_proposed_by_he_et_al():
 
 @EVERY
 def test_the_mode_is_applied_to_every_batch_norm_layer(model_type):
-    for mode, kind in (("frozen", FrozenBatchNorm2d), ("sync", GroupBatchNorm2d)):
+    for mode, kind in (("frozen", FrozenBatchNorm), ("sync", GroupBatchNorm)):
         backbone = build(small(model_type))
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
-            apply_batch_norm_mode(backbone, mode, dist.group.WORLD, torch.device("cpu"))
+            apply_batch_norm_mode(backbone, mode, dist.group.WORLD)
         finally:
             dist.destroy_process_group()
         norms = [part for part in backbone.modules() if isinstance(part, _BatchNorm)]
@@ -426,5 +426,5 @@ def test_a_fully_connected_network_accepts_a_single_row_only_with_frozen_statist
     backbone = build(small("mlp")).train()
     with pytest.raises(ValueError, match=r"one row at a time: raise train.global_batch, lower"):
         backbone(noise(1))
-    apply_batch_norm_mode(backbone, "frozen", None, torch.device("cpu"))
+    apply_batch_norm_mode(backbone, "frozen", None)
     assert backbone(noise(1)).shape == (1, 16)

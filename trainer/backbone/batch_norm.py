@@ -1,8 +1,7 @@
 """Batch norm modes: statistics are computed over the rows of all ranks, computed on each rank
 separately, or frozen.
 
-Unlike torch's SyncBatchNorm, the synchronized batch norm in this module supports CPUs. The module
-also contains functions that copy and restore buffers, such as batch norm statistics.
+The module also contains functions that copy and restore buffers, such as batch norm statistics.
 """
 
 from collections.abc import Sequence
@@ -12,102 +11,203 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 
+# The layers that a mode changes. Subclasses may compute something else, so they are not changed.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-class GroupBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
+# Shape legend: R ranks, C channels. Activations are [b, C, ...].
+
+
+class _AnyBatchNorm(_BatchNorm):
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"batch norm needs inputs [b, C, ...], but this one has {input.shape}")
+
+
+class GroupBatchNorm(_AnyBatchNorm):
+    """Batch norm that computes its training statistics over the rows of all ranks.
 
     Up to rounding, the result is the same as in a single process with the full batch. A rank may
-    have zero rows.
+    have zero rows. Unlike torch's SyncBatchNorm, which selects the ranks that have rows, this layer
+    never makes the host wait for the device (pytorch#78549), and it supports CPUs.
     """
 
     group: ProcessGroup | None = None
 
-    @torch.compiler.disable  # it contains collectives and a count that is read on the host
+    @torch.compiler.disable  # it contains collectives
     def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
-        normalized, mean, variance, count = _GroupNormalize.apply(
+        normalized, mean, variance, counts = _GroupNormalize.apply(
             input, self.weight, self.bias, self.eps, self.group
         )
         if self.track_running_stats:
-            self._update_running(mean, variance, float(count))
+            self._update_running(mean, variance, counts.sum())
         return normalized
 
     @torch.no_grad()
-    def _update_running(self, mean: Tensor, variance: Tensor, count: float) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
-        momentum = self.momentum
-        if momentum is None:
-            momentum = 1 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean, momentum)
-        self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
+        weight = self.momentum
+        if weight is None:
+            weight = (1 / self.num_batches_tracked).to(mean.dtype)
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), weight)
 
 
 class _GroupNormalize(torch.autograd.Function):
+    """Returns the normalized activations, the mean [C] and biased variance [C] over all ranks, and
+    the number of values per channel on each rank [R], all on the device.
+
+    On CUDA, torch's batch norm kernels read and write the activations as often as in SyncBatchNorm:
+    three passes in forward and five in backward, without a copy in float32.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: ProcessGroup | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        group: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mean, variance, count = _moments(x, group)
+        x = _dense(x)
+        mean, variance, counts = _merged(*_moments(x), group)
         inverse = torch.rsqrt(variance + eps)
-        ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.group, ctx.count = group, float(count)
-        ctx.mark_non_differentiable(mean, variance, count)
+        ctx.save_for_backward(x, weight, mean, inverse, counts)
+        ctx.group = group
+        ctx.mark_non_differentiable(mean, variance, counts)
         # torch's kernel in evaluation mode is the fastest way to scale and shift.
         normalized = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
-        return normalized, mean, variance, count
+        return normalized, mean, variance, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse = ctx.saved_tensors
-        grad = grad.to(inverse.dtype)
-        centered = (x.to(inverse.dtype) - _per_channel(mean)) * _per_channel(inverse)
-        by_bias = grad.sum((0, 2, 3))
-        by_weight = (grad * centered).sum((0, 2, 3))
-        sums = all_reduce_sum(torch.cat([by_bias, by_weight]), ctx.group) / ctx.count
-        mean_grad, mean_product = sums.chunk(2)
-        by_input = grad - _per_channel(mean_grad) - centered * _per_channel(mean_product)
-        by_input *= _per_channel(weight.to(inverse.dtype) * inverse)
+        differentiate = _differentiate_on_cuda if grad.is_cuda else _differentiate
+        by_input, by_weight, by_bias = differentiate(grad, *ctx.saved_tensors, ctx.group)
         # The gradients of weight and bias stay local, because the strategy sums them over ranks
         # like all other gradients.
-        return by_input.to(x.dtype), by_weight, by_bias, None, None
+        affine = (by_weight, by_bias) if ctx.needs_input_grad[1] else (None, None)
+        return by_input, *affine, None, None
 
 
-def _moments(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean [C], biased variance [C] and row count over all ranks (collective).
+def _moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return the mean [C] and biased variance [C] of this rank's rows, and the number of values per
+    channel. For zero rows, they are 0."""
+    count = x.numel() // x.shape[1]
+    if not count:
+        zeros = x.new_zeros(x.shape[1], dtype=_dtype(x))
+        return zeros, zeros, 0
+    if x.is_cuda:
+        # Without running statistics to update, this kernel only computes the moments. In contrast
+        # to `var_mean`, it returns float32 for 16-bit activations.
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    else:
+        variance, mean = torch.var_mean(x.to(_dtype(x)), _rows_of(x), correction=0)
+    return mean, variance, count
+
+
+def _merged(
+    mean: Tensor, variance: Tensor, count: int, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean [C] and biased variance [C] over all ranks, and the counts of the ranks [R]
+    (collective).
 
     Merges the moments of the ranks as described by Chan, Golub and LeVeque (1979). Summing squares
-    instead would lose precision if the mean is large.
+    instead would lose precision if the mean is large. A rank with zero rows has the weight 0.
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    count = x.numel() // x.shape[1]
-    if count:
-        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-    else:
-        variance = mean = x.new_zeros(x.shape[1])
-    packed = torch.stack([mean, variance, torch.full_like(mean, count)])
-    means, variances, counts = torch.stack(all_gather_equal(packed, group), dim=1)
-    total = counts.sum(0)
-    share = counts / total
-    overall = (share * means).sum(0)
-    spread = (share * (variances + (means - overall).square())).sum(0)
-    return overall, spread, total[0]
+    packed = torch.cat([mean, variance, mean.new_full((1,), count)])
+    num_channels = len(mean)
+    gathered = torch.stack(all_gather_equal(packed, group))
+    means, variances, counts = gathered.split([num_channels, num_channels, 1], dim=1)
+    shares = counts / counts.sum()
+    overall = (shares * means).sum(0)
+    spread = (shares * (variances + (means - overall).square())).sum(0)
+    return overall, spread, counts.flatten()
 
 
-def _per_channel(vector: Tensor) -> Tensor:
-    return vector.view(1, -1, 1, 1)
+def _differentiate(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    inverse: Tensor,
+    counts: Tensor,
+    group: ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the input, and this rank's terms of those of weight and bias
+    (collective)."""
+    grad = grad.to(inverse.dtype)
+    centered = (x.to(inverse.dtype) - _per_channel(mean, x)) * _per_channel(inverse, x)
+    by_bias = grad.sum(_rows_of(x))
+    by_weight = (grad * centered).sum(_rows_of(x))
+    sums = all_reduce_sum(torch.cat([by_bias, by_weight]), group) / counts.sum()
+    mean_grad, mean_product = sums.chunk(2)
+    by_input = grad - _per_channel(mean_grad, x) - centered * _per_channel(mean_product, x)
+    scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
+    by_input *= _per_channel(scale, x)
+    return by_input.to(x.dtype), by_weight, by_bias
 
 
-class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` that always uses its stored statistics; scale and shift are trained."""
+def _differentiate_on_cuda(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    inverse: Tensor,
+    counts: Tensor,
+    group: ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Do the same as `_differentiate` with the kernels of SyncBatchNorm."""
+    by_bias = product = torch.zeros_like(mean)
+    if x.numel():
+        grad = _dense(grad)
+        # `product` is the sum of `grad` times `x - mean`.
+        by_bias, product, *_ = torch.batch_norm_backward_reduce(
+            grad, x, mean, inverse, weight, True, False, False
+        )
+    # This is a copy, because the reduction overwrites it.
+    sums = all_reduce_sum(torch.cat([by_bias, product]), group)
+    by_input = torch.empty_like(x)
+    if x.numel():
+        by_input = torch.batch_norm_backward_elemt(
+            grad, x, mean, inverse, weight, *sums.chunk(2), counts.int()
+        )
+    return by_input, product * inverse, by_bias
 
-    def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of the statistics of `x`: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _rows_of(x: Tensor) -> list[int]:
+    """Return all dimensions of `x` except the channels."""
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.view(-1, *[1] * (x.dim() - 2))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return `x` in one of the two memory formats for which the kernels are fast."""
+    is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return x if is_channels_last else x.contiguous()
+
+
+class FrozenBatchNorm(_AnyBatchNorm):
+    """Batch norm that always uses its stored statistics; scale and shift are trained."""
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm":
         del mode  # ignored, because `train()` is called on entire models
         super().train(False)
         return self
@@ -129,25 +229,20 @@ def follow_first_rank(module: nn.Module, group: ProcessGroup | None) -> None:
 
 
 def apply_batch_norm_mode(
-    module: nn.Module,
-    mode: Literal["sync", "local", "frozen"],
-    group: ProcessGroup | None,
-    device: torch.device,
+    module: nn.Module, mode: Literal["sync", "local", "frozen"], group: ProcessGroup | None
 ) -> None:
     """Make the batch norms of a module synchronize their statistics over `group`, use local
     statistics, or freeze their statistics.
     """
-    layers = [child for child in module.modules() if type(child) is nn.BatchNorm2d]
+    layers = [child for child in module.modules() if type(child) in BATCH_NORMS]
     match mode:
-        case "sync" if group is not None and device.type == "cuda":
-            nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
         case "sync" if group is not None:
             for layer in layers:
-                layer.__class__ = GroupBatchNorm2d
+                layer.__class__ = GroupBatchNorm
                 layer.group = group  # type: ignore[assignment]
         case "frozen":
             for layer in layers:
-                layer.__class__ = FrozenBatchNorm2d
+                layer.__class__ = FrozenBatchNorm
                 layer.train(False)
 
 

@@ -59,14 +59,28 @@ class Numbers:
 
 
 class DeferredNumbers:
-    """The results of a step, copied to the host without waiting for the device."""
+    """The results of a step: its `loss`, gradient `norm` and whether it must be `skipped`, scalars
+    on the device that are copied to the host without waiting.
+
+    `part_weights` are the sums of the row weights of the micro-batches over all ranks. It is None
+    if every row has the weight 1.
+    """
 
     def __init__(
-        self, loss: Tensor, norm: Tensor, skipped: Tensor, parts: Sequence[PartLoss]
+        self,
+        step: int,
+        loss: Tensor,
+        norm: Tensor,
+        parts: Sequence[PartLoss],
+        part_weights: Tensor | None = None,
     ) -> None:
-        self.parts = parts
+        self.step, self.parts, self.loss, self.norm = step, parts, loss, norm
+        self.skipped = ~(loss.isfinite() & norm.isfinite())
+        weight = torch.ones_like(norm) if part_weights is None else part_weights.sum().double()
         rows = [torch.cat([part.loss.double().reshape(1), part.broken_rows]) for part in parts]
-        packed = torch.cat([torch.stack([loss.double(), norm, skipped.double()]), *rows])
+        packed = torch.cat(
+            [torch.stack([loss.double(), norm, self.skipped.double(), weight]), *rows]
+        )
         self._event: torch.cuda.Event | None = None
         if packed.device.type == "cuda":
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -84,10 +98,14 @@ class DeferredNumbers:
         loss, norm, skipped, *_ = self._host.tolist()
         return loss, norm, bool(skipped)
 
+    def total_weight(self) -> float:
+        """Return the sum of all row weights of the global batch. Call this after `read`."""
+        return float(self._host[3])
+
     def broken_part(self) -> tuple[int, int, Tensor] | None:
         """Return the index, the number of rows and the `non_finite_rows` of the first micro-batch
         whose loss is NaN, if there is one. Call this after `read`."""
-        rows = self._host[3:].view(len(self.parts), -1)
+        rows = self._host[4:].view(len(self.parts), -1)
         broken = rows[:, 0].isnan().nonzero().flatten().tolist()
         if not broken:
             return None

@@ -1,7 +1,8 @@
 """Takes one training step: gradients, clipping and update.
 
 If the loss or the gradient norm is not finite, the step changes nothing. Either the host checks
-this, or the device does while the host continues (`trainer/steps/deferred.py`).
+this, or the device sets a flag (`trainer/steps/deferred.py`). The host reads the flag before the
+update, once per step, or it reads the flag later and the optimizers skip the update.
 """
 
 import math
@@ -9,6 +10,7 @@ import math
 import torch
 
 from data.loading.batch import Batch
+from heads.inputs import NOTHING_COUNTS
 from trainer.backbone.batch_norm import BufferCopies
 from trainer.steps.deferred import DeferredNumbers, Numbers, flagged
 from trainer.task import Task
@@ -22,21 +24,26 @@ def take_step(
     If the task defers, the step is only launched, and `read_numbers` returns its numbers later.
     """
     copies = BufferCopies(task.backbone)
+    if not task.is_flagged:
+        return _take(task, batch, rate_factor, copies, step=step)
     if task.defers:
         return _launch(task, batch, rate_factor, copies, step=step)
-    return _take(task, batch, rate_factor, copies, step=step)
+    return _take_flagged(task, batch, rate_factor, copies, step=step)
 
 
 def read_numbers(task: Task, taken: Numbers | DeferredNumbers, *, explains: bool = True) -> Numbers:
     """Return the numbers of a step. Waits for the device if the step was deferred.
 
-    If `explains` is true, the reason for a NaN loss names the ranks and rows (collective).
+    If `explains` is true, the reason for a NaN loss names the ranks and rows (collective). Raises
+    ValueError on every rank if no row of the global batch has a positive weight.
     """
     if isinstance(taken, Numbers):
         return taken
     loss, norm, skipped = taken.read()
     if not skipped:
         return Numbers(loss, norm)
+    if not taken.total_weight():
+        raise ValueError(f"step {taken.step}: {NOTHING_COUNTS}")
     reason, broken = _reason(loss, norm), taken.broken_part()
     if broken is not None and explains:
         part, num_rows, rows = broken
@@ -63,14 +70,27 @@ def _take(
     return Numbers(loss, norm, True, reason)
 
 
+def _take_flagged(
+    task: Task, batch: Batch, rate_factor: float, copies: BufferCopies, *, step: int
+) -> Numbers:
+    numbers = read_numbers(task, _compute(task, batch, step=step))
+    if numbers.skipped:
+        task.zero_gradients()
+        copies.restore()
+        return numbers
+    with task.phases("optimizer"):
+        task.divide_gradients(numbers.gradient_norm, task.recipe.train.clip_norm)
+    task.step(rate_factor, step=step)
+    return numbers
+
+
 def _launch(
     task: Task, batch: Batch, rate_factor: float, copies: BufferCopies, *, step: int
 ) -> DeferredNumbers:
     scale = task.current_loss_scale()
-    loss = task.backward(batch, step=step)
+    numbers = _compute(task, batch, step=step)
+    loss, norm, skipped = numbers.loss, numbers.norm, numbers.skipped
     with task.phases("optimizer"):
-        norm = task.scaled_gradient_norm() / scale
-        skipped = ~(loss.isfinite() & norm.isfinite())
         excess = torch.ones_like(norm)
         if (max_norm := task.recipe.train.clip_norm) is not None:
             excess = excess.where(norm <= max_norm, (norm + 1e-6) / max_norm)
@@ -80,7 +100,16 @@ def _launch(
     with flagged([task.strategy.optimizer, task.head_optimizer], divisor, skipped):
         task.step(rate_factor, step=step, skipped=skipped)
     task.loss_scale.update_on_device(loss, skipped)
-    return DeferredNumbers(loss, norm, skipped, task.part_losses)
+    return numbers
+
+
+def _compute(task: Task, batch: Batch, *, step: int) -> DeferredNumbers:
+    """Compute the gradients of a step, and start to copy its numbers to the host."""
+    scale = task.current_loss_scale()
+    loss = task.backward(batch, step=step)
+    with task.phases("optimizer"):
+        norm = task.scaled_gradient_norm() / scale
+    return DeferredNumbers(step, loss, norm, task.part_losses, task.part_weights)
 
 
 def _reason(loss: float, norm: float) -> str:

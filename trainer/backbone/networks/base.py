@@ -40,8 +40,6 @@ class FullyConnected(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=False)
-        # This is BatchNorm2d on images of one pixel, because `trainer/backbone/batch_norm.py`
-        # supports only BatchNorm2d.
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
