@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_equal, all_gather_rows, group_rank, group_size
+from heads.collectives import all_gather_equal, all_gather_rows, group_rank
 from heads.losses import Loss, Rows, Stats
 
 
@@ -114,7 +114,7 @@ def _gather_stats(
     stats: Stats, gather: Callable[[Tensor, ProcessGroup | None], list[Tensor]], group: Any
 ) -> list[Stats]:
     """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]."""
-    if group_size(group) == 1:
+    if group is None:
         return [stats]
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
