@@ -1,7 +1,8 @@
 """Collectives for the head and the trainer, with support for uneven numbers of rows.
 
-If the group is None, there is a single process and every call is the identity. The number of rows
-may differ across ranks and may be 0; `sizes` lists the row counts in rank order.
+If the group is None, there is a single process and every call is the identity. In a group of one
+rank, the collectives are called nevertheless (see `axis_group`). The number of rows may differ
+across ranks and may be 0; `sizes` lists the row counts in rank order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+# torch 2.11, with which `benchmarks.gpu` also runs, has only the older names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _hook: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar(
     "hook", default=None
@@ -38,6 +44,17 @@ def hooked(name: str) -> AbstractContextManager[None]:
     return nullcontext() if hook is None else hook(name)
 
 
+def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
+    """Return the group of an axis of `mesh`, or None if the axis has a single rank.
+
+    A mesh of a single rank has groups nevertheless, so that every collective is called. Training
+    never creates such a mesh; it is used to run the collectives on one device.
+    """
+    if mesh is None or (mesh[axis].size() == 1 and mesh.size() > 1):
+        return None
+    return mesh.get_group(axis)
+
+
 def group_rank(group: ProcessGroup | None) -> int:
     return 0 if group is None else dist.get_rank(group)
 
@@ -48,7 +65,7 @@ def group_size(group: ProcessGroup | None) -> int:
 
 def all_reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Sum `tensor` over the group in place, and return it."""
-    if group is not None and group_size(group) > 1:
+    if group is not None:
         with hooked("all_reduce_sum"):
             dist.all_reduce(tensor, group=group)
     return tensor
@@ -56,7 +73,7 @@ def all_reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Take the maximum of `tensor` over the group in place, and return it."""
-    if group is not None and group_size(group) > 1:
+    if group is not None:
         with hooked("all_reduce_max"):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
@@ -64,7 +81,7 @@ def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Overwrite `tensor` with the tensor of the group's first rank, and return it."""
-    if group is not None and group_size(group) > 1:
+    if group is not None:
         with hooked("broadcast"):
             dist.broadcast(tensor, group=group, group_src=0)
     return tensor
@@ -73,11 +90,11 @@ def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
     """Return the tensors of all ranks, in rank order. They must all have the same shape."""
     size = group_size(group)
-    if size == 1 or tensor.numel() == 0:
+    if group is None or tensor.numel() == 0:
         return [tensor] * size
     gathered = tensor.new_empty((size * tensor.numel(),))
     with hooked("all_gather"):
-        dist.all_gather_single(gathered, tensor.contiguous().view(-1), group=group)
+        _all_gather(gathered, tensor.contiguous().view(-1), group=group)
     return [part.view(tensor.shape) for part in gathered.chunk(size)]
 
 
@@ -86,7 +103,7 @@ def all_gather_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGroup | 
 
     Shorter tensors are padded to max(sizes), because the collective requires equal shapes.
     """
-    if group_size(group) == 1:
+    if group is None:
         return tensor
     parts = all_gather_equal(_padded(tensor, max(sizes)), group)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
@@ -98,12 +115,12 @@ def reduce_scatter_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGrou
     This is the transpose of `all_gather_rows`.
     """
     longest = max(sizes)
-    if group_size(group) == 1 or longest == 0:
+    if group is None or longest == 0:
         return tensor
     padded = torch.cat([_padded(part, longest) for part in tensor.split(list(sizes))])
     mine = tensor.new_empty((longest, *tensor.shape[1:]))
     with hooked("reduce_scatter"):
-        dist.reduce_scatter_single(mine, padded.contiguous(), group=group)
+        _reduce_scatter(mine, padded.contiguous(), group=group)
     return mine[: sizes[group_rank(group)]]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_equal, all_gather_rows, group_rank, group_size
+from heads.collectives import all_gather_equal, all_gather_rows, group_rank
 from heads.losses import Loss, Rows, Stats
 
 
@@ -111,7 +111,7 @@ def _gathered(
 
     This rank's own are returned as they are, with their autograd graph.
     """
-    if group_size(group) == 1:
+    if group is None:
         return [stats]
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.detach().reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]

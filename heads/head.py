@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from heads.collectives import all_reduce_sum, group_rank, group_size
+from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine import Engine
 from heads.gradients import squared_norm
@@ -96,7 +95,7 @@ class ClassHead(nn.Module):
         self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
         facts = ClassFacts(self.tree.num_classes, class_counts, label_vectors)
-        class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
+        class_group, data_group = axis_group(mesh, "class"), axis_group(mesh, "data")
         self.logit_map = logits = logits or Dot()
         if bias and logits.normalizes:
             raise ValueError(
@@ -342,7 +341,3 @@ def _checked_weights(
             "finite numbers of at least 0, with at least one above 0"
         )
     return weights.to(device)
-
-
-def _group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
-    return None if mesh is None else mesh.get_group(axis)

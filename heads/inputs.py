@@ -262,7 +262,7 @@ def _exchanged(
     numbers: list[int], group: ProcessGroup | None, device: torch.device
 ) -> list[list[int]]:
     """Return the numbers of all ranks of a group (collective)."""
-    if group_size(group) == 1:
+    if group is None:
         return [numbers]
     mine = torch.tensor(numbers, dtype=torch.int64, device=device)
     return torch.stack(all_gather_equal(mine, group)).tolist()

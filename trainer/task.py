@@ -96,7 +96,7 @@ class Task(nn.Module):
             compile_blocks(encoder)
         if train.activation_checkpointing:
             checkpoint_blocks(encoder)
-        if self.world.size > 1:  # there is nothing to distribute in one process
+        if self.world.group is not None:  # there is nothing to distribute in one process
             self.strategy = train.strategy.start(self.backbone, self.world)
         strategy = self.strategy
         strategy.attach(

@@ -49,8 +49,9 @@ _LOST_RANK_MESSAGES = (
 class World:
     """This process's rank, the world size, the device and the mesh.
 
-    `mesh` has the axes `data` and `class`. It is None if the world size is 1. `grid` is for
-    `all_gather_small`.
+    `mesh` has the axes `data` and `class`. It is None in a single process without process groups;
+    a mesh of one rank is only used to run the collectives on one device (see `axis_group`). `grid`
+    is for `all_gather_small`.
     """
 
     rank: int
@@ -67,8 +68,8 @@ class World:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """The process group of all ranks, or None if there is only one rank."""
-        return dist.group.WORLD if self.size > 1 else None
+        """The process group of all ranks, or None if there are no process groups."""
+        return None if self.mesh is None else dist.group.WORLD
 
     def all_gather_small(self, tensor: Tensor) -> list[Tensor]:
         """Return the CPU tensors of all ranks, in rank order (collective).
@@ -84,7 +85,7 @@ class World:
         return list(torch.cat(rows).unbind())
 
     def barrier(self) -> None:
-        if self.size > 1:
+        if self.group is not None:
             with hooked("barrier"):
                 dist.barrier()
 

@@ -1,8 +1,9 @@
 """DDP: every rank stores a copy of the backbone, and gradients are summed one bucket at a time."""
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from trainer.world import World
 
 _BUCKET = 25 << 20  # in bytes; torch's default
+# torch 2.11, with which `benchmarks.gpu` also runs, has only the older name of the option.
+_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+_NO_BUFFERS_IN_FORWARD: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False
+}
 
 
 class DDP(StrategyKind):
@@ -51,7 +57,7 @@ class DDPStrategy(Strategy):
 
     def __init__(self, backbone: "Backbone") -> None:
         super().__init__(backbone)
-        self._wrapper = DistributedDataParallel(backbone, forward_sync_buffers=False)
+        self._wrapper = DistributedDataParallel(backbone, **_NO_BUFFERS_IN_FORWARD)
         self._wrapper.register_comm_hook(None, sum_gradients)
         self._has_warmed_up = False
 
