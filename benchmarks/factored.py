@@ -8,7 +8,6 @@ consolidations are measured separately.
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -18,7 +17,6 @@ from benchmarks.timing import Row, ratio_row, take_turns
 from heads import ClassHead, FactoredHead
 from heads.losses import LOSSES, Quadratic, SphericalSoftmax
 from heads.losses.spherical import SphericalLoss
-from heads.weights import ClassWeights
 
 FEW, MANY = 10_000, 4_000_000
 DIM, BATCH = 128, 64
@@ -26,22 +24,12 @@ _RATE, _DECAY = 0.1, 5e-4
 _RUN_STEPS = 300
 
 
-class QuickHead(FactoredHead):
-    """A factored head whose initial rows come from torch's generator instead of (seed, class)."""
-
-    def initial_rows(
-        self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
-    ) -> np.ndarray:
-        rows: np.ndarray = torch.empty(weights.num_held, self.dim).normal_(0, std).numpy()
-        return rows
-
-
 def rows() -> Iterator[Row]:
     """Compare factored steps with many and with few classes, and a dense step.
 
     Also time a consolidation.
     """
-    few, many = (QuickHead(DIM, classes, SphericalSoftmax()) for classes in (FEW, MANY))
+    few, many = (FactoredHead(DIM, classes, SphericalSoftmax()) for classes in (FEW, MANY))
     plain = ClassHead(DIM, FEW, SphericalSoftmax(), bias=False)
     contenders = {
         "few": lambda: _factored_step(few),
@@ -104,7 +92,7 @@ def _count(kind: str, lowest: float) -> int:
 
     Features are clamped to at least `lowest`.
     """
-    head = QuickHead(DIM, FEW, LOSSES[kind]())
+    head = FactoredHead(DIM, FEW, LOSSES[kind]())
     centers = torch.randn(FEW, DIM)
     for _ in range(_RUN_STEPS):
         labels = torch.randint(FEW, (BATCH,))

@@ -4,7 +4,15 @@ Contenders take turns in each round. The table shows the median ratio over round
 target. To build a cover tree of a million classes, run `python -m benchmarks.cover_tree`.
 """
 
-from benchmarks import cover_tree, factored, head_step, peak_memory, slc, smooth_topk
+from benchmarks import (
+    cover_tree,
+    factored,
+    head_step,
+    initial_rows,
+    peak_memory,
+    slc,
+    smooth_topk,
+)
 from benchmarks.report import Sections, command_line, report
 
 SECTIONS: Sections = {
@@ -16,6 +24,7 @@ SECTIONS: Sections = {
     "smooth_topk": smooth_topk.costs,
     "gradient_errors": smooth_topk.errors,
     "factored": factored.rows,
+    "initial_rows": initial_rows.rows,
     "peak_memory": peak_memory.peaks,
     "cover_tree": cover_tree.rows,
     "slc": slc.rows,

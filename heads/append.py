@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from heads.collectives import all_gather_rows, all_reduce_max, group_rank, group_size
 from heads.factored import FactoredHead
 from heads.head import ClassHead
-from heads.initial_rows import initial_bias
+from heads.initial_rows import initial_bias, initial_rows
 from heads.tree import LabelTree
 from heads.weights import ClassWeights, shard_range
 
@@ -75,14 +75,13 @@ def append_classes(
     weights = head.engine.weights.rebuilt(tree, head.engine.weights.device)
     move = partial(_moved_rows, head=head, moved=moved, weights=weights)
     rows = move(head.weight.detach())
-    rows += torch.from_numpy(
-        head.initial_rows(weights, seed=seed, std=init_std, first_class=first)
-    ).to(rows)
+    rows += initial_rows(
+        weights, head.dim, seed=seed, std=init_std, first_class=first, dtype=rows.dtype
+    )
     parameters = {"weight": nn.Parameter(rows)}
     if head.bias is not None:
         entries = move(head.bias.detach())
-        started = initial_bias(weights, head.loss, first_class=first)
-        entries += torch.from_numpy(started).to(entries)
+        entries += initial_bias(weights, head.loss, first_class=first)
         parameters["bias"] = nn.Parameter(entries)
     for name, parameter in parameters.items():
         if optimizer is not None:

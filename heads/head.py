@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -121,9 +120,9 @@ class ClassHead(nn.Module):
                 _checked_weights(class_weights, self.tree.num_classes, device), ignore_index
             ),
         )
-        rows = self.initial_rows(weights, seed=seed, std=init_std)
-        self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
-        entries = torch.from_numpy(initial_bias(weights, self.loss)).to(device, dtype)
+        rows = initial_rows(weights, dim, seed=seed, std=init_std, dtype=dtype)
+        self.weight = nn.Parameter(rows)
+        entries = initial_bias(weights, self.loss).to(dtype)
         has_bias = not logits.normalizes if bias is None else bias
         self.bias = nn.Parameter(entries) if has_bias else None
         log_scale = torch.tensor(math.log(logits.scale), device=device, dtype=dtype)
@@ -310,12 +309,6 @@ class ClassHead(nn.Module):
 
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(facts)
-
-    def initial_rows(
-        self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
-    ) -> np.ndarray:
-        """Return the initial rows [n, dim]; see `heads/initial_rows.py`. Can be overridden."""
-        return initial_rows(weights, self.dim, seed=seed, std=std, first_class=first_class)
 
 
 def _checked_counts(counts: Tensor, num_classes: int) -> Tensor:

@@ -1,64 +1,100 @@
-"""Initial values of a head.
+"""Initial values of a head, computed on its device.
 
-They depend only on (seed, class, column), so they are the same for every world size.
+The vector of a leaf is a function of (seed, class, column) only: each number is computed from a
+hash of these three integers, not drawn from the state of a generator. It is therefore the same for
+every world size and on every device, except that log and cos may differ in the last bits of
+float64. Rounding to float32 hides this difference in all but about one of 10^8 numbers.
+
+Rows are generated in blocks, so the memory needed in addition to the rows does not depend on their
+number.
 """
 
+import math
+
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from heads.losses import Loss
 from heads.weights import ClassWeights
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_ROWS_AT_ONCE = 1 << 14
+# The constants of splitmix64 (Steele, Lea, Flood 2014) as int64. Integer products and sums of torch
+# wrap around, so they have the same bits as those of uint64.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
 
 def initial_rows(
-    weights: ClassWeights, dim: int, *, seed: int, std: float, first_class: int = 0
-) -> NDArray[np.float32]:
-    """Return the initial rows [n, dim] of this rank's nodes.
+    weights: ClassWeights,
+    dim: int,
+    *,
+    seed: int,
+    std: float,
+    first_class: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return the initial rows [n, dim] of this rank's nodes, on the device of `weights`.
 
     They are normally distributed for leaves whose class is at least `first_class`, and zero for all
     other nodes.
     """
-    tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
-    classes = tree.class_of_node[nodes]
-    leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
-    rows = np.zeros((len(nodes), dim), dtype=np.float32)
-    rows[leaves] = normal_rows(classes[leaves], dim, seed=seed, std=std)
+    tree, device = weights.tree, weights.device
+    rows = torch.zeros(weights.num_held, dim, dtype=dtype, device=device)
+    at_once = _rows_at_once(dim, device)
+    for start in range(weights.start, weights.stop, at_once):
+        nodes = slice(start, min(start + at_once, weights.stop))
+        classes = tree.class_of_node[nodes]
+        leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
+        drawn = normal_rows(torch.from_numpy(classes[leaves]).to(device), dim, seed=seed, std=std)
+        positions = torch.from_numpy(leaves + (start - weights.start)).to(device)
+        rows.index_copy_(0, positions, drawn.to(dtype))
     return rows
 
 
-def initial_bias(weights: ClassWeights, loss: Loss, *, first_class: int = 0) -> NDArray[np.float32]:
-    """Return the initial bias [n] of this rank's nodes.
+def initial_bias(weights: ClassWeights, loss: Loss, *, first_class: int = 0) -> Tensor:
+    """Return the initial bias [n] of this rank's nodes, on the device of `weights`.
 
     It is the loss's initial value at roots and zero at all other nodes, so that the value occurs
     once in the path sum of every class. Roots whose class is below `first_class` are also zero.
     """
-    tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
+    tree, nodes = weights.tree, slice(weights.start, weights.stop)
     roots = tree.parent[nodes] < 0
     if first_class:
         roots &= tree.class_of_node[nodes] >= first_class
-    return np.where(roots, loss.initial_bias(tree.num_classes), 0).astype(np.float32)
+    at_roots = torch.from_numpy(roots).to(weights.device)
+    return torch.where(at_roots, loss.initial_bias(tree.num_classes), 0.0)
 
 
-def normal_rows(rows: NDArray[np.int64], dim: int, *, seed: int, std: float) -> NDArray[np.float32]:
-    """Return normal deviates [len(rows), dim]: the Box-Muller transform of hashes of (seed, row,
-    column)."""
-    columns = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
-    start = _mix(np.array([seed], dtype=np.uint64) + _GOLDEN)
-    result = np.empty((len(rows), dim), dtype=np.float32)
-    for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        ids = rows[begin : begin + _ROWS_AT_ONCE].astype(np.uint64)
-        bits = _mix(_mix(start + ids * _GOLDEN)[:, None] + columns)
-        radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)) + 0.5) / 2**32))
-        angle = 2 * np.pi * ((bits & np.uint64(0xFFFFFFFF)) / 2**32)
-        result[begin : begin + len(ids)] = std * radius * np.cos(angle)
-    return result
+def normal_rows(classes: Tensor, dim: int, *, seed: int, std: float) -> Tensor:
+    """Return float32 normal deviates [n, dim] for `classes` [n], int64.
+
+    They are the Box-Muller transform of hashes of (seed, class, column): the upper half of a hash
+    gives the radius, the lower half the angle. `_mix` is a bijection, so two classes never have the
+    same hashes.
+    """
+    columns = torch.arange(1, dim + 1, device=classes.device) * _GOLDEN
+    of_seed = _mix(torch.full((1,), seed, device=classes.device) + _GOLDEN)
+    of_class = _mix(of_seed + classes * _GOLDEN)
+    bits = _mix(of_class.unsqueeze(1) + columns)
+    radius = _shifted(bits, 32).double().add_(0.5).mul_(2**-32).log_().mul_(-2).sqrt_()
+    angle = bits.bitwise_and_(0xFFFFFFFF).double().mul_(2 * math.pi / 2**32)
+    return radius.mul_(std).mul_(angle.cos_()).float()
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+def _rows_at_once(dim: int, device: torch.device) -> int:
+    """Return the number of rows in a block: 2 MiB of float64 per temporary on a CPU, which stays in
+    its caches, and 32 MiB on a GPU, where running a kernel should take longer than launching it."""
+    numbers = 1 << 18 if device.type == "cpu" else 1 << 22
+    return max(1, numbers // dim)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Apply the finalizer of splitmix64 in place."""
+    for shift, factor in _MIX:
+        bits.bitwise_xor_(_shifted(bits, shift)).mul_(factor)
+    return bits.bitwise_xor_(_shifted(bits, 31))
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """Shift int64 to the right by `by` bits, with zeros on the left as for uint64."""
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)

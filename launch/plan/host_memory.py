@@ -25,9 +25,9 @@ HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
 _PROCESS_BYTES = 450 << 20
 _INT64 = 8
 _SAMPLED = 1000
-# Bytes per node of the label tree while the head is built and afterwards, and the number of copies
-# of the initial rows while the head is built. Measured with 300,000 classes and 9 or 41 columns.
-_TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
+# Bytes per node of the label tree while the head is built and afterwards. Measured with 300,000 and
+# 2,000,000 classes.
+_TREE_BYTES, _KEPT_TREE_BYTES = 64, 57
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,14 @@ def host_memory(
     kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
     # While the head is built: a tuple of the class names, and each class's number of samples.
     building = kept + 2 * _INT64 * classes
-    rows = head.shard
-    tree, kept_tree = _TREE_BYTES * nodes + int(_ROW_COPIES * rows), _KEPT_TREE_BYTES * nodes
+    # The initial rows are generated on the device.
+    rows = head.shard if cluster.machine.kind == "cpu" else 0
     lines = [
         HostLine("Python and libraries", *[_PROCESS_BYTES] * 3),
         HostLine("class list", parsing, building, kept),
         HostLine("label vectors", 0, label_vectors, label_vectors),
-        HostLine("label tree and first rows", 0, tree, kept_tree),
+        HostLine("label tree", 0, _TREE_BYTES * nodes, _KEPT_TREE_BYTES * nodes),
+        HostLine("first rows", 0, rows, 0),
         HostLine("checkpoint being written", 0, 0, _checkpoint(recipe, backbone, head, cluster)),
     ]
     if cluster.machine.kind == "cpu":

@@ -8,6 +8,7 @@ from torch import Tensor
 from heads import ClassHead
 from heads.append import append_classes
 from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.initial_rows import normal_rows
 from heads.losses import CrossEntropy, SmoothTopK
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
 from heads.topk import largest_columns
@@ -86,6 +87,16 @@ def test_a_head_moved_to_the_device_matches_a_head_created_there(device, kind):
     moved = ClassHead(5, tree, make_loss(kind, 13), **options).to(device)
     features, labels, _ = problem(tree, num_rows=9, dim=5)
     check(step(moved, features.float(), labels), step(made, features.float(), labels))
+
+
+def test_initial_rows_match_the_cpu(device):
+    """log and cos may differ in the last bits of float64, so a few float32 numbers may round
+    differently."""
+    classes = torch.arange(5_000) * 20_011
+    here, there = (normal_rows(classes.to(each), 64, seed=9, std=0.5) for each in ("cpu", device))
+    assert there.device.type == device.type
+    torch.testing.assert_close(there.cpu(), here, rtol=2e-7, atol=0)
+    assert (there.cpu() != here).sum() <= 3
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

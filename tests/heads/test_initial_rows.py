@@ -1,0 +1,112 @@
+"""Initial rows are normal deviates that depend only on (seed, class, column)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heads import ClassHead, CrossEntropy
+from heads.initial_rows import initial_rows, normal_rows
+from heads.tree import LabelTree
+from heads.weights import ClassWeights
+from tests.heads.cases import WEIGHTINGS, label_tree
+
+CPU = torch.device("cpu")
+NUM_CLASSES, DIM = 9_001, 64  # a block has 4,096 rows, so this is three blocks
+_MASK = (1 << 64) - 1
+
+
+def mixed(value: int) -> int:
+    """The finalizer of splitmix64, in Python integers."""
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
+    return value ^ value >> 31
+
+
+def deviate(seed: int, class_id: int, column: int) -> float:
+    golden = 0x9E3779B97F4A7C15
+    of_class = mixed((mixed((seed + golden) & _MASK) + class_id * golden) & _MASK)
+    bits = mixed((of_class + (column + 1) * golden) & _MASK)
+    radius = math.sqrt(-2 * math.log(((bits >> 32) + 0.5) / 2**32))
+    return radius * math.cos(2 * math.pi * (bits & 0xFFFFFFFF) / 2**32)
+
+
+def rows_of(num_classes: int, dim: int = DIM, seed: int = 5) -> Tensor:
+    weights = ClassWeights(LabelTree.dense(num_classes), device=CPU)
+    return initial_rows(weights, dim, seed=seed, std=1.0)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 1])
+def test_each_number_is_the_box_muller_transform_of_a_hash(seed):
+    classes = [0, 1, 4_095, 4_096, 10**8, 2**33]
+    got = normal_rows(torch.tensor(classes), 9, seed=seed, std=1.0)
+    want = [[deviate(seed, class_id, column) for column in range(9)] for class_id in classes]
+    torch.testing.assert_close(got, torch.tensor(want), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_rows_depend_on_neither_the_shards_nor_the_blocks(weighting, num_ranks):
+    tree = label_tree(weighting, NUM_CLASSES)
+    shards = [
+        initial_rows(
+            ClassWeights(tree, group_rank=rank, group_size=num_ranks, device=CPU),
+            DIM,
+            seed=5,
+            std=1.0,
+        )
+        for rank in range(num_ranks)
+    ]
+    leaves = np.flatnonzero((tree.class_of_node >= 0) & ~tree.has_children)
+    classes = torch.from_numpy(tree.class_of_node[leaves])
+    want = torch.zeros(tree.num_nodes, DIM)
+    want[torch.from_numpy(leaves)] = normal_rows(classes, DIM, seed=5, std=1.0)
+    assert torch.equal(torch.cat(shards), want)
+
+
+def test_a_head_has_the_same_rows_in_every_dtype():
+    float32, float64, bf16 = (
+        ClassHead(8, 50, CrossEntropy(), seed=2, dtype=dtype).weight.detach()
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    )
+    assert torch.equal(float64, float32.double())
+    assert torch.equal(bf16, float32.bfloat16())
+
+
+def test_the_moments_are_those_of_a_normal_distribution():
+    """Each tolerance is five standard deviations of the estimate."""
+    rows = rows_of(20_000).double()
+    count = rows.numel()
+    for power, expected in ((1, 0), (2, 1), (3, 0), (4, 3), (5, 0), (6, 15)):
+        variance = math.prod(range(1, 2 * power, 2)) - expected**2
+        assert abs(rows.pow(power).mean() - expected) < 5 * math.sqrt(variance / count)
+    share = float((rows.abs() > 3).double().mean())
+    tail = math.erfc(3 / math.sqrt(2))
+    assert abs(share - tail) < 5 * math.sqrt(tail / count)
+
+
+def test_rows_columns_and_seeds_are_uncorrelated():
+    rows, others = rows_of(4_000), rows_of(4_000, seed=6)
+    count = rows[1:].numel()
+    for first, second in (
+        (rows[1:], rows[:-1]),
+        (rows[1:], others[1:]),
+        (rows[1:], others[:-1]),
+        (rows[:, 1:], rows[:, :-1]),
+        (rows[1:, 1:], rows[:-1, :-1]),
+        (rows[1:].square() - 1, rows[:-1].square() - 1),
+    ):
+        correlation = (first * second).mean() / (first.std() * second.std())
+        assert abs(correlation) < 5 / math.sqrt(0.98 * count)
+    # All pairs of rows: the cosine of two independent rows has a standard deviation of d ** -0.5.
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    cosines = (unit @ unit.T).fill_diagonal_(0)
+    assert 0.99 < cosines.std() * math.sqrt(DIM) < 1.01
+    assert cosines.abs().max() < 0.85
+
+
+def test_no_two_rows_are_equal():
+    rows = rows_of(200_000, dim=2)
+    assert len(rows.unique(dim=0)) == len(rows)
