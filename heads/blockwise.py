@@ -31,13 +31,15 @@ class BlockwiseLogits:
     `features_Gd` are the features after the logit map, multiplied by its scale. `rows` and `bias`
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
-    memory used for logits. `choice` contains the classes that the loss selected (None: all).
+    memory used for logits. `caches_blocks` makes blocks small enough for the cache of a CPU.
+    `choice` contains the classes that the loss selected (None: all).
     """
 
     weights: ClassWeights
     loss: Loss
     logit_map: LogitMap
     memory_bytes: int
+    caches_blocks: bool
     features_Gd: Tensor
     labels_G: Tensor
     rows: NodeValues
@@ -78,7 +80,7 @@ class BlockwiseLogits:
         """
         rows, dim = self.features_Gd.shape
         piece = self.memory_bytes // 8
-        if self.features_Gd.device.type == "cpu":
+        if self.caches_blocks:
             piece = min(piece, _CACHED_BYTES)
         copies_rows = self.logit_map.normalizes or not self.weights.is_plain
         widest = max(rows, dim if copies_rows else 1)

@@ -29,13 +29,14 @@ def build_head(
     class_counts: np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
     class_paths: Sequence[Sequence[str]] | None = None,
+    tree: LabelTree | None = None,
 ) -> ClassHead:
     """Build the head of a recipe.
 
     Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths` [K]
-    (names of the nodes above each class, from the root down). `class_counts` [K] is the number of
-    training samples per class. Balanced class weights, priors and the noise distribution of nce
-    require it.
+    (names of the nodes above each class, from the root down), unless `tree` is given.
+    `class_counts` [K] is the number of training samples per class. Balanced class weights, priors
+    and the noise distribution of nce require it.
 
     Raises ValueError if `config.num_classes` or the label vectors do not match `num_classes`.
     """
@@ -44,13 +45,14 @@ def build_head(
             f"head.num_classes is {config.num_classes}, but the shards have {num_classes} classes: "
             "correct or remove head.num_classes, or set data.shards to the intended shards"
         )
-    tree = build_tree(
-        config,
-        num_classes=num_classes,
-        label_vectors=label_vectors,
-        class_names=class_names,
-        class_paths=class_paths,
-    )
+    if tree is None:
+        tree = build_tree(
+            config,
+            num_classes=num_classes,
+            label_vectors=label_vectors,
+            class_names=class_names,
+            class_paths=class_paths,
+        )
     weights = _class_weights(config.class_weights, num_classes, class_counts)
     options: dict[str, Any] = {
         "mesh": mesh,

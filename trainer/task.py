@@ -382,7 +382,7 @@ class Task(nn.Module):
     def _defers(self) -> bool:
         synchronous, reason = self.recipe.train.synchronous, None
         optimizers = [self.strategy.optimizer, self.head_optimizer]
-        if not self.strategy.can_defer:
+        if self.world.size > 1 and not self.recipe.train.strategy.can_defer:
             reason = f"train.strategy.kind is {self.recipe.train.strategy.kind}"
         elif self.head_optimizer is None:
             reason = f"head.weights.kind is {self.recipe.head.weights.kind}"

@@ -5,6 +5,7 @@ The real encoder runs on fake tensors (`FakeTensorMode`) of the real shapes, so 
 on the architecture.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from launch.plan.operations import OperationRecorder, Work
+from launch.plan.operations import OperationRecorder, Operations
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import BATCH_NORMS, apply_batch_norm_mode
 from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
@@ -46,15 +47,15 @@ class BackboneCost:
     dim: int
     rows: int
     units: tuple[Shapes, ...]
-    buffers: int
+    buffer_shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     inputs: int
     batch_norms: tuple[int, ...]
     norms_again: tuple[int, ...]
     activations: int
     backward_peak: int
     feature_itemsize: int
-    forward: tuple[Work, ...]
-    backward: tuple[Work, ...]
+    forward: Operations
+    backward: Operations
 
     @property
     def numel(self) -> int:
@@ -68,7 +69,12 @@ class BackboneCost:
     @property
     def flops(self) -> int:
         """Floating-point operations of matrix products and convolutions, forward and backward."""
-        return sum(work.flops for work in (*self.forward, *self.backward))
+        return sum(each.flops * num for each, num in (self.forward + self.backward).items())
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of the buffers."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.buffer_shapes)
 
 
 def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
@@ -98,14 +104,14 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
             stack.enter_context(CudaRules(autocast=half is not None))
         with recorder:
             features = backbone(inputs)
-            activations, forward = recorder.live, tuple(recorder.work)
+            activations, forward = recorder.live, recorder.operations
             recorder.reset()
             features.backward(torch.empty_like(features))
     return BackboneCost(
         dim=backbone.dim,
         rows=rows,
         units=units,
-        buffers=_bytes(backbone.buffers()),
+        buffer_shapes=tuple((tuple(each.shape), each.dtype) for each in backbone.buffers()),
         inputs=_bytes(iter(inputs.values())),
         batch_norms=norms,
         norms_again=again,
@@ -113,7 +119,7 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         backward_peak=recorder.peak,
         feature_itemsize=features.itemsize,
         forward=forward,
-        backward=tuple(recorder.work),
+        backward=recorder.operations,
     )
 
 

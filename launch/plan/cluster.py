@@ -14,12 +14,17 @@ from typing import Literal
 import psutil
 import torch
 
+from launch.plan.operation_timer import OperationTimer
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
 
 # Assumed latency of a small NCCL collective, of the order of magnitude that nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
+# Assumed time that the host needs to launch an operation of torch, and that a device is idle after
+# the host has waited for it.
+_LAUNCH_SECONDS = 5e-6
+_WAIT_SECONDS = 20e-6
 _BITS = 8
 # Assumes one network adapter per GPU, as in the vendors' own servers with eight GPUs. --link-gbps
 # overrides these rates.
@@ -45,6 +50,9 @@ class Machine:
     flops: dict[str, float]
     link: float
     network: float
+    launch_seconds: float = _LAUNCH_SECONDS
+    wait_seconds: float = _WAIT_SECONDS
+    timer: OperationTimer | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,9 @@ def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
         flops=dict.fromkeys(("fp32", "bf16", "fp16"), flops),
         link=_LOOPBACK / ranks,
         network=(link_gbps or _OTHER_GBPS) * 1e9 / _BITS / ranks,
+        launch_seconds=0.0,
+        wait_seconds=0.0,
+        timer=OperationTimer(max(1, torch.get_num_threads() // ranks)),
     )
 
 

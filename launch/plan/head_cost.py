@@ -1,6 +1,6 @@
-"""The cost of the head: its shard, rows per call, blocks, and the memory saved for backward.
+"""The shape of the head: its shard, rows per call, blocks, and the memory saved for backward.
 
-The loss's memory and traffic per logit are measured on one small block.
+The loss's memory per logit is measured on one small block.
 """
 
 import math
@@ -31,19 +31,17 @@ _VECTOR_DIM = 300
 
 @dataclass(frozen=True)
 class LossCost:
-    """The cost of a loss in bytes per logit, in addition to the float32 logit itself.
+    """The memory of a loss in bytes per logit, in addition to the float32 logit itself.
 
     width: numbers per row that ranks exchange. kept: bytes that the graph saves for backward.
-    peak: largest number of live bytes during forward and backward of a block. forward, backward:
-    bytes read and written. constants: bytes per class that the loss stores.
+    peak: largest number of live bytes during forward and backward of a block. constants: bytes per
+    class that the loss stores.
     """
 
     width: int
     couples_rows: bool
     kept: float
     peak: float
-    forward: float
-    backward: float
     constants: float
 
 
@@ -59,10 +57,8 @@ def measure_loss(loss: Loss) -> LossCost:
         view = Block.of(classes, labels, labels, leaf, _weights(loss))
         with torch.enable_grad():
             work = ComputedBlock(leaf, view, loss.statistics(leaf, view))
-        kept, forward = recorder.live, sum(each.bytes for each in recorder.work)
-        recorder.work = []
+        kept = recorder.live
         gradient = work.gradient_of_logits(tuple(torch.ones_like(stat) for stat in work.stats))
-        backward = sum(each.bytes for each in recorder.work)
     del gradient
     per = logits.numel()
     identity = loss.identity(torch.zeros(1))
@@ -71,8 +67,6 @@ def measure_loss(loss: Loss) -> LossCost:
         couples_rows=loss.couples_rows,
         kept=kept / per,
         peak=recorder.peak / per,
-        forward=forward / per,
-        backward=backward / per,
         constants=_constant_bytes(loss) / _CLASSES,
     )
 
@@ -104,7 +98,7 @@ class HeadShape:
     normalizes: the vectors of a block are divided by their norms.
     computed: classes of this rank whose logits a step computes, in `blocks` of `block_classes`.
     graphs: the graphs of all blocks are kept until backward. Otherwise, a buffer of `kept_numbers`
-    logits is kept, and the share `kept_share` of the logits is not recomputed.
+    logits is kept, and backward does not recompute the logits of the first `saved` blocks.
     itemsize: bytes per number in matrix products; feature_itemsize: bytes per number in features.
     """
 
@@ -124,7 +118,7 @@ class HeadShape:
     block_classes: int
     graphs: bool
     kept_numbers: int
-    kept_share: float
+    saved: int
     itemsize: int
     feature_itemsize: int
 
@@ -180,7 +174,7 @@ def head_shape(
         block_classes=min(blocks.classes, computed),
         graphs=blocks.graphs,
         kept_numbers=blocks.kept_numbers,
-        kept_share=blocks.kept_share,
+        saved=blocks.saved,
         itemsize=itemsize,
         feature_itemsize=backbone.feature_itemsize,
     )
@@ -201,7 +195,7 @@ class _Blocks:
     classes: int
     graphs: bool
     kept_numbers: int
-    kept_share: float
+    saved: int
 
     @classmethod
     def cut(
@@ -219,8 +213,8 @@ class _Blocks:
         """Divide the classes into blocks by running the engine's own code on fake tensors."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
-            features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")
-            logits = _logits(features, _Weights(plain), logit_map, memory_bytes)
+            features = torch.empty(rows, dim, dtype=compute)
+            logits = _logits(features, _Weights(plain), logit_map, memory_bytes, cuda=cuda)
             size = logits.classes_at_once()
             blocks: list[Any] = [
                 _Sized(range(start, min(start + size, computed)))
@@ -230,9 +224,8 @@ class _Blocks:
             buffer = saved.buffer(0)
             numbers = 0 if buffer is None else buffer.numel()
         # The last part of the buffer is scratch space for the blocks that are not saved.
-        lasting = numbers - (rows * min(size, computed) if numbers < rows * computed else 0)
-        share = 1.0 if saved.graphs else lasting / max(1, rows * computed)
-        return cls(len(blocks), size, saved.graphs, numbers, share)
+        num_saved = len(blocks) if numbers >= rows * computed else numbers // (rows * size) - 1
+        return cls(len(blocks), size, saved.graphs, numbers, num_saved)
 
 
 @dataclass(frozen=True)
@@ -246,7 +239,7 @@ class _Sized:
 
 
 def _logits(
-    features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int
+    features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int, *, cuda: bool
 ) -> BlockwiseLogits:
     nothing: Any = None
     return BlockwiseLogits(
@@ -254,6 +247,7 @@ def _logits(
         loss=nothing,
         logit_map=logit_map,
         memory_bytes=memory_bytes,
+        caches_blocks=not cuda,
         features_Gd=features,
         labels_G=nothing,
         rows=nothing,

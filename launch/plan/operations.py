@@ -4,12 +4,15 @@ Under `FakeTensorMode` nothing is computed or allocated, so models of any size c
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -23,17 +26,65 @@ aten = torch.ops.aten
 Products = Literal["half", "convolution", "single"]
 _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 
+# Operations that return a tensor without starting a kernel, in addition to views.
+_WITHOUT_KERNEL = (
+    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
+    *(aten.new_empty, aten.new_empty_strided, aten.scalar_tensor, aten._unsafe_view),
+    *(aten.lift_fresh, aten.resize_, aten.set_, aten.as_strided_),
+)
+# Operations that read only the selected rows or elements of their first tensor.
+_SELECTING = (aten.index, aten.index_select, aten.gather, aten.embedding)
+# Operations that change only the selected rows or elements of their first tensor.
+_CHANGING_PARTS = (
+    *(aten.index_put_, aten.index_add_, aten.index_copy_, aten.scatter_, aten.scatter_add_),
+    aten.index_fill_,
+)
+# Operations that do not read the tensor that they write.
+_OVERWRITING = (aten.copy_, aten.fill_, aten.zero_, aten._foreach_copy_)
+_EMBEDDING_BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
+# A kernel for lists of tensors processes at most this many chunks, and, depending on the number of
+# lists, this many tensors per launch (ATen/native/cuda/MultiTensorApply.cuh).
+_CHUNK, _CHUNKS = 65_536, 320
+_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+
 
 @dataclass(frozen=True)
-class Work:
+class TensorShape:
+    """What the time of an operation depends on in one of its tensors."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation and its arguments, with a `TensorShape` for each tensor."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Operation:
     """The work of one operation.
 
     flops: floating-point operations of its matrix products. bytes: bytes read and written.
+    launches: kernels that it launches on a GPU. waits: 1 if the host needs its result, and must
+    wait for the device. call: None for an operation that cannot be repeated, such as a collective.
     """
 
-    flops: int
-    bytes: int
-    products: Products
+    flops: int = 0
+    bytes: int = 0
+    products: Products = "single"
+    launches: int = 1
+    waits: int = 0
+    call: Call | None = None
+
+
+# How often each operation occurs. Numbers can be negative in differences between two runs.
+Operations = Counter[Operation]
 
 
 class OperationRecorder(TorchDispatchMode):
@@ -41,6 +92,10 @@ class OperationRecorder(TorchDispatchMode):
 
     known: tensors whose storages are not counted as live. temporaries: maps an operation to the
     number of float32 copies of its first tensor that it allocates while it runs.
+
+    Under `FakeTensorMode`, the size of some results would depend on values, which do not exist.
+    `nonzero` and `unique` then return as many elements as they get. Indexing with a mask returns
+    half of them, so that a loop that ends with an empty selection ends.
     """
 
     def __init__(
@@ -52,15 +107,21 @@ class OperationRecorder(TorchDispatchMode):
         self._live: dict[int, weakref.ref[Any]] = {}
         self.live = 0
         self.peak = 0
-        self.work: list[Work] = []
+        self.operations: Operations = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        sized = _SIZED_BY_VALUES.get(func._overloadpacket)
+        waits = sized is not None or _has_mask(func, args)
+        if waits and isinstance(args[0], FakeTensor):
+            out = (sized or _selected)(*args)
+        else:
+            out = func(*args, **kwargs)
         outputs = _tensors(out)
-        self._record(func, args, kwargs, out, outputs)
+        if launches := _launches(func, args, outputs):
+            self.operations[_operation(func, args, kwargs, out, launches, waits=waits)] += 1
         for tensor in outputs:
             self._track(tensor)
         if copies := self._temporaries.get(func._overloadpacket):
@@ -68,18 +129,8 @@ class OperationRecorder(TorchDispatchMode):
         return out
 
     def reset(self) -> None:
-        """Clear the work and restart the peak at the bytes that are live now."""
-        self.work, self.peak = [], self.live
-
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
-        if any(
-            r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
-        ):
-            return  # a view
-        inputs = _tensors((args, kwargs))
-        moved = sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
-        products = _products(func, inputs)
-        self.work.append(Work(_flops(func, args, kwargs, out), moved, products))
+        """Clear the operations and restart the peak at the bytes that are live now."""
+        self.operations, self.peak = Counter(), self.live
 
     def _track(self, tensor: Tensor) -> None:
         # Count storages, not tensors: a storage is live until the last of its views is freed.
@@ -96,8 +147,137 @@ class OperationRecorder(TorchDispatchMode):
         self.live -= size
 
 
+class HostReads(TorchFunctionMode):
+    """Records when the host reads fake tensors. They contain no numbers, so it reads zeros.
+
+    0 is a valid label and a finite loss. If the ranks exchange a list of integers, the host reads
+    its own integers for every rank. Reading several elements of a tensor is one wait. `truth` is
+    the value of every bool: true if they are the results of checks, false if they report errors.
+    """
+
+    def __init__(self, recorder: OperationRecorder, *, truth: bool = False) -> None:
+        super().__init__()
+        self._recorder, self._truth = recorder, truth
+        self._sent: list[int] = []
+        self._last: Any = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.tensor and isinstance(args[0], list) and len(args[0]) > 1:
+            self._sent = args[0]
+        if func not in _READS or not isinstance(args[0], FakeTensor):
+            return func(*args, **(kwargs or {}))
+        return _READS[func](self._read(args[0]))
+
+    def _read(self, tensor: Tensor) -> int:
+        storage, self._last = self._last, tensor.untyped_storage()
+        if storage is None or storage._cdata != self._last._cdata:
+            self._recorder.operations[Operation(bytes=tensor.itemsize, waits=1)] += 1
+        if tensor.dtype == torch.bool:
+            return self._truth
+        num_exchanged = self._last.nbytes() // tensor.itemsize
+        if tensor.dtype != torch.int64 or not self._sent or num_exchanged % len(self._sent):
+            return 0
+        return self._sent[tensor.storage_offset() % len(self._sent)]
+
+
+_READS: dict[Any, Any] = {
+    Tensor.item: lambda number: number,
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__index__: int,
+    Tensor.__float__: float,
+}
+
+
+def _nonzero(mask: Tensor) -> Tensor:
+    return mask.new_empty((mask.numel(), mask.ndim), dtype=torch.int64)
+
+
+def _unique(values: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    index = values.new_empty(values.numel(), dtype=torch.int64)
+    return values.new_empty(values.numel()), index, torch.empty_like(index)
+
+
+def _selected(tensor: Tensor, index: Any) -> Tensor:
+    mask = next(each for each in index if each is not None)
+    return tensor.new_empty((mask.numel() // 2, *tensor.shape[mask.ndim :]))
+
+
+_SIZED_BY_VALUES: dict[Any, Any] = {
+    aten.nonzero: _nonzero,
+    aten._unique2: _unique,
+    aten.repeat_interleave: lambda repeats, *_: torch.empty_like(repeats),
+}
+
+
+def _has_mask(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether the operation indexes with a mask, which makes the host wait for its sum."""
+    if func._overloadpacket not in (aten.index, aten.index_put_):
+        return False
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+
+
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _launches(func: Any, args: Any, outputs: list[Tensor]) -> int:
+    """Return the number of kernels: 0 for views and allocations, and 1 for most operations."""
+    packet = func._overloadpacket
+    if func.namespace not in ("aten", "c10d") or packet in _WITHOUT_KERNEL:
+        return 0
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        return 0  # a view
+    if func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")):
+        lists = [each for each in args if isinstance(each, list | tuple) and _tensors(each)]
+        chunks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
+        return max(-(-chunks // _CHUNKS), -(-len(lists[0]) // _TENSORS[min(len(lists), 5)]))
+    return int(any(tensor.numel() for tensor in outputs))
+
+
+def _operation(
+    func: Any, args: Any, kwargs: dict[str, Any], out: Any, launches: int, *, waits: bool
+) -> Operation:
+    if func.namespace == "c10d":  # `traffic.py` has the bytes and times of collectives
+        return Operation(launches=launches)
+    inputs = _tensors((args, kwargs))
+    return Operation(
+        flops=_flops(func, args, kwargs, out),
+        bytes=_moved(func, args, kwargs, out),
+        products=_products(func, inputs),
+        launches=launches,
+        waits=int(waits),
+        call=Call(func, _shapes(args), tuple((key, _shapes(kwargs[key])) for key in kwargs)),
+    )
+
+
+def _shapes(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return TensorShape(tuple(tree.shape), tree.stride(), tree.dtype)
+    return tuple(map(_shapes, tree)) if isinstance(tree, list | tuple) else tree
+
+
+def _moved(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
+    """Return the bytes that an operation reads and writes."""
+    packet = func._overloadpacket
+    read = _bytes((args, {key: value for key, value in kwargs.items() if key != "out"}))
+    written = _bytes(out)
+    if packet in _SELECTING:
+        return read - _bytes(args[0]) + 2 * written
+    if packet in _CHANGING_PARTS:
+        return 2 * (read - _bytes(args[0]))
+    if packet in _OVERWRITING:
+        return read - _bytes(args[0]) + written
+    if packet in _EMBEDDING_BAGS:
+        rows, index = args[:2]
+        return _bytes(args[1:]) + index.numel() * rows.shape[1] * rows.itemsize + _bytes(out[0])
+    return read + written
+
+
+def _bytes(tree: Any) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in _tensors(tree))
 
 
 def _products(func: Any, inputs: list[Tensor]) -> Products:

@@ -13,6 +13,7 @@ from launch.plan.device_memory import Memory, memory_of
 from launch.plan.head_cost import HeadShape, head_shape, measure_loss
 from launch.plan.host_memory import ClassListCost, HostMemory, host_memory
 from launch.plan.step_time import StepTime, step_time
+from launch.plan.trial_step import StepOperations, record_step
 from launch.plan.traffic import (
     batch_norm_traffic,
     engine_traffic,
@@ -42,6 +43,7 @@ class Plan:
     memory: Memory
     host: HostMemory
     collectives: tuple[Collective, ...]
+    operations: StepOperations
     time: StepTime
     samples: int | None
     parts: int
@@ -106,6 +108,7 @@ def make_plan(
     head = head_shape(recipe, backbone, classes, loss, cluster)
     strategy = _spread(recipe, backbone, ranks, passes=passes, parts=parts)
     collectives = _collectives(recipe, backbone, strategy, head, cluster, passes, parts)
+    operations = record_step(recipe, backbone, head, cluster)
     memory = memory_of(recipe, backbone, strategy, head, cluster, parts)
     return Plan(
         recipe=recipe,
@@ -125,8 +128,9 @@ def make_plan(
             capacity=request.main_memory,
         ),
         collectives=collectives,
+        operations=operations,
         time=step_time(
-            recipe, backbone, strategy, head, collectives, cluster, passes=passes, parts=parts
+            recipe, backbone, operations, collectives, cluster, passes=passes, parts=parts
         ),
         samples=num_samples(recipe, manifest, request.samples),
         parts=parts,

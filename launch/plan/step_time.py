@@ -6,42 +6,61 @@ of their group's slowest link, and overlap with the computation of their phase w
 allows it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster, Machine
-from launch.plan.head_cost import HeadShape
-from launch.plan.operations import Products, Work
+from launch.plan.operations import Operations, Products
+from launch.plan.trial_step import StepOperations
 from trainer.config import Recipe
-from trainer.strategies.cost import FLOAT32, Collective, Phase, Spread
+from trainer.strategies.cost import Collective, Phase
 
-Bound = Literal["compute", "memory bandwidth", "links in the node", "links between nodes"]
+Bound = Literal[
+    "compute", "memory bandwidth", "launches", "waits", "links in the node", "links between nodes"
+]
 PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Time of a phase in seconds, as limited by compute, memory bandwidth and communication."""
+    """Time of a phase in seconds, as limited by compute, memory bandwidth and communication.
+
+    launches: kernels that the host launches, which takes `launching` seconds. The device works
+    meanwhile, so only the longer of the two times counts. waits: how often the host waits for the
+    device, which is then idle for `waiting` seconds in all.
+    """
 
     phase: Phase
     compute: float
     memory: float
     links: float
     across: bool
+    launches: int
+    launching: float
+    waits: int
+    waiting: float
 
     @property
-    def seconds(self) -> float:
+    def device(self) -> float:
         return self.compute + self.memory + self.links
 
     @property
+    def seconds(self) -> float:
+        return max(self.device, self.launching) + self.waiting
+
+    @property
     def bound(self) -> Bound:
+        if self.launching > self.device:
+            return "launches"
         links: Bound = "links between nodes" if self.across else "links in the node"
         parts: dict[Bound, float] = {
             "compute": self.compute,
             "memory bandwidth": self.memory,
             links: self.links,
+            "waits": self.waiting,
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -58,15 +77,18 @@ class StepTime:
         return sum(phase.seconds for phase in self.phases)
 
     @property
-    def slowest(self) -> PhaseTime:
-        return max(self.phases, key=lambda phase: phase.seconds)
+    def launches(self) -> int:
+        return sum(phase.launches for phase in self.phases)
+
+    @property
+    def waits(self) -> int:
+        return sum(phase.waits for phase in self.phases)
 
 
 def step_time(
     recipe: Recipe,
     backbone: BackboneCost,
-    spread: Spread,
-    head: HeadShape,
+    step: StepOperations,
     collectives: Iterable[Collective],
     cluster: Cluster,
     *,
@@ -74,44 +96,59 @@ def step_time(
     parts: int,
 ) -> StepTime:
     """Return the time of one optimizer step on the rank with the most work."""
-    factored = recipe.head.weights.kind == "factored"
-    head_work = _factored_work(head) if factored else _head_work(head)
-    works: dict[Phase, list[Work]] = {
-        "forward": [*backbone.forward] * passes,
-        "head": [*head_work] * head.calls,
-        "backward": [*backbone.backward] * parts,
-        "optimizer": [_optimizer_work(recipe, spread, head)],
-        "step": [],
+    of_backbone: dict[Phase, tuple[Operations, int]] = {
+        "forward": (backbone.forward, passes),
+        "backward": (backbone.backward, parts),
     }
-    own = list(collectives)
-    phases = tuple(_phase(each, works[each], own, cluster, recipe) for each in PHASES)
-    flops = float(sum(work.flops for phase in works.values() for work in phase))
-    return StepTime(tuple(p for p in phases if p.seconds), flops)
+    own, phases, flops = list(collectives), [], 0
+    for phase in PHASES:
+        operations = Counter(step.phases.get(phase, {}))
+        each_time, times = of_backbone.get(phase, (Counter(), 0))
+        for operation, number in each_time.items():
+            operations[operation] += number * times
+        phases.append(_phase(phase, operations, own, cluster, recipe))
+        flops += sum(operation.flops * number for operation, number in operations.items())
+    return StepTime(tuple(p for p in phases if p.seconds), float(flops))
 
 
 def _phase(
     phase: Phase,
-    works: list[Work],
+    operations: Operations,
     collectives: list[Collective],
     cluster: Cluster,
     recipe: Recipe,
 ) -> PhaseTime:
+    machine = cluster.machine
     compute = memory = 0.0
-    for work in works:
-        at_peak = work.flops / _peak(cluster.machine, recipe, work.products)
-        moving = work.bytes / cluster.machine.bandwidth
+    for operation, number in operations.items():
+        at_peak = operation.flops / _peak(machine, recipe, operation.products)
+        moving = operation.bytes / machine.bandwidth
+        seconds = max(at_peak, moving)
+        if machine.timer is not None:
+            seconds = machine.timer.seconds(operation, otherwise=seconds)
         if at_peak >= moving:
-            compute += at_peak
+            compute += number * seconds
         else:
-            memory += moving
+            memory += number * seconds
     mine = [c for c in collectives if c.phase == phase]
     hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
     waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
     # Hidden collectives overlap with the work of the phase, so they add only the time by which they
     # exceed it.
     links = waited + max(0.0, hidden - compute - memory)
-    across = any(cluster.crosses_nodes(c.group) for c in mine)
-    return PhaseTime(phase, compute, memory, links, across)
+    launches = sum(each.launches * number for each, number in operations.items())
+    waits = sum(each.waits * number for each, number in operations.items())
+    return PhaseTime(
+        phase,
+        compute,
+        memory,
+        links,
+        any(cluster.crosses_nodes(c.group) for c in mine),
+        launches=launches,
+        launching=launches * machine.launch_seconds,
+        waits=waits,
+        waiting=waits * machine.wait_seconds,
+    )
 
 
 def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
@@ -123,45 +160,3 @@ def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
         case "single":
             arithmetic = "tf32" if recipe.train.tf32 else "fp32"
     return machine.flops.get(arithmetic, machine.flops["fp32"])
-
-
-def _head_work(head: HeadShape) -> list[Work]:
-    """Return the work for the logits, for recomputing them, and for all gradients of the head."""
-    products: Products = "half" if head.itemsize < FLOAT32 else "single"
-    product = 2 * head.logits * head.dim
-    again = 1 - head.kept_share
-    rows = head.nodes * head.dim
-    logits, loss = head.logits, head.loss
-    read = rows * FLOAT32 + logits * head.itemsize
-    back = int(read * (1 + again)) + rows * FLOAT32
-    if not head.classes.plain:  # the weight vector of a class is the sum over its path
-        read += int(rows * FLOAT32 * head.classes.depth)
-        back += int(rows * FLOAT32 * head.classes.depth * (1 + again))
-    return [
-        Work(product, read, products),
-        Work(0, int(logits * loss.forward), "single"),
-        Work(int(product * (2 + again)), back, products),
-        Work(0, int(logits * (loss.forward + loss.backward)), "single"),
-    ]
-
-
-def _factored_work(head: HeadShape) -> list[Work]:
-    """Return the float64 work of products of d x d matrices with the rows and with each other."""
-    d, rows = head.dim, head.rows
-    products = 2 * d * d * (4 * rows + 12 * d)
-    return [Work(products, 8 * (12 * d * d + 8 * rows * d), "single")]
-
-
-def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
-    """Return the work of an update.
-
-    An update reads the weights, gradients and moments, writes the weights and moments, and reads
-    and writes the averages.
-    """
-    shard = head.shard
-    if recipe.head.weights.kind == "factored":
-        shard = 0
-    passes = recipe.optimizer.passes
-    passes += 3 if recipe.train.ema is not None else 0
-    passes += 1  # the norm of the gradients
-    return Work(0, passes * (spread.updated + shard), "single")

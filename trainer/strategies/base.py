@@ -33,6 +33,9 @@ class StrategyKind(FrozenConfig, ABC):
     keeps_memory_format: ClassVar[bool] = False
     # Whether `Strategy.weights` are DTensors that are sharded by row.
     weights_are_dtensors: ClassVar[bool] = False
+    # Whether `Strategy.step` has no effect if the optimizer's `found_inf` is set; see
+    # `trainer/steps/deferred.py`.
+    can_defer: ClassVar[bool] = True
 
     kind: str
 
@@ -89,9 +92,6 @@ class Strategy:
     marks the forward pass whose backward pass sums the gradients over ranks.
     """
 
-    # Whether `step` has no effect if the optimizer's `found_inf` is set; see
-    # `trainer/steps/deferred.py`.
-    can_defer: ClassVar[bool] = True
     # The group over which the rows of `parameters` are sharded, or None if they are not sharded by
     # row.
     shard_group: ProcessGroup | None = None

@@ -59,6 +59,8 @@ class DeepSpeed(StrategyKind):
     shards the gradients, and stage 3 also shards the weights.
     """
 
+    can_defer: ClassVar[bool] = False
+
     kind: Literal["deepspeed"] = "deepspeed"
     stage: Literal[0, 1, 2, 3] = 2
 
@@ -113,8 +115,6 @@ class DeepSpeed(StrategyKind):
 
 class DeepSpeedStrategy(Strategy):
     """`deepspeed.initialize` applied to the backbone and its optimizer."""
-
-    can_defer: ClassVar[bool] = False
 
     def __init__(self, backbone: "Backbone", config: DeepSpeed, world: "World") -> None:
         super().__init__(backbone)

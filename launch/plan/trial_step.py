@@ -1,0 +1,267 @@
+"""Runs the trainer's own step on fake tensors, and records the operations of each phase.
+
+Everything but the backbone is the trainer's code for the recipe: micro-batches, head, collectives,
+clipping, optimizers, moving averages. The operations of the backbone are in `backbone_cost.py`; here
+a module with the same weights replaces it.
+
+Two things keep the run short. A mesh axis has at most two ranks, because more ranks only lengthen
+the tensors of an exchange. If the head has many blocks of classes, the step runs with few of them.
+All others are like the last full block, whose operations are the difference between two runs.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from data.loading.batch import Batch, Mixed
+from heads import LabelTree, build_head
+from launch.plan.backbone_cost import BackboneCost
+from launch.plan.classes import Classes
+from launch.plan.cluster import Cluster
+from launch.plan.head_cost import HeadShape
+from launch.plan.operations import HostReads, OperationRecorder, Operations
+from trainer.config import Recipe
+from trainer.steps.take import take_step
+from trainer.strategies.base import Strategy, StrategyKind
+from trainer.strategies.cost import Phase
+from trainer.task import Task
+from trainer.telemetry.phases import Phases
+from trainer.world import World
+
+_CPU = torch.device("cpu")
+# The head has at least one block that forward does not save, and a last block that may be smaller.
+_BLOCKS_AFTER_SAVED = 2
+_VECTOR_DIM = 300
+
+
+@dataclass(frozen=True)
+class StepOperations:
+    """The operations of a step on one rank, without the backbone's, by phase.
+
+    block: the operations of a class block in forward and backward, if the head has more blocks than
+    the run. defers: whether the host launches a step before it has read the results of the last.
+    """
+
+    phases: dict[Phase, Operations]
+    block: Operations
+    defers: bool
+
+
+def record_step(
+    recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
+) -> StepOperations:
+    """Return the operations of one step. `recipe` is the recipe of the planned run."""
+    trial = _Trial(recipe, backbone, head, cluster)
+    in_trial = min(head.blocks, head.saved + _BLOCKS_AFTER_SAVED)
+    if recipe.head.weights.kind == "factored":
+        phases, defers = trial.run(min(head.computed, head.block_classes))
+        return StepOperations(phases, Counter(), defers)
+    more = head.blocks - in_trial
+    few = head.computed - more * head.block_classes
+    phases, defers = trial.run(few)
+    if not more:
+        return StepOperations(phases, Counter(), defers)
+    with_one_more, _ = trial.run(few + head.block_classes)
+    block = Counter(with_one_more["head"])
+    block.subtract(phases["head"])
+    for phase, operations in phases.items():
+        added = Counter(with_one_more[phase])
+        added.subtract(operations)
+        for operation, number in added.items():
+            operations[operation] += more * number
+    return StepOperations(phases, Counter({op: n for op, n in block.items() if n}), defers)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    recipe: Recipe
+    backbone: BackboneCost
+    head: HeadShape
+    cluster: Cluster
+
+    def run(self, classes_of_rank: int) -> tuple[dict[Phase, Operations], bool]:
+        """Run a step in which each rank has this number of classes."""
+        recorder = OperationRecorder()
+        phases = _RecordedPhases(recorder)
+        with self._world() as world, FakeTensorMode(allow_non_fake_inputs=True):
+            with recorder, HostReads(recorder, truth=True):
+                task = self._task(world, classes_of_rank, phases)
+            batch = self._batch(task)
+            with recorder, HostReads(recorder):
+                take_step(task, batch, 1.0, step=1)  # creates the moments
+                phases.clear()
+                take_step(task, batch, 1.0, step=2)
+            task.close()
+        return phases.operations, task.defers
+
+    @property
+    def _mesh(self) -> tuple[int, int]:
+        """Return the number of ranks along `data` and `class`. A tree is not sharded: the classes of
+        a rank would depend on its shape."""
+        plain = self.head.classes.plain
+        return min(2, self.cluster.data_ranks), min(2, self.cluster.class_ranks if plain else 1)
+
+    @contextmanager
+    def _world(self) -> Iterator[World]:
+        data, class_ = self._mesh
+        size = data * class_
+        if size == 1:
+            yield World(0, 1, 0, 1, _CPU, None)
+            return
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        try:
+            mesh = init_device_mesh("cpu", (data, class_), mesh_dim_names=("data", "class"))
+            yield World(0, size, 0, size, _CPU, mesh)
+        finally:
+            dist.destroy_process_group()
+
+    def _task(self, world: World, classes_of_rank: int, phases: Phases) -> Task:
+        num_classes, tree = classes_of_rank * self._mesh[1], None
+        config, classes = self.recipe.head, self.head.classes
+        if config.loss.over_nodes:  # the logits are those of the nodes
+            num_classes = max(2, num_classes * classes.num_classes // classes.nodes)
+        if config.loss.over_nodes or not classes.plain:
+            tree = _tree_like(classes, num_classes)
+        head = build_head(
+            config.model_copy(update={"num_classes": None}),
+            dim=self.backbone.dim,
+            num_classes=num_classes,
+            label_vectors=np.zeros((num_classes, _VECTOR_DIM), np.float32),
+            mesh=world.mesh,
+            seed=0,
+            device=_CPU,
+            class_counts=np.ones(num_classes),
+            tree=tree,
+        )
+        cuda = self.cluster.machine.kind == "cuda"
+        head.engine = replace(head.engine, caches_blocks=not cuda)
+        backbone: Any = _Weights(self.backbone)
+        wait = self.recipe.train.synchronous
+        for synchronous in (False, True) if cuda and wait is None else (wait,):
+            task = Task(backbone, head, self._recipe(synchronous), world, phases)
+            try:
+                task.train().start_training()
+            except ValueError:  # this recipe cannot defer
+                continue
+            return task
+        raise AssertionError
+
+    def _recipe(self, synchronous: bool | None) -> Recipe:
+        head, (data, class_) = self.head, self._mesh
+        copies = 2 if head.row_weights else 1
+        rows = -(-head.group_rows // (class_ * copies))
+        train = self.recipe.train.model_copy(
+            update={
+                "global_batch": head.calls * rows * data * class_,
+                "strategy": _Undistributed(self.recipe.train.strategy),
+                "synchronous": synchronous,
+                "channels_last": False,
+                "compile": False,
+                "activation_checkpointing": False,
+            }
+        )
+        return self.recipe.model_copy(update={"train": train})
+
+    def _batch(self, task: Task) -> Batch:
+        rows = task.global_batch // task.world.size
+        labels = torch.zeros(rows, dtype=torch.int64)
+        mixed = Mixed(labels.clone(), torch.ones(rows)) if self.head.row_weights else None
+        return Batch({"rows": torch.empty(rows, 1)}, labels, labels.clone(), mixed)
+
+
+class _RecordedPhases(Phases):
+    """Makes a recorder add each operation to the phase that the trainer is in."""
+
+    def __init__(self, recorder: OperationRecorder) -> None:
+        super().__init__(_CPU)
+        self._recorder = recorder
+        self.clear()
+
+    def clear(self) -> None:
+        self.operations: dict[Any, Operations] = {}
+        self._recorder.operations = self.operations.setdefault("step", Counter())
+
+    @contextmanager
+    def __call__(self, name: Any) -> Iterator[None]:
+        outer = self._recorder.operations
+        self._recorder.operations = self.operations.setdefault(name, Counter())
+        try:
+            yield
+        finally:
+            self._recorder.operations = outer
+
+
+class _Undistributed:
+    """A strategy of several ranks that does not distribute the weights."""
+
+    def __init__(self, kind: StrategyKind) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
+    def start(self, backbone: Any, world: World) -> Strategy:
+        del world
+        return Strategy(backbone)
+
+
+class _Weights(nn.Module):
+    """The weights and buffers of a backbone. Forward and backward allocate their results, and
+    compute nothing."""
+
+    def __init__(self, cost: BackboneCost) -> None:
+        super().__init__()
+        self.encoder = nn.Module()
+        self.dim = cost.dim
+        self.dtype = {2: torch.bfloat16, 4: torch.float32}[cost.feature_itemsize]
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in cost.shapes)
+        for number, (shape, dtype) in enumerate(cost.buffer_shapes):
+            self.register_buffer(f"buffer_{number}", torch.empty(shape, dtype=dtype))
+
+    def to(self, *_: Any, **__: Any) -> "_Weights":
+        return self  # torch cannot move fake parameters
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        features: Tensor = _Nothing.apply(inputs["rows"], self.dim, self.dtype, *self.weights)
+        return features
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, dim: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+        ctx.weights = weights
+        return rows.new_empty(len(rows), dim, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, None, *map(torch.empty_like, ctx.weights))
+
+
+def _tree_like(classes: Classes, num_classes: int) -> LabelTree:
+    """Return a tree whose inner nodes have as many children as those of `classes` have on average,
+    and whose paths are at least as long on average."""
+    children = max(2, round((classes.nodes - 1) / max(1, classes.inner)))
+    if classes.nodes == classes.num_classes:  # every node has a class
+        nodes = np.arange(num_classes)
+        return LabelTree.from_parents(np.where(nodes, (nodes - 1) // children, -1), nodes)
+    sizes = [num_classes]
+    while sizes[-1] > 1 or len(sizes) < classes.depth:
+        sizes.append(-(-sizes[-1] // children))
+    starts = np.cumsum(sizes)
+    parents = [
+        start + np.arange(size) // children for start, size in zip(starts, sizes[:-1], strict=False)
+    ]
+    inner = np.full(starts[-1] - num_classes, -1)
+    return LabelTree.from_parents(
+        np.concatenate([*parents, [-1]]), np.concatenate([np.arange(num_classes), inner])
+    )
