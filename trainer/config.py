@@ -15,6 +15,7 @@ from heads.config import HeadConfig
 from trainer.optimizers import SGD, Optimizer
 from trainer.schedules import Cosine, Schedule
 from trainer.strategies import DDP, StrategyConfig
+from trainer.world import RankGroup
 
 
 class BackboneOptions(FrozenConfig, ABC):
@@ -125,7 +126,7 @@ class TrainConfig(FrozenConfig):
         1, gt=0, description="number of parts into which each rank's share of the batch is split"
     )
     strategy: StrategyConfig = DDP()
-    class_group: Literal["world", "node"] | Annotated[int, Field(gt=0)] = Field(
+    class_group: RankGroup = Field(
         "world",
         description="number of ranks over which the classes are sharded; the batch is "
         "split across the resulting groups",

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from pydantic import Field
 from torch import Tensor
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -29,7 +30,9 @@ _RECORDED_COLLECTIVES = 256
 # watchdog must report first.
 _GROUP_GRACE_SECONDS = 5
 
-ClassGroup = Literal["world", "node"] | int
+# The size of a group of ranks in a recipe: all ranks, the ranks of a machine, or a number of
+# consecutive ranks.
+RankGroup = Literal["world", "node"] | Annotated[int, Field(gt=0)]
 # With fewer ranks, connecting the two extra groups takes more time than the grid saves.
 _LEAST_RANKS_OF_GRID = 16
 _LOST_RANK_MESSAGES = (
@@ -51,7 +54,8 @@ class World:
 
     `mesh` has the axes `data` and `class`. It is None in a single process without process groups;
     a mesh of one rank is only used to run the collectives on one device (see `axis_group`). `grid`
-    is for `all_gather_small`.
+    is for `all_gather_small`. `timeout` is the timeout of the process groups (None: torch's
+    default).
     """
 
     rank: int
@@ -61,6 +65,7 @@ class World:
     device: torch.device
     mesh: DeviceMesh | None
     grid: "Grid | None" = None
+    timeout: timedelta | None = None
 
     @property
     def is_main(self) -> bool:
@@ -70,6 +75,10 @@ class World:
     def group(self) -> ProcessGroup | None:
         """The process group of all ranks, or None if there are no process groups."""
         return None if self.mesh is None else dist.group.WORLD
+
+    def create_mesh(self, shape: tuple[int, int], axes: tuple[str, str]) -> DeviceMesh:
+        """Return a mesh over all ranks, row by row (collective)."""
+        return _create_mesh(self.device.type, shape, axes, self.timeout)
 
     def all_gather_small(self, tensor: Tensor) -> list[Tensor]:
         """Return the CPU tensors of all ranks, in rank order (collective).
@@ -94,7 +103,7 @@ class World:
 def open_world(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     *,
-    class_group: ClassGroup = "world",
+    class_group: RankGroup = "world",
     timeout_seconds: float = 600,
 ) -> Iterator[World]:
     """Open the world that torchrun or `kway train` describes in environment variables.
@@ -127,14 +136,23 @@ def open_world(
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
     dist.init_process_group(backend, timeout=timeout)
-    mesh = init_device_mesh(chosen.type, shape, mesh_dim_names=("data", "class"))
-    for axis in ("data", "class"):  # otherwise the groups keep torch's default timeout
-        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
-    yield World(rank, size, local_rank, local_size, chosen, mesh, Grid.create(size, timeout))
+    mesh = _create_mesh(chosen.type, shape, ("data", "class"), timeout)
+    grid = Grid.create(size, timeout)
+    yield World(rank, size, local_rank, local_size, chosen, mesh, grid, timeout)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
     dist.destroy_process_group()
+
+
+def _create_mesh(
+    device_type: str, shape: tuple[int, int], axes: tuple[str, str], timeout: timedelta | None
+) -> DeviceMesh:
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=axes)
+    if timeout is not None:
+        for axis in axes:  # otherwise the groups keep torch's default timeout
+            dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
+    return mesh
 
 
 @dataclass(frozen=True)
@@ -159,23 +177,31 @@ class Grid:
         return cls(row, column)
 
 
-def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:
+def mesh_shape(class_group: RankGroup, *, size: int, local_size: int) -> tuple[int, int]:
     """Return the number of ranks along `data` and along `class`. Raises ValueError if the class
     group size does not divide the number of ranks.
     """
-    match class_group:
+    ranks = group_ranks(class_group, key="train.class_group", size=size, local_size=local_size)
+    return size // ranks, ranks
+
+
+def group_ranks(group: RankGroup, *, key: str, size: int, local_size: int) -> int:
+    """Return the number of ranks in each group, given the value of the recipe's `key`. Raises
+    ValueError if it does not divide `size`, the number of ranks of the run.
+    """
+    match group:
         case "world":
             ranks = size
         case "node":
             ranks = local_size
         case _:
-            ranks = class_group
+            ranks = group
     if size % ranks:
         raise ValueError(
-            f"train.class_group is {class_group} ({ranks} ranks), which does not divide the {size} "
-            f"ranks of the run: choose a divisor of {size}, or world"
+            f"{key} is {group} ({ranks} ranks), which does not divide the {size} ranks of the run: "
+            f"choose a divisor of {size}, or world"
         )
-    return size // ranks, ranks
+    return ranks
 
 
 def leave(code: int) -> NoReturn:

@@ -27,10 +27,11 @@ _CACHE = "data.cache.folder"
 
 
 def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
-    """Raise ValueError if nodes x ranks does not fit the `data` x `class` mesh or the batch."""
+    """Raise ValueError if nodes x ranks does not fit the recipe's groups of ranks or its batch."""
     from trainer.world import mesh_shape  # imports torch
 
     mesh_shape(recipe.train.class_group, size=nodes * ranks, local_size=ranks)
+    recipe.train.strategy.shard_ranks(nodes * ranks, ranks)
     if recipe.train.global_batch < nodes * ranks:
         raise ValueError(
             f"train.global_batch is {recipe.train.global_batch}, less than one sample for each of "

@@ -59,13 +59,15 @@ class Machine:
 class Cluster:
     """A cluster of identical nodes, with one rank per GPU.
 
-    The classes are sharded across each group of `class_ranks` consecutive ranks.
+    The classes are sharded across each group of `class_ranks` consecutive ranks, and the backbone
+    across each group of `shard_ranks` (None: all ranks).
     """
 
     machine: Machine
     nodes: int
     gpus: int
     class_ranks: int
+    shard_ranks: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -78,14 +80,22 @@ class Cluster:
 
     def size(self, group: Group) -> int:
         """Return the number of ranks in a group."""
-        return {"class": self.class_ranks, "data": self.data_ranks, "world": self.ranks}[group]
+        shard = self.shard_ranks or self.ranks
+        sizes: dict[Group, int] = {
+            "class": self.class_ranks,
+            "data": self.data_ranks,
+            "shard": shard,
+            "replicate": self.ranks // shard,
+            "world": self.ranks,
+        }
+        return sizes[group]
 
     def crosses_nodes(self, group: Group) -> bool:
         """Return whether any group of this kind spans more than one node."""
         if self.nodes == 1 or self.size(group) == 1:
             return False
-        if group == "class":
-            return self.gpus % self.class_ranks != 0
+        if group in ("class", "shard"):  # consecutive ranks
+            return self.gpus % self.size(group) != 0
         return True
 
     def latency(self, group: Group) -> float:

@@ -88,12 +88,13 @@ def make_plan(
 ) -> Plan:
     """Plan one optimizer step. `label_vectors` [K, D] replace those of the shards.
 
-    Raises ValueError, as training would, if the class group does not divide the ranks, or if the
-    number of classes is unknown.
+    Raises ValueError, as training would, if the class group or the strategy's shard group does not
+    divide the ranks, or if the number of classes is unknown.
     """
     ranks = request.nodes * request.gpus
     _, class_ranks = mesh_shape(recipe.train.class_group, size=ranks, local_size=request.gpus)
-    cluster = Cluster(request.machine, request.nodes, request.gpus, class_ranks)
+    shard_ranks = recipe.train.strategy.shard_ranks(ranks, request.gpus)
+    cluster = Cluster(request.machine, request.nodes, request.gpus, class_ranks, shard_ranks)
     manifest = shards_of(recipe)
     classes = classes_of(
         recipe, manifest, request.classes, label_vectors=label_vectors, class_ranks=class_ranks
@@ -106,7 +107,7 @@ def make_plan(
     # A loss that couples rows needs all features first, so each micro-batch runs forward twice.
     passes = 2 * parts if loss.couples_rows and parts > 1 else parts
     head = head_shape(recipe, backbone, classes, loss, cluster)
-    strategy = _spread(recipe, backbone, ranks, passes=passes, parts=parts)
+    strategy = _spread(recipe, backbone, cluster, passes=passes, parts=parts)
     collectives = _collectives(recipe, backbone, strategy, head, cluster, passes, parts)
     operations = record_step(recipe, backbone, head, cluster)
     memory = memory_of(recipe, backbone, strategy, head, cluster, parts)
@@ -148,10 +149,11 @@ def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray |
 
 
 def _spread(
-    recipe: Recipe, backbone: BackboneCost, ranks: int, *, passes: int, parts: int
+    recipe: Recipe, backbone: BackboneCost, cluster: Cluster, *, passes: int, parts: int
 ) -> Spread:
-    if ranks == 1:
+    if cluster.ranks == 1:
         return Spread.alone(backbone.units)
+    ranks = cluster.size("shard")
     return recipe.train.strategy.spread(backbone.units, ranks, passes=passes, parts=parts)
 
 

@@ -152,14 +152,14 @@ def scalar_traffic(
     strategy = recipe.train.strategy
     if strategy.shards_updates:
         scalar.append(
-            Collective("norm of the backbone", "all_reduce", "world", _FLOAT64, "optimizer")
+            Collective("norm of the backbone", "all_reduce", "shard", _FLOAT64, "optimizer")
         )
     if recipe.optimizer.needs_whole_tensors:
         what, pair = "norms of weights", 2 * FLOAT32  # norm of a decayed weight and of its update
         scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
         if strategy.weights_are_dtensors:
             pairs = pair * sum(len(shape) > 1 for shape in backbone.shapes)
-            scalar.append(Collective(what, "all_reduce", "world", pairs, "optimizer"))
+            scalar.append(Collective(what, "all_reduce", "shard", pairs, "optimizer"))
     if parts > 1:
         what = "weights of micro-batches"
         scalar.append(Collective(what, "all_reduce", "world", parts * FLOAT32, "forward"))

@@ -165,6 +165,10 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
             ["train.class_group=4", "--gpus", "3"],
             "train.class_group is 4",
         ),
+        (
+            ["train.strategy={kind: fsdp, shard_group: 4}", "--gpus", "3"],
+            "train.strategy.shard_group is 4",
+        ),
         (["--nodes", "16", "--gpus", "16"], "train.global_batch is 128"),
         (
             ["--overlay", "h100-8x", "--gpus", "4"],

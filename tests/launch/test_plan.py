@@ -117,6 +117,23 @@ def test_the_plan_shards_the_backbone_by_strategy(tmp_path: Path):
     assert memory_line(fsdp, "backbone weights") == pytest.approx(total / 8, rel=0.2)
 
 
+def test_shard_groups_of_a_node_gather_in_the_node_and_sum_shards_across_nodes(tmp_path: Path):
+    whole, groups = (
+        planned(tmp_path, nodes=4, gpus=4, train__strategy={"kind": "fsdp", "shard_group": group})
+        for group in ("world", "node")
+    )
+    assert not bytes_of(whole, "FSDP: shards of gradients")
+    (shards,) = bytes_of(groups, "FSDP: shards of gradients").items()
+    piece = memory_line(groups, "backbone weights")
+    assert shards == (("all_reduce", "replicate"), piece)
+    assert piece == pytest.approx(groups.backbone.numel * 4 / 4, rel=0.2)
+    crossing = {c.what: groups.cluster.crosses_nodes(c.group) for c in groups.collectives}
+    assert not crossing["FSDP: weights"]
+    assert not crossing["norm of the backbone"]
+    assert crossing["FSDP: shards of gradients"]
+    assert groups.recipe.train.strategy.smaller(whole_tensors=False) == whole.recipe.train.strategy
+
+
 def test_activation_checkpointing_saves_memory_and_adds_computation(tmp_path: Path):
     saved = planned(tmp_path)
     recomputed = planned(tmp_path, train__activation_checkpointing=True)
@@ -248,24 +265,33 @@ def test_invalid_settings_give_warnings(tmp_path: Path):
     assert warnings(planned(tmp_path)) == []
 
 
-def test_a_class_group_that_does_not_divide_the_ranks_is_rejected(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("train.class_group", {"train__class_group": 3}),
+        ("train.strategy.shard_group", {"train__strategy": {"kind": "fsdp", "shard_group": 3}}),
+    ],
+)
+def test_a_group_that_does_not_divide_the_ranks_is_rejected(tmp_path: Path, key, changes):
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", **changes)
     for plan in (make_plan, dry_run):
-        with pytest.raises(ValueError, match=r"train\.class_group is 3"):
-            plan(
-                glyph_recipe(tmp_path, tmp_path / "run", train__class_group=3),
-                PlanRequest(GPU, 1, 4, 100),
-            )
+        with pytest.raises(ValueError, match=rf"{key} is 3 .* choose a divisor of 4"):
+            plan(recipe, PlanRequest(GPU, 1, 4, 100))
 
 
 # ---- the ranks of a dry run
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_dry_run_builds_the_ranks_of_a_large_world(tmp_path: Path, strategy: str):
+@pytest.mark.parametrize(
+    "strategy",
+    [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "fsdp", "shard_group": "node"}],
+    ids=str,
+)
+def test_a_dry_run_builds_the_ranks_of_a_large_world(tmp_path: Path, strategy: dict[str, str]):
     recipe = glyph_recipe(
         tmp_path,
         tmp_path / "run",
-        train__strategy={"kind": strategy},
+        train__strategy=strategy,
         train__class_group="node",
         train__global_batch=1000,
     )
@@ -277,7 +303,7 @@ def test_a_dry_run_builds_the_ranks_of_a_large_world(tmp_path: Path, strategy: s
     assert first.head_rows == (0, 12_500_000)
     assert last.head_rows == (87_500_000, 99_999_999)
     assert last.samples == (998, 1000)
-    assert (first.backbone_numel == ranks.backbone_numel) is (strategy == "ddp")
+    assert (first.backbone_numel == ranks.backbone_numel) is (strategy["kind"] == "ddp")
 
 
 def test_a_dry_run_leaves_no_process_group_behind(tmp_path: Path):

@@ -50,6 +50,15 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "ddp, texts": {"optimizer": ADAMW, "text": True},
     "fsdp, no reshard": {"train__strategy": FSDP_NO_RESHARD, "train__class_group": 1},
 }
+# Two copies of the backbone, each sharded over two ranks.
+COPIES: dict[str, dict[str, Any]] = {
+    "fsdp, two copies": {
+        "train__strategy": {"kind": "fsdp", "shard_group": 2},
+        "train__class_group": 2,
+        "train__micro_batches": 2,
+        "optimizer": ADAMW,
+    }
+}
 ZERO_CASES: dict[str, dict[str, Any]] = {
     f"zero {stage}{', micro-batches' if parts > 1 else ''}": {
         "train__strategy": {"kind": "deepspeed", "stage": stage},
@@ -85,9 +94,12 @@ def by_kind(sizes: Iterable[tuple[str, str, int]], recipe: Recipe) -> dict[str, 
     return sums
 
 
-def differences(recipe: Recipe, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def differences(
+    recipe: Recipe, measured: dict[str, Any], *, ranks: int
+) -> dict[str, tuple[float, float]]:
     """Return (planned, measured) by name for every measured quantity."""
-    plan = make_plan(recipe, PlanRequest(CPU, 1, 2, classes=NUM_CLASSES), label_vectors=vectors())
+    request = PlanRequest(CPU, 1, ranks, classes=NUM_CLASSES)
+    plan = make_plan(recipe, request, label_vectors=vectors())
     planned = by_kind([(c.operation, c.group, c.total) for c in plan.collectives], recipe)
     recorded = by_kind(measured["collectives"], recipe)
     persistent = measured["persistent"]
@@ -107,13 +119,13 @@ def line(plan: Plan, what: str) -> int:
     return sum(each.head for each in plan.memory.lines if each.what == what)
 
 
-def assert_close(cases: dict[str, dict[str, Any]], folder: Path) -> None:
+def assert_close(cases: dict[str, dict[str, Any]], folder: Path, *, ranks: int = 2) -> None:
     recipes = {name: recipe_of(case, folder) for name, case in cases.items()}
     work = [(recipe, class_ranks(recipe), NUM_CLASSES, vectors()) for recipe in recipes.values()]
-    measured = run_on_ranks(2, measure_steps, work)[0]
+    measured = run_on_ranks(ranks, measure_steps, work)[0]
     wrong = []
     for (name, recipe), own in zip(recipes.items(), measured, strict=True):
-        for what, (planned, real) in differences(recipe, own).items():
+        for what, (planned, real) in differences(recipe, own, ranks=ranks).items():
             if abs(planned - real) > 0.1 * real:
                 wrong.append(f"{name}: {what}: {planned} planned, {real} measured")
     assert not wrong, "\n".join(wrong)
@@ -121,6 +133,12 @@ def assert_close(cases: dict[str, dict[str, Any]], folder: Path) -> None:
 
 def test_measured_traffic_and_memory_are_within_10_percent_of_the_plan(tmp_path: Path):
     assert_close(CASES, tmp_path)
+
+
+def test_measured_traffic_and_memory_of_two_copies_are_within_10_percent_of_the_plan(
+    tmp_path: Path,
+):
+    assert_close(COPIES, tmp_path, ranks=4)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tests.trainer.strategies import (
     ADAMW_EMA,
     STRATEGIES,
     assert_equal_results,
+    on_ranks,
     resumed,
     resumed_with_each,
     saved,
@@ -21,7 +22,6 @@ from tests.trainer.strategies import (
     trained_with_each,
 )
 
-ALL = list(range(len(STRATEGIES)))
 _LOSSES, _WEIGHTS = ("ce", "batch_ce", "smooth_topk"), ("dense", "vtree")
 _WORLDS = ((2, None), (2, 1), (3, None), (3, 1), (4, None), (4, 2), (4, 1))
 
@@ -36,16 +36,22 @@ def same_results(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
         changes = {"head__loss__kind": loss, "head__weights__kind": weights}
         expected = trained(shards, None, changes)
         what = f"{loss} x {weights}, {ranks} ranks, classes over {class_ranks or ranks}"
-        yield _compared(what, expected, ranks, trained_with_each, shards, class_ranks, changes, ALL)
+        arguments = (shards, class_ranks, changes, on_ranks(ranks))
+        yield _compared(what, expected, ranks, trained_with_each, *arguments)
 
 
 def between(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
-    """Save a checkpoint with each strategy on 2 and 3 ranks, and resume it with every strategy on 1
-    to 4 ranks.
+    """Save a checkpoint with each strategy on 2 and 3 ranks (4 ranks with a `shard_group`), and
+    resume it with every strategy on 1 to 4 ranks.
     """
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
-    for number, ranks in list(product(ALL, (2, 3)))[:count]:
+    cases = [
+        (number, ranks)
+        for number, strategy in enumerate(STRATEGIES)
+        for ranks in ((4,) if "shard_group" in strategy else (2, 3))
+    ]
+    for number, ranks in cases[:count]:
         changes = {**ADAMW_EMA, "train__strategy": STRATEGIES[number]}
         root = folder / f"{number}-{ranks}"
         expected, *_ = run_on_ranks(ranks, saved, shards, root, None, changes)
@@ -53,7 +59,8 @@ def between(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
         alone = resumed(shards, root, None, {**changes, "train__strategy": STRATEGIES[0]})
         yield _judged(f"{what} -> 1", expected, [[alone]])
         for others in (2, 3, 4):
-            arguments = (shards, root, 1 if others == 3 else None, changes, ALL)
+            class_ranks = 1 if others == 3 else None
+            arguments = (shards, root, class_ranks, changes, on_ranks(others))
             yield _compared(
                 f"{what} -> all on {others}", expected, others, resumed_with_each, *arguments
             )

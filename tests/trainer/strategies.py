@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.training import full_entries, started, take_steps
+from tests.trainer.training import full_entries, share, started, take_steps
 from trainer.checkpoints import find_checkpoint, load_tensors, save_checkpoint
 from trainer.checkpoints.entries import create_moments, restore_training, training_entries
 
@@ -16,18 +16,33 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fsdp"},
     {"kind": "fsdp", "reshard_after_forward": False},
     *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
+    {"kind": "fsdp", "shard_group": 2},
 ]
+
+
+def on_ranks(ranks: int) -> list[int]:
+    """Return the numbers of the strategies that support this number of ranks."""
+    groups = [strategy.get("shard_group", 1) for strategy in STRATEGIES]
+    return [number for number, group in enumerate(groups) if ranks % group == 0]
+
+
 # Freeze batch norm, because the number of ranks determines which rows form a micro-batch.
 IN_PARTS = {"train__micro_batches": 2, "backbone__batch_norm": "frozen"}
 Trained = tuple[list[float], dict[str, np.ndarray]]
 
 
 def trained(shards: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
+    """Return the losses of three steps with the gradient norm of the next one, and all entries
+    after the three steps.
+    """
     task = started(shards, class_ranks, **changes)
-    losses = take_steps(task, 3, rows=changes.get("train__global_batch", 12))
+    rows = changes.get("train__global_batch", 12)
+    losses = take_steps(task, 3, rows=rows)
     entries = full_entries(task)
+    task.backward(share(task, rows), step=4)
+    norm = task.clip_gradients(None)
     task.strategy.close()
-    return losses, entries
+    return [*losses, norm], entries
 
 
 def trained_with_each(

@@ -44,6 +44,14 @@ class StrategyKind(FrozenConfig, ABC):
         """Whether each rank updates only a share of the weights."""
         return self.weights_are_dtensors
 
+    def shard_ranks(self, size: int, local_size: int) -> int:
+        """Return the number of consecutive ranks that share one copy of what the strategy shards,
+        in a run of `size` ranks, `local_size` of them per machine. Raises ValueError if it does not
+        divide `size`.
+        """
+        del local_size
+        return size
+
     @property
     def flattens_tensors(self) -> bool:
         """Whether the optimizer receives flat pieces instead of full tensors."""
@@ -63,8 +71,9 @@ class StrategyKind(FrozenConfig, ABC):
     @abstractmethod
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
         """Return the cost per rank of a step with `passes` forward passes, `parts` of which are
-        followed by a backward pass. `units` contains the shapes of the backbone's weights, one item
-        per block; the last item contains the shapes of the weights outside the blocks.
+        followed by a backward pass. `ranks` is the result of `shard_ranks`. `units` contains the
+        shapes of the backbone's weights, one item per block; the last item contains the shapes of
+        the weights outside the blocks.
         """
 
     @abstractmethod

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal["class", "data", "world"]
+# `shard` contains the ranks that share one copy of the backbone, and `replicate` contains the ranks
+# with the same piece of each copy.
+Group = Literal["class", "data", "shard", "replicate", "world"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast", "reduce"]
 Phase = Literal["forward", "head", "backward", "optimizer", "step"]
 # The shapes of a group of weights, such as those of a transformer block.
@@ -79,21 +81,23 @@ def padded_numel(shapes: Shapes, ranks: int) -> int:
     return total
 
 
-def summed(what: str, size: int, *, calls: int = 1, messages: int = 1) -> Collective:
+def summed(
+    what: str, size: int, *, calls: int = 1, messages: int = 1, group: Group = "world"
+) -> Collective:
     """Return an all-reduce of gradients that overlaps with backward."""
     return Collective(
-        what, "all_reduce", "world", size, "backward", calls, hidden=True, messages=messages
+        what, "all_reduce", group, size, "backward", calls, hidden=True, messages=messages
     )
 
 
 def gathered(what: str, size: int, phase: Phase, calls: int) -> Collective:
     """Return an all-gather of weights."""
-    return Collective(what, "all_gather", "world", size, phase, calls, hidden=phase != "optimizer")
+    return Collective(what, "all_gather", "shard", size, phase, calls, hidden=phase != "optimizer")
 
 
 def scattered(what: str, size: int, calls: int) -> Collective:
     """Return a reduce-scatter of gradients that overlaps with backward."""
-    return Collective(what, "reduce_scatter", "world", size, "backward", calls, hidden=True)
+    return Collective(what, "reduce_scatter", "shard", size, "backward", calls, hidden=True)
 
 
 def _product(lengths: Sequence[int]) -> int:

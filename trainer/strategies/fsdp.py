@@ -1,5 +1,8 @@
 """FSDP2: every rank stores a shard of each weight's rows, and gathers the weights of one block at a
 time for the forward and backward passes.
+
+With `shard_group`, each group of ranks stores a full copy of the backbone (hybrid sharding, HSDP):
+weights are gathered within a group, and gradients are also summed over the groups.
 """
 
 from collections.abc import Sequence
@@ -8,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -18,7 +20,16 @@ from heads.dtensors import local, sharded_rows
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
 from trainer.strategies.base import Strategy, StrategyKind
-from trainer.strategies.cost import FLOAT32, Shapes, Spread, gathered, padded_numel, scattered
+from trainer.strategies.cost import (
+    FLOAT32,
+    Shapes,
+    Spread,
+    gathered,
+    padded_numel,
+    scattered,
+    summed,
+)
+from trainer.world import RankGroup, group_ranks
 
 if TYPE_CHECKING:
     from trainer.backbone.backbone import Backbone
@@ -26,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class FSDP(StrategyKind):
-    """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks."""
+    """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks, or over
+    each `shard_group`.
+    """
 
     weights_are_dtensors: ClassVar[bool] = True
 
@@ -36,6 +49,22 @@ class FSDP(StrategyKind):
         description="whether to free the weights of a block after the forward pass and gather them "
         "again in the backward pass",
     )
+
+    shard_group: RankGroup = Field(
+        "world",
+        description="number of ranks that share one copy of the backbone; with several groups, "
+        "gradients are summed over the groups, too",
+    )
+
+    @property
+    def label(self) -> str:
+        return (
+            self.kind if self.shard_group == "world" else f"fsdp (shard_group {self.shard_group})"
+        )
+
+    def shard_ranks(self, size: int, local_size: int) -> int:
+        key = "train.strategy.shard_group"
+        return group_ranks(self.shard_group, key=key, size=size, local_size=local_size)
 
     def start(self, backbone: "Backbone", world: "World") -> Strategy:
         return FSDPStrategy(backbone, self, world)
@@ -53,19 +82,26 @@ class FSDP(StrategyKind):
             gathered("FSDP: weights", sum(padded), "forward", passes if again else parts),
             *([gathered("FSDP: weights again", sum(padded), "backward", parts)] if again else []),
             scattered("FSDP: gradients", sum(padded), parts),
+            # Only the last micro-batch sums over the copies of the backbone.
+            summed("FSDP: shards of gradients", piece, messages=len(units), group="replicate"),
         ]
         return Spread(piece, piece, piece, 0, whole, tuple(collectives))
 
     def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
-        return None if self.reshard_after_forward else FSDP()
+        if not self.reshard_after_forward:
+            return self.model_copy(update={"reshard_after_forward": True})
+        if self.shard_group != "world":
+            return self.model_copy(update={"shard_group": "world"})
+        return None
 
 
 class FSDPStrategy(Strategy):
-    """Applies torch's `fully_shard` over all ranks to each block, to each large embedding table and
-    to the remaining modules.
+    """Applies torch's `fully_shard` to each block, to each large embedding table and to the
+    remaining modules.
 
     The gradients of every micro-batch are reduced immediately. Deferring the reduction to the last
-    micro-batch would keep unsharded gradients in memory.
+    micro-batch would keep unsharded gradients in memory. With several copies of the backbone, the
+    shards of the gradients are summed over the copies only after the last micro-batch.
 
     The optimizer updates this rank's pieces as plain tensors, `parameters`, which share the memory
     of the DTensors. torch 2.13 has no fused SGD for DTensors, and dispatching DTensor
@@ -74,19 +110,31 @@ class FSDPStrategy(Strategy):
 
     def __init__(self, backbone: "Backbone", config: FSDP, world: "World") -> None:
         super().__init__(backbone)
-        self._group = world.group
-        mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
-        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+        ranks = config.shard_ranks(world.size, world.local_size)
+        both = world.create_mesh((world.size // ranks, ranks), ("replicate", "shard"))
+        self._mesh, self._is_replicated = both["shard"], ranks < world.size
+        shard = partial(
+            fully_shard,
+            mesh=both if self._is_replicated else self._mesh,
+            reshard_after_forward=config.reshard_after_forward,
+        )
         for block in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder)):
             if any(True for _ in block.parameters()):
                 shard(block)
         shard(backbone)
-        self.shard_group = mesh.get_group()
+        self.shard_group = self._mesh.get_group()
+        self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
         self._sharded = {  # fully_shard replaced the parameters
             name: p for name, p in backbone.named_parameters() if p.requires_grad
         }
         self.parameters = [nn.Parameter(local(p.detach())) for p in self._sharded.values()]
         sum_sharded_gradients(backbone)
+
+    def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
+        if self._is_replicated:
+            for module in self._modules:
+                module.set_requires_all_reduce(last, recurse=False)
+        return super().forward(inputs)
 
     def gradients(self) -> list[Tensor]:
         for piece, sharded in zip(self.parameters, self._sharded.values(), strict=True):
@@ -103,11 +151,13 @@ class FSDPStrategy(Strategy):
             sharded.grad = None
 
     def squared_gradient_norm(self) -> Tensor:
-        return all_reduce_sum(super().squared_gradient_norm(), self._group)
+        return all_reduce_sum(super().squared_gradient_norm(), self.shard_group)
 
     def weights(self) -> dict[str, Tensor]:
         self._free_gathered_weights()
-        return super().weights()
+        return {
+            name: self.canonical(name, local(weight)) for name, weight in super().weights().items()
+        }
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         self._free_gathered_weights()
@@ -120,12 +170,13 @@ class FSDPStrategy(Strategy):
         }
 
     def live(self) -> dict[str, Tensor]:
-        return {name: local(weight) for name, weight in self.weights().items()}
+        self._free_gathered_weights()
+        return {name: local(weight) for name, weight in super().weights().items()}
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
         like = self.backbone.get_parameter(name)
         assert isinstance(like, DTensor)
-        return sharded_rows(piece, like.device_mesh, like.shape)
+        return sharded_rows(piece, self._mesh, like.shape)
 
     def piece(self, name: str, canonical: Tensor) -> Tensor:
         return local(canonical)
@@ -134,8 +185,5 @@ class FSDPStrategy(Strategy):
         """Free weights gathered by a forward pass, because they become stale when the shards
         change.
         """
-        for module in self._modules():
+        for module in self._modules:
             module.reshard()
-
-    def _modules(self) -> list[FSDPModule]:
-        return [module for module in self.backbone.modules() if isinstance(module, FSDPModule)]
