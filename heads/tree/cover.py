@@ -5,10 +5,12 @@ sections 4.1 and 4.2 of paper 000.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
@@ -104,13 +106,13 @@ def build_cover_tree(
         raise ValueError(f"base is {base}: pass a value from 1.001 to 1000, such as 1.3")
     # The products of tiles are too small for multiple threads: on a busy machine, threads waiting
     # for each other made building a tree of 100,000 vectors 10 times slower.
-    with threadpool_limits(1, user_api="blas"):
-        return _build(*_points(vectors, metric), base)
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads, threadpool_limits(1, "blas"):
+        return _build(*_points(vectors, metric), base, threads)
 
 
-def _build(points: FloatArray, unit: float, resolution: float, base: float) -> CoverTree:
+def _build(points: FloatArray, unit: float, resolution: float, base: float, threads) -> CoverTree:
     root = int(np.argmin(np.square(points - points.mean(0)).sum(1)))
-    net = Net(points, root)
+    net = Net(points, root, threads)
     diameter = net.widest_gap()
     # Level l covers gaps in (limits[l], limits[l - 1]].
     limits = diameter * base ** -np.arange(_num_levels(base, diameter, resolution) + 1.0)

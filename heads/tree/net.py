@@ -8,18 +8,18 @@ distances of these classes are computed in float64.
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import Executor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heads.tree.label_tree import IntArray, preorder
-
-FloatArray = NDArray[np.float64]
+from heads.tree.tiles import FloatArray, Tile, cut_tiles
 
 _TILE = 256  # classes per tile, the columns of one matrix product
 _BLOCK = 512  # candidates compared with each other at a time
 _REGION_MEMBERS = 64  # members of the net in the region of a block of candidates
 _GROWTH = 3  # factor by which the net grows before tiles are recomputed
+_REMAINING = 7 / 8  # share of a tile below which finished classes are removed from it
 _PAIR_VALUES = 1 << 22  # differences stored at a time
 
 
@@ -32,10 +32,10 @@ class Net:
     root.
     """
 
-    def __init__(self, points: FloatArray, root: int) -> None:
+    def __init__(self, points: FloatArray, root: int, threads: Executor) -> None:
         self._points = points
-        num_points, dim = points.shape
-        self._slack = (dim + 8) * float(np.finfo(np.float32).eps)
+        num_points = len(points)
+        self._threads = threads
         self.nearest = np.full(num_points, root, np.int64)
         self.parent = np.full(num_points, -1, np.int64)
         self.gaps = self._squared_distances(np.arange(num_points), self.nearest)
@@ -113,34 +113,41 @@ class Net:
         self.gaps[chosen] = -np.inf
         self._size += len(chosen)
         members = self._points[chosen]
-        middle = members.mean(0)
-        spread = math.sqrt(np.square(members - middle).sum(1).max())
-        away = np.sqrt(np.square(self._centers - middle).sum(1)) - spread
-        for tile in np.flatnonzero(away < self._reach):
-            self._update_tile(int(tile), chosen, members)
+        tiles, near = self._near(members)
+        updates = [
+            self._threads.submit(self._update_tile, tile, chosen[which], members[which])
+            for tile, which in zip(tiles, near, strict=True)
+        ]
+        for update in updates:
+            update.result()
 
-    def _update_tile(self, tile: int, chosen: IntArray, members: FloatArray) -> None:
-        """Update the nearest members of the classes in a tile after adding `chosen`."""
-        part = slice(self._edges[tile], self._edges[tile + 1])
-        local = members - self._centers[tile]
+    def _near(self, members: FloatArray) -> tuple[list[int], list[IntArray]]:
+        """Return the tiles that contain classes to which one of the members [M, d] may be nearest,
+        and for each tile the indices of these members."""
+        middle = members.mean(0)
+        local = members - middle
         squares = np.square(local).sum(1)
-        near = np.flatnonzero(squares < self._reach[tile] ** 2)
-        if not near.size:
-            return
-        left = np.empty((len(near), local.shape[1] + 1), np.float32)
-        np.multiply(local[near], -2, out=left[:, :-1], casting="same_kind")
-        left[:, -1] = squares[near]
-        estimates = left @ self._rows[part].T  # |x - y|^2 - |x|^2 for y in `chosen`, x in the tile
-        slack = self._slack * (self._radii[tile] + math.sqrt(squares[near].max())) ** 2
-        ids = self._order[part]
-        least = estimates.min(0)
-        hit = np.flatnonzero(least - slack < self.gaps[ids] - self._norms[part])
-        if not hit.size:
-            return
-        which, whose = np.nonzero(estimates[:, hit] <= least[hit] + np.float32(2 * slack))
-        self._keep_nearest(ids[hit][whose], chosen[near][which])
-        widest = float(self.gaps[ids].max())
-        self._reach[tile] = self._reach_of(self._radii[tile], widest)
+        away = np.sqrt(np.square(self._centers - middle).sum(1)) - math.sqrt(squares.max())
+        tiles = np.flatnonzero(away < self._reach)
+        centers = self._centers[tiles] - middle
+        norms = np.square(centers).sum(1)
+        between = norms[:, None] + squares - 2 * (centers @ local.T)
+        rounding = (local.shape[1] + 8) * float(np.finfo(np.float64).eps) * 4
+        between -= rounding * (norms[:, None] + squares)
+        near = between < np.square(self._reach[tiles])[:, None]
+        hit = np.flatnonzero(near.any(1))
+        return tiles[hit].tolist(), [np.flatnonzero(near[i]) for i in hit]
+
+    def _update_tile(self, number: int, chosen: IntArray, members: FloatArray) -> None:
+        """Update the nearest members of the classes in a tile after adding `chosen`."""
+        tile = self._tiles[number]
+        remaining = self.gaps[tile.ids] > 0
+        if np.count_nonzero(remaining) < _REMAINING * len(remaining):
+            tile.keep(remaining)
+        if tile.ids.size:
+            which, classes = tile.closer(members, self.gaps[tile.ids])
+            self._keep_nearest(classes, chosen[which])
+        self._reach[number] = self._reach_of(tile)
 
     def _keep_nearest(self, classes: IntArray, members: IntArray) -> None:
         """Update the nearest member of each class from (class, member) pairs, in the order in which
@@ -177,28 +184,15 @@ class Net:
         order = np.argsort(rank[self.nearest[remaining]], kind="stable")
         self._order = remaining[order]
         self._edges = _edges(self._jumps())
-        num_tiles, dim = len(self._edges) - 1, self._points.shape[1]
-        self._rows = np.ones((len(self._order), dim + 1), np.float32)
-        self._norms = np.empty(len(self._order))
-        self._centers = np.empty((num_tiles, dim))
-        self._radii, self._reach = np.empty(num_tiles), np.empty(num_tiles)
-        for tile in range(num_tiles):
-            part = slice(self._edges[tile], self._edges[tile + 1])
-            local = self._points[self._order[part]]
-            self._centers[tile] = local.mean(0)
-            local -= self._centers[tile]
-            self._rows[part, :-1] = local
-            self._norms[part] = np.einsum("ij,ij->i", local, local)
-            self._radii[tile] = math.sqrt(self._norms[part].max())
-            widest = float(self.gaps[self._order[part]].max())
-            self._reach[tile] = self._reach_of(self._radii[tile], widest)
+        self._tiles = cut_tiles(self._points, self._order, self._edges)
+        self._centers = np.reshape([tile.center for tile in self._tiles], (-1, self._points.shape[1]))
+        self._reach = np.array([self._reach_of(tile) for tile in self._tiles])
         self._size_when_cut = self._size
 
-    def _reach_of(self, radius: float, widest_gap: float) -> float:
+    def _reach_of(self, tile: Tile) -> float:
         """Return the distance from a tile's center within which new members matter, rounded up."""
-        if widest_gap <= 0:
-            return 0.0
-        return (radius + math.sqrt(widest_gap)) * (1 + 1e-6)
+        widest = float(self.gaps[tile.ids].max(initial=-np.inf))
+        return (tile.radius + math.sqrt(widest)) * (1 + 1e-6) if widest > 0 else 0.0
 
     def _preorder_of_members(self) -> IntArray:
         """Return the position [K] of each member in a depth-first traversal of the current tree."""
