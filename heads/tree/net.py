@@ -1,26 +1,26 @@
 """A growing net of label vectors: its members, and the exact nearest member of every other class.
 
-Classes that are close to each other share a tile. New members are added in batches. The triangle
-inequality excludes entire tiles; in the other tiles, float32 matrix products in coordinates
-relative to the tile's center find the few classes that may be closer to a new member. Only the
-distances of these classes are computed in float64.
+New members are added in batches. The triangle inequality excludes entire tiles of classes; in the
+other tiles, float32 matrix products find the few classes that may be closer to a new member. Only
+the distances of these classes are computed in float64, and all decisions are based on them. Tiles
+and threads therefore affect the time, but not the net.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heads.tree.label_tree import IntArray, preorder
+from heads.tree.tiles import FloatArray, cut_tiles, reach
 
-FloatArray = NDArray[np.float64]
-
-_TILE = 256  # classes per tile, the columns of one matrix product
+_SECTION = 256  # classes per section; candidates are taken from regions of several sections
 _BLOCK = 512  # candidates compared with each other at a time
 _REGION_MEMBERS = 64  # members of the net in the region of a block of candidates
-_GROWTH = 3  # factor by which the net grows before tiles are recomputed
-_PAIR_VALUES = 1 << 22  # differences stored at a time
+_GROWTH = 3  # factor by which the net grows before sections and tiles are recomputed
+_REMAINING = 7 / 8  # share of unfinished classes below which a tile drops the finished ones
+_PAIR_VALUES = 1 << 20  # differences stored at a time
 
 
 class Net:
@@ -29,19 +29,24 @@ class Net:
     `gaps` [K] are squared distances to the nearest member, -inf for members. `nearest` [K] is the
     index of that member; ties go to the member that was added first. For each member, `parent` [K]
     is the member that was nearest to it before the `refine` call that added it; it is -1 for the
-    root.
+    root. `threads` update the tiles; `report` is called with the numbers of members and classes.
     """
 
-    def __init__(self, points: FloatArray, root: int) -> None:
-        self._points = points
-        num_points, dim = points.shape
-        self._slack = (dim + 8) * float(np.finfo(np.float32).eps)
+    def __init__(
+        self,
+        points: FloatArray,
+        root: int,
+        threads: Executor,
+        report: Callable[[int, int], None],
+    ) -> None:
+        self._points, self._threads, self._report = points, threads, report
+        num_points = len(points)
         self.nearest = np.full(num_points, root, np.int64)
         self.parent = np.full(num_points, -1, np.int64)
         self.gaps = self._squared_distances(np.arange(num_points), self.nearest)
         self.gaps[root] = -np.inf
         self._size = 1
-        self._cut_tiles()
+        self._cut()
 
     def widest_gap(self) -> float:
         """Return the largest distance from a class to the net; 0 if all are members."""
@@ -61,7 +66,7 @@ class Net:
         if self._size >= _GROWTH * self._size_when_cut or 2 * len(self.outside()) < len(
             self._order
         ):
-            self._cut_tiles()
+            self._cut()
         nearest_before, limit = self.nearest.copy(), separation * separation
         new = []
         for region in self._regions():
@@ -74,11 +79,11 @@ class Net:
         return joined
 
     def _regions(self) -> Iterator[IntArray]:
-        """Yield the classes of consecutive tiles with about `_REGION_MEMBERS` members each."""
-        num_tiles = len(self._edges) - 1
-        at_once = max(1, math.ceil(num_tiles * _REGION_MEMBERS / self._size))
-        for first in range(0, num_tiles, at_once):
-            last = min(first + at_once, num_tiles)
+        """Yield the classes of consecutive sections with about `_REGION_MEMBERS` members each."""
+        num_sections = len(self._edges) - 1
+        at_once = max(1, math.ceil(num_sections * _REGION_MEMBERS / self._size))
+        for first in range(0, num_sections, at_once):
+            last = min(first + at_once, num_sections)
             yield self._order[self._edges[first] : self._edges[last]]
 
     def _separated(self, block: IntArray, limit: float) -> IntArray:
@@ -113,34 +118,44 @@ class Net:
         self.gaps[chosen] = -np.inf
         self._size += len(chosen)
         members = self._points[chosen]
-        middle = members.mean(0)
-        spread = math.sqrt(np.square(members - middle).sum(1).max())
-        away = np.sqrt(np.square(self._centers - middle).sum(1)) - spread
-        for tile in np.flatnonzero(away < self._reach):
-            self._update_tile(int(tile), chosen, members)
+        updates = [
+            self._threads.submit(self._update_tile, tile, near, chosen, members)
+            for tile, near in self._near(members)
+        ]
+        for update in updates:
+            update.result()
+        self._report(self._size, len(self._points))
 
-    def _update_tile(self, tile: int, chosen: IntArray, members: FloatArray) -> None:
-        """Update the nearest members of the classes in a tile after adding `chosen`."""
-        part = slice(self._edges[tile], self._edges[tile + 1])
-        local = members - self._centers[tile]
+    def _near(self, members: FloatArray) -> Iterator[tuple[int, IntArray]]:
+        """Yield the tiles in which the nearest member of a class may change, and the indices of the
+        new members [M, d] that are near enough to the tile for that."""
+        middle = members.mean(0)
+        local = members - middle
         squares = np.square(local).sum(1)
-        near = np.flatnonzero(squares < self._reach[tile] ** 2)
-        if not near.size:
-            return
-        left = np.empty((len(near), local.shape[1] + 1), np.float32)
-        np.multiply(local[near], -2, out=left[:, :-1], casting="same_kind")
-        left[:, -1] = squares[near]
-        estimates = left @ self._rows[part].T  # |x - y|^2 - |x|^2 for y in `chosen`, x in the tile
-        slack = self._slack * (self._radii[tile] + math.sqrt(squares[near].max())) ** 2
-        ids = self._order[part]
-        least = estimates.min(0)
-        hit = np.flatnonzero(least - slack < self.gaps[ids] - self._norms[part])
-        if not hit.size:
-            return
-        which, whose = np.nonzero(estimates[:, hit] <= least[hit] + np.float32(2 * slack))
-        self._keep_nearest(ids[hit][whose], chosen[near][which])
-        widest = float(self.gaps[ids].max())
-        self._reach[tile] = self._reach_of(self._radii[tile], widest)
+        away = np.sqrt(np.square(self._centers - middle).sum(1)) - math.sqrt(squares.max())
+        tiles = np.flatnonzero(away < self._reach)
+        centers = self._centers[tiles] - middle
+        sums = np.square(centers).sum(1)[:, None] + squares
+        rounding = 4 * (local.shape[1] + 8) * float(np.finfo(np.float64).eps)
+        between = sums * (1 - rounding) - 2 * (centers @ local.T)
+        is_near = between < np.square(self._reach[tiles])[:, None]
+        for i in np.flatnonzero(is_near.any(1)):
+            yield int(tiles[i]), np.flatnonzero(is_near[i])
+
+    def _update_tile(
+        self, number: int, near: IntArray, chosen: IntArray, members: FloatArray
+    ) -> None:
+        """Update the nearest members of the classes in a tile after adding `chosen`, of which those
+        at the indices `near` may be nearest."""
+        tile = self._tiles[number]
+        remaining = self.gaps[tile.ids] > 0
+        if np.count_nonzero(remaining) < _REMAINING * len(remaining):
+            tile.keep(remaining)
+        if tile.ids.size:
+            which, classes = tile.closer(members[near], self.gaps[tile.ids])
+            if classes.size:
+                self._keep_nearest(classes, chosen[near[which]])
+        self._reach[number] = reach(tile.radius, self.gaps[tile.ids])
 
     def _keep_nearest(self, classes: IntArray, members: IntArray) -> None:
         """Update the nearest member of each class from (class, member) pairs, in the order in which
@@ -166,39 +181,23 @@ class Net:
             squares[part] = np.einsum("ij,ij->i", difference, difference)
         return squares
 
-    def _cut_tiles(self) -> None:
+    def _cut(self) -> None:
         """Sort the remaining classes by the tree order of their nearest members, and split them
-        into tiles.
+        into sections and into tiles.
 
-        Classes at distance 0 from a member are finished and are not in any tile.
+        Classes at distance 0 from a member are finished, so they are left out. The net depends on
+        the sections, but not on the tiles.
         """
         remaining = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
-        order = np.argsort(rank[self.nearest[remaining]], kind="stable")
-        self._order = remaining[order]
+        self._order = remaining[np.argsort(rank[self.nearest[remaining]], kind="stable")]
         self._edges = _edges(self._jumps())
-        num_tiles, dim = len(self._edges) - 1, self._points.shape[1]
-        self._rows = np.ones((len(self._order), dim + 1), np.float32)
-        self._norms = np.empty(len(self._order))
-        self._centers = np.empty((num_tiles, dim))
-        self._radii, self._reach = np.empty(num_tiles), np.empty(num_tiles)
-        for tile in range(num_tiles):
-            part = slice(self._edges[tile], self._edges[tile + 1])
-            local = self._points[self._order[part]]
-            self._centers[tile] = local.mean(0)
-            local -= self._centers[tile]
-            self._rows[part, :-1] = local
-            self._norms[part] = np.einsum("ij,ij->i", local, local)
-            self._radii[tile] = math.sqrt(self._norms[part].max())
-            widest = float(self.gaps[self._order[part]].max())
-            self._reach[tile] = self._reach_of(self._radii[tile], widest)
+        nearest, gaps = self.nearest[self._order], self.gaps[self._order]
+        self._tiles = cut_tiles(self._points, self._order, nearest, gaps)
+        centers = [tile.center for tile in self._tiles]
+        self._centers = np.reshape(centers, (len(centers), self._points.shape[1]))
+        self._reach = np.array([reach(tile.radius, self.gaps[tile.ids]) for tile in self._tiles])
         self._size_when_cut = self._size
-
-    def _reach_of(self, radius: float, widest_gap: float) -> float:
-        """Return the distance from a tile's center within which new members matter, rounded up."""
-        if widest_gap <= 0:
-            return 0.0
-        return (radius + math.sqrt(widest_gap)) * (1 + 1e-6)
 
     def _preorder_of_members(self) -> IntArray:
         """Return the position [K] of each member in a depth-first traversal of the current tree."""
@@ -221,17 +220,17 @@ class Net:
 
 
 def _edges(jumps: FloatArray) -> list[int]:
-    """Split a sequence into tiles. Each tile ends at the widest jump between half the maximum tile
-    size and the maximum."""
+    """Split a sequence into sections. Each ends at the widest jump between half the maximum size of
+    a section and the maximum."""
     edges = [0]
     while (start := edges[-1]) < len(jumps):
-        if len(jumps) - start <= _TILE:
+        if len(jumps) - start <= _SECTION:
             edges.append(len(jumps))
             continue
-        earliest = start + _TILE // 2
-        window = jumps[earliest : start + _TILE + 1]
+        earliest = start + _SECTION // 2
+        window = jumps[earliest : start + _SECTION + 1]
         widest = int(window.argmax())
-        edges.append(earliest + widest if window[widest] > 0 else start + _TILE)
+        edges.append(earliest + widest if window[widest] > 0 else start + _SECTION)
     return edges
 
 

@@ -15,7 +15,7 @@ import typer
 
 from data.messages import printable
 from launch.output_path import explain_write_errors
-from launch.terminal import seconds_since
+from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,7 +257,8 @@ def _cover_tree(names: Sequence[str], vectors: "np.ndarray", options: TreeOption
 
     if options.project is not None:
         vectors = project(vectors, options.project)
-    cover = build_cover_tree(vectors, base=options.base, metric=options.metric)
+    with progress("building the tree", "classes") as report:
+        cover = build_cover_tree(vectors, base=options.base, metric=options.metric, report=report)
     return NamedTree.of_cover_tree(cover, names, options.kind)
 
 
