@@ -16,10 +16,11 @@ from torch.nn.functional import softplus
 
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
 from heads.losses.symmetric import (
-    SymmetricPolynomials,
-    merge_polynomials,
+    SymmetricStatistics,
+    log_polynomials,
+    merge_statistics,
     no_scores,
-    symmetric_polynomials,
+    symmetric_statistics,
 )
 
 _MOST = 100  # the largest k for which float64 can represent all coefficients of the polynomials
@@ -45,7 +46,7 @@ class SmoothTopK(Loss):
     alpha: float = Field(default=1.0, ge=0, description="margin")
 
     paper = "003 eq 10"
-    statistic = "log sigma_0..k of exp(z / k tau) over the false z, their k largest, z_y"
+    statistic = "2k largest false z, power sums of exp(z / k tau) over the other false z, z_y"
     aligned = False
 
     def check_classes(self, num_classes: int) -> None:
@@ -59,29 +60,29 @@ class SmoothTopK(Loss):
         return 1 / (self.k * self.tau)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        polynomials = symmetric_polynomials(logits_BC, block.label_columns, self.k, self._scale)
-        return *polynomials, block.true
+        stats = symmetric_statistics(logits_BC, block.label_columns, self.k, self._scale)
+        return *stats, block.true
 
     def merge(self, parts: Sequence[Stats]) -> Stats:
-        polynomials = [SymmetricPolynomials(largest, ratios) for largest, ratios, _ in parts]
+        false = [SymmetricStatistics(leaders, sums) for leaders, sums, _ in parts]
         true = torch.stack([true for _, _, true in parts]).sum(0)
-        return *merge_polynomials(polynomials, self._scale), true
+        return *merge_statistics(false, self._scale), true
 
     def identity(self, like: Tensor) -> Stats:
         return *no_scores(like, self.k), torch.zeros_like(like)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         self.check_classes(rows.num_classes)
+        leaders, sums, true = total
+        previous, last = log_polynomials(SymmetricStatistics(leaders, sums), self._scale)
         # Use float64, because the difference of two scores is divided by tau, which may be tiny.
-        largest, ratios, true = (stat.double() for stat in total)
-        kth = largest[:, -1].detach()
-        gap = (self.alpha * self.k + kth - true) * self._scale
+        kth = leaders[:, self.k - 1].detach().double()
+        gap = (self.alpha * self.k + kth - true.double()) * self._scale
         # If fewer than k false classes are possible (not -inf), every prediction of k classes
         # contains y, and the loss is 0.
         exists = kth != -torch.inf
-        last, previous = (ratios[:, i].where(exists, 0) for i in (-1, -2))
-        excess = softplus(gap.where(exists, -torch.inf) + last - previous, threshold=50)
-        return rows.mean(self.tau * excess).to(total[0].dtype)
+        excess = softplus((gap + last - previous).where(exists, -torch.inf), threshold=50)
+        return rows.mean(self.tau * excess).to(true.dtype)
 
 
 def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
@@ -104,6 +105,6 @@ def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
     scale = 1 / (k * tau)
     with torch.enable_grad():
         nothing = torch.full((len(logits),), -1, device=logits.device)
-        polynomials = symmetric_polynomials(logits, nothing, k, scale)
-        (grad,) = torch.autograd.grad(polynomials.log_ratios[:, -1].sum() / scale, logits)
+        _, last = log_polynomials(symmetric_statistics(logits, nothing, k, scale), scale)
+        (grad,) = torch.autograd.grad(last.sum() / scale, logits)
     return grad

@@ -1,12 +1,33 @@
-"""Elementary symmetric polynomials sigma_0..sigma_k of e_j = exp(scale z_j) over each row's scores.
+"""Elementary symmetric polynomials sigma_(k-1) and sigma_k of e_j = exp(scale z_j) over each row's
+scores z_j.
 
 For example, sigma_2 of e_1, e_2, e_3 is e_1 e_2 + e_1 e_3 + e_2 e_3, the sum over all pairs.
 
-The 2k largest scores of a row, its leaders, determine the numerical accuracy. They are multiplied
-in one by one, each as a ratio to a term that is at least as large. All other scores are scaled by
-the smallest leader, reduced to power sums, and converted to symmetric polynomials with Newton's
-identities. The alternating sums in these identities cause cancellation, but the leaders bound it.
-No step overflows at any scale. Tensors of size [B, k] are float64.
+sigma_i is the coefficient of t^i in the product of all factors (1 + e_j t). Its statistics are
+
+- the 2k largest scores of the row, its leaders, and
+- the power sums p_r of the other terms, the rest, in units of the smallest leader e_m: p_r is the
+  sum of (e_j / e_m)^r.
+
+The statistics of disjoint sets of scores can be merged, and each block of scores is only read to
+select its leaders and to add powers. `log_polynomials` computes the polynomials of the merged
+statistics, a few numbers per row. Newton's identities turn the power sums into the coefficients of
+the rest's product, and the factors of the leaders are multiplied in one by one.
+
+For example, let k = 1 and e = 4, 2, 1, 1. The leaders are 4 and 2. The rest are 1 and 1, or 0.5 and
+0.5 in units of the smallest leader, so p_1 = 1. The product of the rest is 1 + p_1 t + .. = 1 + t
+with t in these units, and the leaders' factors are 1 + 2 t and 1 + t. The coefficient of t is
+2 + 1 + 1 = 4, and sigma_1 is 4 times the unit: 8.
+
+Newton's identities subtract large numbers if the terms are large. The leaders prevent this: there
+are 2k terms that are at least as large as any term of the rest, therefore
+
+    sigma_(k-r) e_m^r / sigma_k  <=  k / (k + 1) * (k - 1) / (k + 2) * ..  (r fractions),
+
+because sigma_i / sigma_(i-1) is at least e_m (2k - i + 1) / i, its value for 2k terms equal to e_m.
+This ratio is the effect of an error in p_r, and it decreases as r increases. For k = 50, the powers
+above 33 change sigma_k by less than the rounding error of float32 and are omitted. All other steps
+add and multiply numbers that are not negative, in float64, and no step overflows at any scale.
 """
 
 import math
@@ -17,92 +38,98 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, threshold
 
-from heads.losses.base import logsumexp
-
-# Shape legend: B rows, C scores of a row, k the highest degree, n = k + 1, m leaders, P parts.
+# Shape legend: B rows, C scores of a row, k the highest degree, m = 2k leaders, p power sums.
 
 _CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
-_PARALLEL_SIZE = 1 << 15  # minimum number of scores for multi-threaded torch.topk on a CPU
-_CANDIDATES = 128  # number of scores for which torch.topk is fast on a CPU
+_HEAP = 64  # torch.topk on a CPU uses a heap if a row has this many scores per selected one
 
 
-class SymmetricPolynomials(NamedTuple):
-    """sigma_i, represented as the product of the i largest terms times a ratio of at least 1.
+class SymmetricStatistics(NamedTuple):
+    """What the polynomials of a set of scores depend on; see the module's docstring.
 
-    `largest` [B, k] are the k largest scores, descending and padded with -inf, without a gradient.
-    `log_ratios` [B, k + 1] are log(sigma_i / exp(scale (z_1 + .. + z_i))), -inf if sigma_i is zero.
-    Their gradient is that of log sigma_i; the largest scores are treated as constants. This
-    representation preserves digits that would be lost in log sigma_i, which may be as large as 1e5.
+    `leaders` [B, 2k] are the largest scores, descending and padded with -inf. `power_sums` [B, p]
+    are the sums of the first p powers of the other terms in units of the last leader, 0 if there
+    are no other scores. In gradients, this unit is a constant.
     """
 
-    largest: Tensor
-    log_ratios: Tensor
+    leaders: Tensor
+    power_sums: Tensor
 
 
-def symmetric_polynomials(
+def symmetric_statistics(
     scores_BC: Tensor, left_out_B: Tensor, k: int, scale: float
-) -> SymmetricPolynomials:
-    """Return the polynomials of each row without the column `left_out` (-1: use all columns).
+) -> SymmetricStatistics:
+    """Return the statistics of each row without the column `left_out` (-1: use all columns).
 
     Scores of -inf have no effect.
     """
-    return SymmetricPolynomials(*_Polynomials.apply(scores_BC, left_out_B, k, scale))
+    return SymmetricStatistics(*_Statistics.apply(scores_BC, left_out_B, k, scale))
 
 
-def no_scores(like_B: Tensor, k: int) -> SymmetricPolynomials:
-    """Return the polynomials of rows without scores: sigma_0 = 1, all others 0."""
-    nothing = like_B.new_full((len(like_B), k), -torch.inf)
-    return SymmetricPolynomials(nothing, pad(nothing, (1, 0)))
+def no_scores(like_B: Tensor, k: int) -> SymmetricStatistics:
+    """Return the statistics of rows without scores."""
+    num_rows = len(like_B)
+    leaders = like_B.new_full((num_rows, 2 * k), -torch.inf)
+    return SymmetricStatistics(leaders, like_B.new_zeros(num_rows, _num_powers(k, like_B.dtype)))
 
 
-def merge_polynomials(parts: Sequence[SymmetricPolynomials], scale: float) -> SymmetricPolynomials:
-    """Return the polynomials of the union of disjoint sets of scores: products, in log space."""
-    largest = torch.stack([part.largest.detach() for part in parts])
-    ratios = torch.stack([part.log_ratios for part in parts])
-    while len(ratios) > 1:
-        even = len(ratios) // 2 * 2
-        merged, product = _products(largest[:even], ratios[:even].double(), scale)
-        largest = torch.cat([merged, largest[even:]])
-        ratios = torch.cat([product.to(ratios.dtype), ratios[even:]])
-    return SymmetricPolynomials(largest[0], ratios[0])
+def merge_statistics(parts: Sequence[SymmetricStatistics], scale: float) -> SymmetricStatistics:
+    """Return the statistics of the union of disjoint sets of scores.
+
+    The leaders of the parts that are no longer leaders become part of the rest.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    leaders = torch.cat([part.leaders for part in parts], dim=1)
+    no_column = torch.full_like(leaders[:, 0], -1, dtype=torch.long)
+    merged = symmetric_statistics(leaders, no_column, parts[0].leaders.shape[1] // 2, scale)
+    units = torch.stack([part.leaders[:, -1].detach() for part in parts])
+    unit = _finite(merged.leaders[:, -1].detach())
+    degrees = torch.arange(1, merged.power_sums.shape[1] + 1, device=unit.device)
+    factors = ((units - unit)[:, :, None] * scale * degrees).exp()
+    sums = torch.stack([part.power_sums for part in parts])
+    return SymmetricStatistics(merged.leaders, merged.power_sums + (factors * sums).sum(0))
 
 
-def _products(largest_PBk: Tensor, ratios_PBn: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Multiply neighboring parts: sigma_i is the sum over j of sigma_j times sigma_(i-j)."""
-    left, right = largest_PBk[0::2], largest_PBk[1::2]
-    merged = torch.cat([left, right], dim=-1).topk(left.shape[-1], dim=-1).values
-    products = _prefix_sums(left.double())[..., None] + _shifted(_prefix_sums(right.double()))
-    top = _prefix_sums(merged.double())[..., None, :]
-    relative = (products - top.where(top != -torch.inf, 0)) * scale
-    terms = relative + ratios_PBn[0::2, ..., None] + _shifted(ratios_PBn[1::2])
-    return merged, logsumexp(terms.flatten(0, 1)).unflatten(0, terms.shape[:2])
+def log_polynomials(statistics: SymmetricStatistics, scale: float) -> tuple[Tensor, Tensor]:
+    """Return log sigma_(k-1) and log sigma_k [B], in float64, minus the logs of their largest
+    products, scale (z_1 + .. + z_(k-1)) and scale (z_1 + .. + z_k).
+
+    The difference preserves digits that would be lost in log sigma_k, which may be as large as 1e5.
+    Its gradient is that of log sigma: the largest product is treated as a constant. The values are
+    arbitrary and their gradients 0 in rows with fewer than k scores above -inf.
+    """
+    last, previous = _LogPolynomials.apply(*statistics, scale)
+    return previous, last
 
 
-def _prefix_sums(values: Tensor) -> Tensor:
-    """[..., k] -> the sums of the first 0 to k values [..., n]."""
-    return pad(values.cumsum(-1), (1, 0))
+def _num_powers(k: int, dtype: torch.dtype) -> int:
+    """Return the number p of power sums: higher ones change log sigma_k by less than rounding.
+
+    The effect of p_r on log sigma_k is at most p_r e_m^r sigma_(k-r) / (r sigma_k). If the rest's
+    p_1 is P, then p_r <= P, and sigma_i / sigma_(i-1) >= e_m (2k + P - i + 1) / i, because this
+    ratio is a concave function of the terms (Marcus and Lopes 1957). Together, the effect is at
+    most k (k - 1) / (k + 2) .. (k - r + 1) / (k + r) / r for any P.
+    """
+    effect, power = float(k), 1
+    while power < k and effect > torch.finfo(dtype).eps / 8:
+        effect *= (k - power) / (k + 1 + power)
+        power += 1
+    return power
 
 
-def _shifted(coefficients: Tensor, nothing: float = -math.inf) -> Tensor:
-    """[..., n] -> [..., j, i], the coefficient i - j, or `nothing` if i < j."""
-    n = coefficients.shape[-1]
-    return pad(coefficients, (n - 1, 0), value=nothing).unfold(-1, n, 1).flip(-2)
+def _finite(scores: Tensor) -> Tensor:
+    """Replace -inf by 0, to subtract it from -inf."""
+    return scores.where(scores != -torch.inf, 0)
 
 
-def _diagonal_sums(upper_Bnn: Tensor) -> Tensor:
-    """[B, j, i] -> the sums over the diagonals i - j = 0 to k [B, n]; entries with i < j must be
-    zero."""
-    n = upper_Bnn.shape[-1]
-    # Rows of length 2n, viewed as rows of length 2n + 1, are shifted by one more element each.
-    flat = pad(upper_Bnn, (0, n)).flatten(1)
-    return pad(flat, (0, n)).unflatten(1, (n, 2 * n + 1))[..., :n].sum(1)
+# ------------------------------------------------------------------ from scores to statistics
 
 
-class _Polynomials(torch.autograd.Function):
-    """Scores [B, C] -> largest [B, k], log ratios [B, k + 1].
+class _Statistics(torch.autograd.Function):
+    """Scores [B, C] -> leaders [B, m], power sums [B, p].
 
-    Backward needs only the scores: the gradient of all but a few columns is a polynomial in the
-    terms.
+    The gradient of the rest is a polynomial in the terms.
     """
 
     @staticmethod
@@ -113,82 +140,70 @@ class _Polynomials(torch.autograd.Function):
         left_out = left_out_B[:, None].where(left_out_B[:, None] >= 0, columns[:, :1])
         dropped = torch.cat([columns, left_out], dim=1)
         terms = _Terms(leaders[:, -1:], dropped, scale)
-        powers, computed = _power_sums(scores_BC, terms, k)
-        largest = pad(leaders[:, :k], (0, max(0, k - leaders.shape[1])), value=-torch.inf)
-        log_ratios, tiny = _multiply(leaders.double(), largest.double(), powers.double(), scale)
-        ctx.save_for_backward(scores_BC, computed, leaders, dropped, *tiny)
-        ctx.mark_non_differentiable(largest)
+        sums, computed = _power_sums(scores_BC, terms, _num_powers(k, scores_BC.dtype))
+        ctx.save_for_backward(scores_BC, computed, leaders, dropped)
         ctx.scale = scale
-        return largest, log_ratios.to(scores_BC.dtype)
+        return pad(leaders, (0, 2 * k - leaders.shape[1]), value=-torch.inf), sums
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor, grad_log_ratios: Tensor) -> tuple[Tensor | None, ...]:
-        scores_BC, computed, leaders, dropped, *tiny = ctx.saved_tensors
-        by_leaders, coefficients = _derivatives(grad_log_ratios.double() * ctx.scale, *tiny)
+    def backward(ctx: Any, grad_leaders: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
+        scores_BC, computed, leaders, dropped = ctx.saved_tensors
         terms = _Terms(leaders[:, -1:], dropped, ctx.scale)
-        grad = _evaluate(scores_BC, computed, terms, coefficients.to(scores_BC.dtype))
-        grad.scatter_(1, dropped[:, :-1], by_leaders.to(grad.dtype))
+        degrees = torch.arange(1, grad_sums.shape[1] + 1).to(grad_sums)
+        grad = _evaluate(scores_BC, computed, terms, grad_sums * (ctx.scale * degrees))
+        grad.scatter_(1, dropped[:, :-1], grad_leaders[:, : leaders.shape[1]])
         return grad, None, None, None
 
 
 def _leaders(scores_BC: Tensor, left_out_B: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Return the `num` largest scores of each row, descending, and their columns; the score of the
     column `left_out` is treated as -inf."""
-    columns = _largest_columns(scores_BC, min(num + 1, scores_BC.shape[1]))
-    values = scores_BC.gather(1, columns)
-    values.masked_fill_(columns == left_out_B[:, None], -torch.inf)
-    values, positions = values.topk(num, dim=1)
-    return values, columns.gather(1, positions)
+    left_out = left_out_B[:, None]
+    values, columns = _topk(scores_BC, min(num + 1, scores_BC.shape[1]))
+    if columns.shape[1] == num:
+        # All columns were selected. In rows with a column to leave out, it moves to the end.
+        values = pad(values, (0, 1), value=-torch.inf)
+        columns = torch.cat([columns, left_out.clamp(min=0)], dim=1)
+    positions = torch.arange(num, device=columns.device)
+    positions = positions + (columns[:, :num] == left_out).cumsum(1)
+    return values.gather(1, positions), columns.gather(1, positions)
 
 
-def _largest_columns(scores_BC: Tensor, num: int) -> Tensor:
-    """Return the columns [B, num] of the largest scores, in any order.
+def _topk(scores_BC: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """Return the `num` largest scores of each row, descending, and their columns.
 
-    They are in the `num` groups of columns with the largest maxima, which are found recursively.
-    On a CPU, torch.topk over entire rows takes several times as long.
+    They are in the `num` groups of columns with the largest maxima. On a CPU, finding these groups
+    and then the scores takes less time than torch.topk, unless the rows are so long that torch.topk
+    uses a heap, or so short that most groups are selected.
     """
     num_columns = scores_BC.shape[1]
-    size = max(2, _CANDIDATES // num)
-    if num_columns <= size * num or scores_BC.device.type != "cpu":
-        return _topk_columns(scores_BC, num)
+    size = round(math.sqrt(num_columns / max(1, num)))
+    if scores_BC.device.type != "cpu" or num_columns >= _HEAP * num or size < 4:
+        values, columns = scores_BC.topk(num, dim=1)
+        return values, columns
     # The columns of a group are `groups` apart, so the maxima are computed along contiguous memory.
     groups = num_columns // size
-    grouped = scores_BC[:, : size * groups].unflatten(1, (size, groups))
-    best = _largest_columns(grouped.amax(1), num)
-    offsets = torch.arange(0, size * groups, groups)
+    maxima = scores_BC[:, : size * groups].unflatten(1, (size, groups)).amax(1)
+    best = maxima.topk(num, dim=1, sorted=False).indices
+    candidates = (best[:, :, None] + torch.arange(0, size * groups, groups)).flatten(1)
     rest = torch.arange(size * groups, num_columns).expand(len(best), -1)
-    candidates = torch.cat([(best[:, :, None] + offsets).flatten(1), rest], dim=1)
-    positions = _topk_columns(scores_BC.gather(1, candidates), num)
-    return candidates.gather(1, positions)
+    candidates = torch.cat([candidates, rest], dim=1)
+    values, positions = scores_BC.gather(1, candidates).topk(num, dim=1)
+    return values, candidates.gather(1, positions)
 
 
-def _topk_columns(scores_BC: Tensor, num: int) -> Tensor:
-    """Return the columns that torch.topk selects.
-
-    On a CPU, torch.topk uses several threads only above `_PARALLEL_SIZE` scores, so a slightly
-    smaller batch is padded to that size.
-    """
-    num_rows, num_columns = scores_BC.shape
-    least = _PARALLEL_SIZE // max(1, num_rows) + 1
-    if scores_BC.device.type == "cpu" and least // 2 < num_columns < least:
-        padded = pad(scores_BC, (0, least - num_columns), value=-torch.inf)
-        columns = padded.topk(num, dim=1, sorted=False).indices
-        # If there are scores of -inf, topk may have selected padding.
-        if not (columns >= num_columns).any():
-            return columns
-    return scores_BC.topk(num, dim=1, sorted=False).indices
-
-
-def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> tuple[Tensor, Tensor | None]:
-    """Return the sums [B, k] of the first k powers of the terms, and the terms if they fit in a
-    single chunk."""
+def _power_sums(
+    scores_BC: Tensor, terms: "_Terms", num_powers: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the sums [B, p] of the powers of the terms, and the terms if they fit in a single
+    chunk."""
     eps = torch.finfo(scores_BC.dtype).eps
-    sums = scores_BC.new_empty(len(scores_BC), k)
+    sums = scores_BC.new_empty(len(scores_BC), num_powers)
     power = terms.buffer(scores_BC)
     for rows, part in terms.chunks(scores_BC):
         sums[rows, 0] = part.sum(1)
         raised = power[: len(part)]
-        for degree in range(2, k + 1):
+        for degree in range(2, num_powers + 1):
             torch.mul(part if degree == 2 else raised, part, out=raised)
             # Powers below eps are negligible relative to the leaders. Set them to zero, because
             # arithmetic with denormal numbers is slow.
@@ -199,7 +214,7 @@ def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> tuple[Tensor, Ten
 
 
 def _evaluate(
-    scores_BC: Tensor, computed: Tensor | None, terms: "_Terms", coefficients_Bk: Tensor
+    scores_BC: Tensor, computed: Tensor | None, terms: "_Terms", coefficients_Bp: Tensor
 ) -> Tensor:
     """Return the sum over r of coefficients[:, r - 1] terms^r [B, C], by Horner's rule.
 
@@ -208,7 +223,7 @@ def _evaluate(
     values = torch.empty_like(scores_BC, memory_format=torch.contiguous_format)
     chunks = terms.chunks(scores_BC) if computed is None else [(slice(None), computed)]
     for rows, part in chunks:
-        *lower, highest = coefficients_Bk[rows].split(1, dim=1)
+        *lower, highest = coefficients_Bp[rows].split(1, dim=1)
         value = torch.mul(part, highest, out=values[rows])
         for coefficient in reversed(lower):
             value.add_(coefficient).mul_(part)
@@ -251,89 +266,133 @@ class _Terms(NamedTuple):
         return scores_BC.new_empty(chunk, num_columns)
 
 
-def _multiply(
-    leaders_Bm: Tensor, largest_Bk: Tensor, powers_Bk: Tensor, scale: float
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Combine the leaders and the other scores: return log(sigma_i / product of the i largest
-    terms) [B, n], and the tensors that `_derivatives` needs."""
-    smallest = leaders_Bm[:, -1:]
-    # If the sum of the others exceeds the smallest leader, use this sum as the unit, so that no
-    # power overflows.
-    total = powers_Bk[:, :1].clamp(min=1)
-    units = total.expand_as(powers_Bk).cumprod(1)
-    others = _newton(powers_Bk / units)
-    factors, products = _multiply_leaders(leaders_Bm, largest_Bk, scale)
-    # sigma_i is the sum over j of the leaders' sigma_j times the others' sigma_(i-j). The others
-    # are in units of `total` (times the smallest leader), and the result is in units of the largest
-    # terms j + 1 to i; `weights` converts between them. A row with fewer scores has no others, so
-    # its weight only needs to be finite.
-    exists = (largest_Bk != -torch.inf) & (smallest != -torch.inf)
-    above = _prefix_sums(((largest_Bk - smallest) * scale).where(exists, 0) - total.log())
-    weights = (above[:, :, None] - above[:, None, :]).triu_()
-    most = weights.amax(1)
-    weights = weights.sub_(most[:, None, :]).exp_().triu_()
-    sums = (products[-1][:, None, :] @ (weights * _shifted(others, 0))).squeeze(1)
-    return sums.log() + most, (units, others, factors, products, weights, sums)
+# -------------------------------------------------------------- from statistics to polynomials
+
+# Coefficients are the first dimension of these tensors, [.., B], so that operations on a slice of
+# the coefficients use contiguous memory, also for a small k.
 
 
-def _derivatives(
-    grad_Bn: Tensor,
-    units: Tensor,
-    others: Tensor,
-    factors: Tensor,
-    products: Tensor,
-    weights: Tensor,
-    sums: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Convert the gradient of the log ratios to two gradients.
+class _LogPolynomials(torch.autograd.Function):
+    """Leaders [B, m], power sums [B, p] -> log sigma_k, log sigma_(k-1), as in `log_polynomials`.
 
-    Returns the gradient with respect to log e of the leaders [B, m], and the coefficients [B, k] of
-    the polynomial in e_j that is the gradient with respect to log e_j of the other scores.
+    Terms are in a unit U that is at least as large as the k-th largest term. The factor of a leader
+    e is multiplied by min(1, U / e): it is a + b t with b = min(1, e / U) and a = min(1, U / e).
     """
-    grad = (grad_Bn / sums).where(sums != 0, 0)
-    shifted = _shifted(others, 0)
-    by_products = ((weights * shifted) @ grad[..., None]).squeeze(-1)
-    by_others = _diagonal_sums(weights * products[-1][..., None] * grad[:, None, :])
-    # d sigma_i / d p_r = (-1)^(r-1) sigma_(i-r) / r, and d p_r / d log e = r e^r.
-    coefficients = (shifted[:, 1:] @ by_others[..., None]).squeeze(-1) / units
-    coefficients[:, 1::2] *= -1
-    return _leaders_derivatives(by_products, factors, products), coefficients
+
+    @staticmethod
+    def forward(
+        ctx: Any, leaders_Bm: Tensor, sums_Bp: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        k = leaders_Bm.shape[1] // 2
+        leaders, sums = leaders_Bm.T.contiguous().double(), sums_Bp.T.contiguous().double()
+        logs = (leaders - _finite(leaders[k - 1])).mul_(scale)  # log(e / k-th largest term)
+        # If the sum of the rest exceeds k times the k-th largest term, U is the mean of k terms
+        # with this sum. The coefficients of the rest are then at most 1, k, k^2 / 2, ...
+        mean = (sums[0] / k).clamp_(min=1)
+        log_rest = logs[-1] + mean.log()
+        log_unit = log_rest.clamp(min=0)
+        logs -= log_unit
+        ctx.scale = scale
+        ratio = (log_rest - log_unit).exp_().div_(mean)  # the unit of the power sums / U
+        units = ratio.expand_as(sums).cumprod(0)
+        units[1::2] *= -1
+        rest = _newton(sums * units, k)
+        levels = _multiply_leaders(logs)
+        top, others = levels[-1].unflatten(1, (2, -1))[: k + 1].unbind(1)
+        flipped = _product(others, rest, k + 1).flip(0)
+        last, previous = (top * flipped).sum(0), (top[:-1] * flipped[1:]).sum(0)
+        ctx.save_for_backward(
+            leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels
+        )
+        shrunk = logs[:k].clamp_(max=0)
+        shrunk_previous = shrunk[:-1].sum(0)
+        return last.log() - shrunk_previous - shrunk[-1], previous.log() - shrunk_previous
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_last: Tensor, grad_previous: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
+        leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels = ctx.saved_tensors
+        by_last = (grad_last / last).where(last != 0, 0)
+        by_previous = (grad_previous / previous).where(previous != 0, 0)
+        # sigma_i is the sum of top_j times the coefficient i - j of the other terms' product.
+        both = levels[-1].unflatten(1, (2, -1))
+        top, others = both[: len(rest)].unbind(1)
+        grad = torch.zeros_like(both)
+        torch.mul(flipped, by_last, out=grad[: len(rest), 0])
+        grad[: len(rest) - 1, 0].addcmul_(flipped[1:], by_previous)
+        by_product = top.flip(0).mul_(by_last)
+        by_product[:-1].addcmul_(top.flip(0)[1:], by_previous)
+        grad[: len(rest), 1], by_rest = _product_backward(by_product, others, rest)
+        by_leaders = _multiply_leaders_backward(grad.flatten(1), levels)
+        by_leaders = by_leaders.unflatten(0, (-1, 2, len(last)))[: len(rest) - 1]
+        by_leaders = by_leaders.permute(2, 1, 0).flatten(1) * ctx.scale
+        by_sums = _newton_backward(by_rest, rest, len(units)).mul_(units)
+        return by_leaders.to(leaders_Bm.dtype), by_sums.T.to(sums_Bp.dtype), None
 
 
-def _multiply_leaders(
-    leaders_Bm: Tensor, largest_Bk: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return the ratios e_l / e_i of the leaders' terms [m, B, k], and sigma_i of the first 0 to m
-    leaders divided by the product of the i largest terms [m + 1, B, n]."""
-    largest = largest_Bk.where(largest_Bk != -torch.inf, 0)
-    # The ratio to a smaller leader would exceed 1; it is multiplied by zero, so clamp it.
-    factors = (leaders_Bm.T[:, :, None] - largest).mul_(scale).clamp_(max=0).exp_()
-    products = factors.new_zeros(len(factors) + 1, *largest.shape[:1], largest.shape[1] + 1)
-    products[:, :, 0] = 1
-    lower, upper = products[:, :, :-1].unbind(), products[:, :, 1:].unbind()
-    for leader, factor in enumerate(factors.unbind()):
-        torch.addcmul(upper[leader], factor, lower[leader], out=upper[leader + 1])
-    return factors, products
+def _multiply_leaders(logs_mB: Tensor) -> list[Tensor]:
+    """Multiply the factors of the k largest leaders, and those of the k next.
+
+    Adjacent levels: the factors a + b t, the products of two, of four, ..., each [degree + 1, n].
+    The last dimension is (products, 2, B), so the products of the first half with the second half
+    are those of the next level. k is padded to a power of two with factors 1.
+    """
+    k = len(logs_mB) // 2
+    logs = logs_mB.unflatten(0, (2, k)).transpose(0, 1)
+    logs = pad(logs, (0, 0, 0, 0, 0, (1 << (k - 1).bit_length()) - k), value=-torch.inf).flatten()
+    levels = [torch.stack([-logs, logs]).clamp_(max=0).exp_()]
+    while len(levels[-1]) <= k:
+        left, right = levels[-1].chunk(2, dim=1)
+        levels.append(_product(left, right, 2 * len(left) - 1))
+    return levels
 
 
-def _leaders_derivatives(grad_Bn: Tensor, factors: Tensor, products: Tensor) -> Tensor:
-    """Backpropagate the gradient of the last products to log e of each leader [B, m]."""
-    grads = grad_Bn.expand_as(products).contiguous()
-    lower, upper, factor = grads[:, :, :-1].unbind(), grads[:, :, 1:].unbind(), factors.unbind()
-    for leader in reversed(range(len(factors))):
-        after = leader + 1
-        torch.addcmul(lower[after], factor[leader], upper[after], out=lower[leader])
-    return (grads[1:, :, 1:] * factors * products[:-1, :, :-1]).sum(-1).T
+def _multiply_leaders_backward(grad: Tensor, levels: list[Tensor]) -> Tensor:
+    """Convert the gradient of the last level to that of log e of each factor [n]."""
+    for level in reversed(levels[:-1]):
+        left, right = level.chunk(2, dim=1)
+        grad = torch.cat(_product_backward(grad, left, right), dim=1)
+    return grad[1] * levels[0][1]
 
 
-def _newton(powers_Bk: Tensor) -> Tensor:
-    """Newton's identities: i sigma_i = sum over r of (-1)^(r-1) sigma_(i-r) p_r [B, n]."""
-    signed = powers_Bk.clone()
-    signed[:, 1::2] *= -1
-    # Store sigma in descending order of degree, so that sigma_(i-1), sigma_(i-2), ... are aligned
-    # with p_1, p_2, ...
-    k = powers_Bk.shape[1]
-    sigma = torch.ones(len(powers_Bk), k + 1, dtype=powers_Bk.dtype, device=powers_Bk.device)
-    for i in range(1, k + 1):
-        sigma[:, k - i] = (sigma[:, k - i + 1 :] * signed[:, :i]).sum(1).div_(i)
-    return sigma.flip(1)
+def _product(left: Tensor, right: Tensor, size: int) -> Tensor:
+    """Multiply polynomials, whose coefficients are the first dimension, up to `size` coefficients."""
+    product = left.new_zeros(size, *left.shape[1:])
+    for degree, coefficient in enumerate(left.unbind()):
+        reached = product[degree : degree + len(right)]
+        reached.addcmul_(coefficient, right[: len(reached)])
+    return product
+
+
+def _product_backward(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Convert the gradient of `_product` to those of its factors, which are of the same degree."""
+    by_left, by_right = torch.zeros_like(left), torch.zeros_like(right)
+    for degree, (of_left, of_right) in enumerate(zip(left.unbind(), right.unbind(), strict=True)):
+        window = grad[degree : degree + len(left)]
+        by_left[: len(window)].addcmul_(window, of_right)
+        by_right[: len(window)].addcmul_(window, of_left)
+    return by_left, by_right
+
+
+def _newton(signed_pB: Tensor, k: int) -> Tensor:
+    """Newton's identities: i sigma_i = sum over r of (-1)^(r-1) sigma_(i-r) p_r [k + 1, B]."""
+    sigma = signed_pB.new_zeros(k + 1, signed_pB.shape[1])
+    sigma[0] = 1
+    for i, coefficient in enumerate(sigma.unbind()):
+        if i > 1:
+            coefficient.div_(i)
+        reached = sigma[i + 1 : i + 1 + len(signed_pB)]
+        reached.addcmul_(signed_pB[: len(reached)], coefficient)
+    return sigma
+
+
+def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tensor:
+    """Convert the gradient of sigma to that of the signed power sums [p, B]: the derivative of
+    sigma_i with respect to p_r is sigma_(i-r) / r."""
+    sums = torch.zeros_like(grad_nB[:num_powers])
+    flipped = sigma_nB.flip(0)
+    for i, grad in enumerate(grad_nB.unbind()):
+        lower = flipped[len(flipped) - i :][:num_powers]
+        sums[: len(lower)].addcmul_(lower, grad)
+    return sums / torch.arange(1, num_powers + 1).to(sums)[:, None]
