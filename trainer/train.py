@@ -27,7 +27,7 @@ from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState, resume
 from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
-from trainer.steps.agreement import Agreed, BusyTimer, agree
+from trainer.steps.agreement import Agreed, Agreement, BusyTimer, agree
 from trainer.steps.deferred import DeferredNumbers, Numbers
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.steps.take import read_numbers, take_step
@@ -163,6 +163,8 @@ def _train(
     sample_log = opened.enter_context(
         SampleLog(folder.path, rank=world.rank, enabled=recipe.telemetry.sample_ids)
     )
+    agreement = Agreement(world)
+    opened.callback(agreement.close)
     trace = folder.path / f"profile-rank{world.rank}.json.gz"
     profiler = StepProfiler(recipe.train.profile, trace, world.device)
     opened.enter_context(profiler.running())
@@ -177,6 +179,7 @@ def _train(
         stop=stop,
         watchdog=watchdog,
         busy_timer=busy_timer,
+        agreement=agreement,
         telemetry=telemetry,
         writer=writer,
         nonfinite=NonFiniteSteps(
@@ -221,13 +224,16 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
     model (collective).
 
     If the task defers, the numbers of step t are read after step t + 1 is launched, so that the
-    device always has work (`trainer/steps/deferred.py`).
+    device always has work (`trainer/steps/deferred.py`). A stop signal ends the run after the first
+    step that begins after the signal.
     """
     recipe, world, task = run.recipe, run.world, run.task
     if run.is_evaluation_due(num_steps):
         run.evaluate()  # the previous process was stopped during this evaluation
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
+    # A signal that was received during startup stops the run before its first step.
+    run.stop_if_requested(agree(world, stop=run.stop.received).stop)
     run.busy_timer.take()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     launched: _TakenStep | None = None
@@ -236,28 +242,25 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
             run.watchdog.at(step)
             with task.phases("data"):
                 batch = next(run.loader)
-            agreed = agree(
-                world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
+            record = batch.without_data()
+            exchange = run.agreement.start(
+                stop=run.stop.received, batch=record, busy_seconds=run.busy_timer.take()
             )
-            if agreed.stop is not None and launched is not None:
-                previous, launched = launched, None
-                _complete(run, previous)
-            run.stop_if_requested(agreed.stop)
-            run.loader.add_bad(agreed.bad)
-
             factor = recipe.schedule.rate_factor(step - 1, length)
             numbers = take_step(task, batch, factor, step=step)
             run.profiler.step()
-            taken = _TakenStep(
-                step, batch.without_data(), factor, agreed, run.loader.cursor, numbers
-            )
             if launched is not None:
                 previous, launched = launched, None
                 _complete(run, previous)
-            if task.defers and not run.is_anything_due(step, num_steps):
+            agreed = exchange()
+            run.loader.add_bad(agreed.bad)
+            taken = _TakenStep(step, record, factor, agreed, run.loader.cursor, numbers)
+            is_due = agreed.stop is not None or run.is_anything_due(step, num_steps)
+            if task.defers and not is_due:
                 launched = taken
                 continue
             _complete(run, taken)
+            run.stop_if_requested(agreed.stop)
             # Evaluate before saving, so that the checkpoint records the result and a run that
             # resumes from it does not evaluate again.
             if run.is_evaluation_due(num_steps):

@@ -33,7 +33,7 @@ _GROUP_GRACE_SECONDS = 5
 # The size of a group of ranks in a recipe: all ranks, the ranks of a machine, or a number of
 # consecutive ranks.
 RankGroup = Literal["world", "node"] | Annotated[int, Field(gt=0)]
-# With fewer ranks, connecting the two extra groups takes more time than the grid saves.
+# With fewer ranks, connecting two groups instead of one takes more time than the grid saves.
 _LEAST_RANKS_OF_GRID = 16
 _LOST_RANK_MESSAGES = (
     "gloo/transport",
@@ -54,7 +54,8 @@ class World:
 
     `mesh` has the axes `data` and `class`. It is None in a single process without process groups;
     a mesh of one rank is only used to run the collectives on one device (see `axis_group`). `grid`
-    is for `all_gather_small`. `timeout` is the timeout of the process groups (None: torch's
+    is for `all_gather_small`, which may therefore run at the same time as other collectives; it is
+    None if the world size is 1. `timeout` is the timeout of the process groups (None: torch's
     default).
     """
 
@@ -83,14 +84,16 @@ class World:
     def all_gather_small(self, tensor: Tensor) -> list[Tensor]:
         """Return the CPU tensors of all ranks, in rank order (collective).
 
-        gloo's all-gather passes a message around a ring of all ranks. With `grid`, the message
-        passes around a row and then around a column of a grid of ranks: for 512 ranks, 46 hops
-        instead of 511.
+        gloo's all-gather passes a message around a ring of all ranks. With the columns of `grid`,
+        the message passes around a row and then around a column of a grid of ranks: for 512 ranks,
+        46 hops instead of 511.
         """
         if self.grid is None:
             return all_gather_equal(tensor, self.group)
-        row = torch.stack(all_gather_equal(tensor, self.grid.row))
-        rows = all_gather_equal(row, self.grid.column)
+        row = all_gather_equal(tensor, self.grid.row)
+        if self.grid.column is None:
+            return row
+        rows = all_gather_equal(torch.stack(row), self.grid.column)
         return list(torch.cat(rows).unbind())
 
     def barrier(self) -> None:
@@ -157,21 +160,24 @@ def _create_mesh(
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks as a grid, row by row: the gloo groups of this rank's row and column."""
+    """The ranks as a grid, row by row: the gloo groups of this rank's row and column. If there is
+    only one row, it contains all ranks, and the column is None."""
 
     row: ProcessGroup
-    column: ProcessGroup
+    column: ProcessGroup | None = None
 
     @classmethod
-    def create(cls, size: int, timeout: timedelta) -> "Grid | None":
-        """Create a grid that is as square as possible (collective). Returns None if there are fewer
-        than 16 ranks or if their number is prime."""
+    def create(cls, size: int, timeout: timedelta) -> "Grid":
+        """Create a grid that is as square as possible (collective). It has one row if there are
+        fewer than 16 ranks or if their number is prime."""
         height = next(height for height in range(math.isqrt(size), 0, -1) if size % height == 0)
         if size < _LEAST_RANKS_OF_GRID or height == 1:
-            return None
+            return cls(dist.new_group(timeout=timeout, backend="gloo", group_desc="agreement"))
         ranks = np.arange(size).reshape(height, -1)
         row, column = (
-            dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timeout, backend="gloo")[0]
+            dist.new_subgroups_by_enumeration(
+                groups.tolist(), timeout=timeout, backend="gloo", group_desc="agreement"
+            )[0]
             for groups in (ranks, ranks.T)
         )
         return cls(row, column)

@@ -1,41 +1,139 @@
-"""The exchange before each step: signals, bad samples and busy times of all ranks."""
+"""The exchange in each step: signals, bad samples and busy times of all ranks."""
 
+import signal
+import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import trainer.steps.agreement
+import trainer.train
 import trainer.world
 from data.loading.batch import Batch
 from data.loading.substitute import Substitute
+from heads.collectives import all_reduce_sum
 from tests.ranks import rank_world, run_on_ranks
-from trainer.steps.agreement import Agreed, agree
+from tests.shards import glyph_recipe
+from tests.system.processes import write_recipe
+from tests.system.runs import losses
+from trainer.__main__ import main
+from trainer.steps.agreement import Agreed, Agreement, agree
 from trainer.world import Grid, World
 
+EMPTY = torch.zeros(0, dtype=torch.int64)
 
-def agreed_on(least_ranks_of_grid: int) -> tuple[bool, str | None, list[int], list[float]]:
+
+def gridded(least_ranks_of_grid: int) -> World:
     trainer.world._LEAST_RANKS_OF_GRID = least_ranks_of_grid
     world = rank_world()
     grid = Grid.create(world.size, timedelta(seconds=60))
-    world = World(world.rank, world.size, world.rank, world.size, world.device, world.mesh, grid)
-    substitutes = [Substitute(10 * world.rank, 0, "damaged")] if world.rank % 2 else []
-    empty = torch.zeros(0, dtype=torch.int64)
-    batch = Batch({}, empty, empty, substitutes=tuple(substitutes))
+    return World(world.rank, world.size, world.rank, world.size, world.device, world.mesh, grid)
+
+
+def batch_with_bad(*indices: int) -> Batch:
+    substitutes = tuple(Substitute(index, 0, "damaged") for index in indices)
+    return Batch({}, EMPTY, EMPTY, substitutes=substitutes)
+
+
+def agreed_on(least_ranks_of_grid: int) -> tuple[bool, Agreed]:
+    world = gridded(least_ranks_of_grid)
+    assert world.grid is not None
+    bad = [10 * world.rank, -5][: world.rank]  # hashes of a stream may be negative
     stop = "SIGTERM" if world.rank == 2 else None
-    found = agree(world, stop=stop, batch=batch, busy_seconds=float(world.rank))
-    return grid is not None, found.stop, found.bad, found.busy_seconds
+    found = agree(world, stop=stop, batch=batch_with_bad(*bad), busy_seconds=float(world.rank))
+    return world.grid.column is not None, found
 
 
-@pytest.mark.parametrize(("least", "has_grid"), [(16, False), (4, True)])
-def test_all_ranks_agree_with_a_ring_and_with_a_grid(least: int, has_grid: bool) -> None:
-    for found in run_on_ranks(4, agreed_on, least):
-        assert found == (has_grid, "SIGTERM", [10, 30], [0.0, 1.0, 2.0, 3.0])
-
-
-def test_a_prime_number_of_ranks_has_no_grid() -> None:
-    assert Grid.create(17, timedelta(seconds=1)) is None
+@pytest.mark.parametrize(
+    ("num_ranks", "least", "has_columns"), [(4, 16, False), (4, 4, True), (3, 2, False)]
+)
+def test_all_ranks_agree_with_a_ring_and_with_a_grid(
+    num_ranks: int, least: int, has_columns: bool
+) -> None:
+    """A prime number of ranks has no columns."""
+    bad = [10, 20, -5, *([30, -5] if num_ranks == 4 else [])]
+    expected = Agreed("SIGTERM", bad, [float(rank) for rank in range(num_ranks)])
+    assert run_on_ranks(num_ranks, agreed_on, least) == [(has_columns, expected)] * num_ranks
 
 
 def test_one_rank_agrees_with_itself() -> None:
     world = World(0, 1, 0, 1, torch.device("cpu"), None)
     assert agree(world, stop=None) == Agreed(None, [], [0.0])
+
+
+def agreed_during_other_collectives() -> list[tuple[float, Agreed]]:
+    """Rank 0 starts each exchange before another collective, and rank 1 after it."""
+    world, found = gridded(16), []
+    agreement = Agreement(world)
+    for step in range(20):
+        stop = "SIGUSR1" if step == 7 and world.rank else None
+
+        def start(step: int = step, stop: str | None = stop) -> Any:
+            batch = batch_with_bad(*[step] * world.rank)
+            return agreement.start(stop=stop, batch=batch, busy_seconds=0.0)
+
+        exchange = start() if world.rank == 0 else None
+        total = float(all_reduce_sum(torch.tensor([float(step)]), dist.group.WORLD))
+        found.append((total, (exchange or start())()))
+    agreement.close()
+    return found
+
+
+def test_an_exchange_runs_at_the_same_time_as_other_collectives() -> None:
+    expected = [
+        (2.0 * step, Agreed("SIGUSR1" if step == 7 else None, [step], [0.0, 0.0]))
+        for step in range(20)
+    ]
+    assert run_on_ranks(2, agreed_during_other_collectives) == [expected] * 2
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_step_does_not_wait_for_its_exchange(synchronous, glyphs, tmp_path, monkeypatch) -> None:
+    """The exchange of each step completes only after the step has been launched."""
+    launched = threading.Semaphore(0)
+    original = agree, trainer.train.take_step
+
+    def late(*args: Any, **options: Any) -> Agreed:
+        assert launched.acquire(timeout=60)
+        return original[0](*args, **options)
+
+    def take_step(*args: Any, **options: Any) -> Any:
+        taken = original[1](*args, **options)
+        launched.release()
+        return taken
+
+    monkeypatch.setattr(trainer.steps.agreement, "agree", late)
+    monkeypatch.setattr(trainer.train, "take_step", take_step)
+    run = tmp_path / "run"
+    options = {"train__synchronous": synchronous, "telemetry": {"log_every": 1}}
+    assert main([str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **options)))]) == 0
+    assert sorted(losses(run)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_signal_stops_a_run_after_the_step_that_follows_it(
+    synchronous, glyphs, tmp_path, monkeypatch
+) -> None:
+    """The signal arrives during step 2, so the exchange of step 3 contains it. The run saves step 3
+    and does not evaluate, although an evaluation is due."""
+    original = trainer.train.take_step
+
+    def take_step(*args: Any, step: int) -> Any:
+        taken = original(*args, step=step)
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return taken
+
+    monkeypatch.setattr(trainer.train, "take_step", take_step)
+    run = tmp_path / "run"
+    options = {"telemetry": {"log_every": 1}, "evaluation": {"every": {"steps": 3}}}
+    recipe = glyph_recipe(
+        glyphs, run, train__synchronous=synchronous, train__duration={"steps": 8}, **options
+    )
+    assert main([str(write_recipe(tmp_path, recipe))]) == 75
+    assert sorted(losses(run)) == [1, 2, 3]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
+    assert not (run / "evaluations").exists()

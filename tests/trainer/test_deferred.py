@@ -27,6 +27,7 @@ from tests.system.runs import losses
 from tests.trainer.training import full_entries, share, started
 from trainer.__main__ import main
 from trainer.backbone.batch_norm import BufferCopies
+from trainer.steps.agreement import Agreement
 from trainer.steps.deferred import Numbers
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.take import read_numbers, take_step
@@ -374,14 +375,14 @@ def test_an_error_between_steps_does_not_lose_the_outstanding_step(
     run = tmp_path / "run"
     recipe = deferred_recipe(glyphs, tmp_path, train__max_skipped_steps=1)
     break_steps(monkeypatch, 3)
-    original = trainer.train.agree
+    original = Agreement.start
 
-    def agree(*args: Any, **options: Any) -> Any:
+    def start(*args: Any, **options: Any) -> Any:
         if (run / "metrics.jsonl").exists() and losses(run).keys() >= {1, 2}:
             raise OSError("the disk failed")
         return original(*args, **options)
 
-    monkeypatch.setattr(trainer.train, "agree", agree)
+    monkeypatch.setattr(Agreement, "start", start)
     assert main([recipe]) == 2
     assert "the disk failed" in capsys.readouterr().err
     assert sorted(losses(run)) == [1, 2, 3]
