@@ -22,7 +22,6 @@ from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
 from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
-from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState
 from trainer.steps.agreement import BusyTimer
 from trainer.steps.nonfinite import NonFiniteSteps
@@ -30,6 +29,7 @@ from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
 from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
+from trainer.telemetry.profile import StepProfiler
 from trainer.telemetry.telemetry import Telemetry
 from trainer.train import take_steps
 from trainer.world import World, open_world
@@ -47,11 +47,8 @@ _NETWORK = {
 class InMemory:
     """A loader that repeats one batch."""
 
-    def __init__(self) -> None:
-        self.cursor = Cursor(0)
-        pixels = torch.randint(256, (_BATCH, 3, _SIDE, _SIDE), dtype=torch.uint8)
-        labels = torch.randint(_CLASSES, (_BATCH,))
-        self.batch = Batch({"pixel_values": pixels}, labels, torch.arange(_BATCH))
+    def __init__(self, batch: Batch) -> None:
+        self.cursor, self.batch = Cursor(0), batch
 
     def __next__(self) -> Batch:
         return self.batch
@@ -64,15 +61,20 @@ def rows() -> Iterator[Row]:
     """Compare the two loops, `_STEPS` steps each."""
     with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
         recipe = _recipe(Path(folder))
-        loader = InMemory()
-        task, trainer = _trainer(recipe, world, loader, opened)
+        loader = InMemory(_random_batch())
+        task, steps = open_trainer(recipe, world, loader, opened, num_classes=_CLASSES)
         found = take_turns(
-            {"trainer": trainer, "bare": _bare(task, loader.batch)},
+            {"trainer": lambda: steps(_STEPS), "bare": _bare(task, loader.batch)},
             title="trainer step",
             seconds=120,
         )
     case = f"ResNet with 10 layers, {_BATCH} images of {_SIDE} x {_SIDE}, {_CLASSES} classes"
     yield ratio_row("trainer step / bare loop", case, found["trainer"], found["bare"], 1.05)
+
+
+def _random_batch() -> Batch:
+    pixels = torch.randint(256, (_BATCH, 3, _SIDE, _SIDE), dtype=torch.uint8)
+    return Batch({"pixel_values": pixels}, torch.randint(_CLASSES, (_BATCH,)), torch.arange(_BATCH))
 
 
 def _recipe(folder: Path) -> Recipe:
@@ -108,16 +110,17 @@ def _bare(task: Task, batch: Batch) -> Callable[[], None]:
     return loop
 
 
-def _trainer(
-    recipe: Recipe, world: World, loader: InMemory, opened: ExitStack
-) -> tuple[Task, Callable[[], None]]:
-    """Return a task, and a function that runs its steps without evaluations or checkpoints."""
+def open_trainer(
+    recipe: Recipe, world: World, loader: InMemory, opened: ExitStack, *, num_classes: int
+) -> tuple[Task, Callable[[int], None]]:
+    """Return a task, and a function that takes a number of its steps without evaluations or
+    checkpoints."""
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()
     busy = BusyTimer(phases.collective)
     opened.enter_context(collective_hook(busy.around))
-    names = [f"class {label}" for label in range(_CLASSES)]
+    names = [f"class {label}" for label in range(num_classes)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
     task.train().start_training()
     state = TrainState(step=0, cursor=loader.cursor, tree="", data="", tokenizer=None)
@@ -127,10 +130,10 @@ def _trainer(
         world,
         start_step=0,
         num_steps=10**9,
-        global_batch=_BATCH,
+        global_batch=recipe.train.global_batch,
         checkpoint_every=1_000_000,
         phases=phases,
-        flops=ModelFlops(recipe, _CLASSES),
+        flops=ModelFlops(recipe, num_classes),
     )
     writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
     run = ActiveRun(
@@ -148,14 +151,15 @@ def _trainer(
         writer=opened.enter_context(writer),
         nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),
         sample_log=opened.enter_context(SampleLog(folder.path, rank=0, enabled=False)),
-        origin=provenance(recipe),
+        profiler=StepProfiler(None, folder.path, world.device),
+        origin={},
         state=state,
         saved_step=0,
     )
 
-    def steps() -> None:
+    def steps(number: int) -> None:
         # Mark the evaluation and the checkpoint at `end` as done, so that only steps are timed.
-        end = run.state.step + _STEPS
+        end = run.state.step + number
         run.state, run.saved_step = replace(run.state, evaluated=end), end
         take_steps(run, end)
 
