@@ -1,0 +1,98 @@
+"""What `kway plan` computes for the measured steps."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.sizes import Size, TaskSize
+from benchmarks.gpu.tasks import IMAGES, TEXTS, recipe_of
+from launch.plan.cluster import Machine, machine_named
+from launch.plan.plan import PlanRequest, make_plan
+from trainer.config import Recipe
+from trainer.devices import DEVICES
+
+_ASSUMED = "CUDA and NCCL (assumed)"
+
+
+def plans(size: Size, device: torch.device) -> dict[str, Any]:
+    """Plan all steps on this device, at the rates of its data sheet."""
+    return plans_on(machine_of(device), size)
+
+
+def plans_on(machine: Machine, size: Size) -> dict[str, Any]:
+    """Plan the steps of `size` on a machine."""
+    images, texts = recipe_of(IMAGES, size.images, {}), recipe_of(TEXTS, size.texts, {})
+    return {
+        "machine": machine.name,
+        "images": planned(images, size.images.classes, machine),
+        "texts": planned(texts, size.texts.classes, machine),
+        "heads": [
+            {
+                "classes": classes,
+                "rows": rows,
+                **planned_head(size.head_dim, classes, rows, machine),
+            }
+            for classes in size.head_classes
+            for rows in size.head_rows
+        ],
+    }
+
+
+def planned(recipe: Recipe, classes: int, machine: Machine) -> dict[str, Any]:
+    """Return the lower bound of the step's seconds, and its bytes without the CUDA context."""
+    plan = make_plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
+    assumed = sum(line.head for line in plan.memory.lines if line.what == _ASSUMED)
+    return {
+        "seconds": plan.time.seconds,
+        "phases": {phase.phase: phase.seconds for phase in plan.time.phases},
+        "memory_bytes": plan.memory.peak - assumed,
+        "flops_per_sample": plan.time.flops / recipe.train.global_batch,
+    }
+
+
+def planned_head(dim: int, classes: int, rows: int, machine: Machine) -> dict[str, Any]:
+    """Return the seconds of the head in a plan, and its bytes without weights and moments."""
+    encoder = {
+        "model_type": "bert",
+        "vocab_size": 10,
+        "hidden_size": dim,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 1,
+    }
+    shape = TaskSize(encoder, classes=classes, batch=rows, tokens=1)
+    recipe = recipe_of(TEXTS, shape, {"head": {"bias": False}})
+    plan = make_plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
+    (phase,) = [each for each in plan.time.phases if each.phase == "head"]
+    parts = {line.what: line.head for line in plan.memory.lines if line.what.startswith("head ")}
+    parts["features"] = sum(
+        line.head for line in plan.memory.lines if line.what.startswith("features")
+    )
+    return {
+        "seconds": phase.seconds,
+        "compute_seconds": phase.compute,
+        "memory_seconds": phase.memory,
+        "blocks": plan.head.blocks,
+        "memory_bytes": sum(parts.values()) - parts["head weights"],
+        "weight_bytes": parts["head weights"],
+    }
+
+
+def machine_of(device: torch.device) -> Machine:
+    """Return the machine of `kway plan` for a device."""
+    name = "cpu"
+    if device.type == "cuda":
+        found = torch.cuda.get_device_name(device)
+        names = [key for key, each in DEVICES.items() if found in each.names]
+        if not names:
+            raise ValueError(f"{found} is not in trainer/devices.py: add its rates there")
+        name = names[0]
+    return machine_named(name, link_gbps=None, ranks_per_node=1)
+
+
+def measured_h100() -> Machine:
+    """Return an H100 with the rates that were measured on one with torch: the copy of a large
+    tensor, counting bytes read and written, and a bf16 product of 8192 x 8192 matrices."""
+    machine = machine_named("h100", link_gbps=None, ranks_per_node=1)
+    return replace(machine, bandwidth=3.0e12, flops={**machine.flops, "bf16": 798e12})
