@@ -21,6 +21,14 @@ DIM = 512
 _LABEL_DIM = 32
 
 Case = tuple[int, int]  # classes, rows of the batch
+# Classes, rows of the batch, memory budget, and the target of `engine`. 256 MiB is the default.
+ENGINE_CASES = (
+    (1_000, 256, 256, 1.15),
+    (10_000, 256, 256, 1.10),
+    (100_000, 256, 256, 1.05),
+    (100_000, 256, 1024, 1.05),
+    (100_000, 1024, 256, None),
+)
 
 
 @dataclass(frozen=True)
@@ -73,14 +81,8 @@ def trees() -> Iterator[Row]:
 
 def engine() -> Iterator[Row]:
     """Compare the engine's `ce` with linear + cross_entropy, with and without enough memory for all
-    logits. 256 MiB is the default."""
-    for classes, batch, memory_mib, at_most in (
-        (1_000, 256, 256, 1.15),
-        (10_000, 256, 256, 1.10),
-        (100_000, 256, 256, 1.05),
-        (100_000, 256, 1024, 1.05),
-        (100_000, 1024, 256, None),
-    ):
+    logits."""
+    for classes, batch, memory_mib, at_most in ENGINE_CASES:
         head = ClassHead(DIM, classes, CrossEntropy(), memory_mib=memory_mib)
         naive = LinearCrossEntropy(head)
         case = f"{_case_text(classes, batch)}, {memory_mib} MiB"

@@ -34,7 +34,8 @@ from trainer.telemetry.telemetry import Telemetry
 from trainer.train import take_steps
 from trainer.world import World, open_world
 
-_STEPS, _BATCH, _CLASSES, _SIDE = 20, 64, 1000, 32
+_STEPS, _BATCH, CLASSES, _SIDE = 20, 64, 1000, 32
+CASE = f"ResNet with 10 layers, {_BATCH} images of {_SIDE} x {_SIDE}, {CLASSES} classes"
 _NETWORK = {
     "model_type": "resnet",
     "embedding_size": 32,
@@ -60,24 +61,23 @@ class InMemory:
 def rows() -> Iterator[Row]:
     """Compare the two loops, `_STEPS` steps each."""
     with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
-        recipe = _recipe(Path(folder))
-        loader = InMemory(_random_batch())
-        task, steps = open_trainer(recipe, world, loader, opened, num_classes=_CLASSES)
+        recipe = network_recipe(Path(folder))
+        loader = InMemory(random_batch())
+        task, steps = open_trainer(recipe, world, loader, opened, num_classes=CLASSES)
         found = take_turns(
             {"trainer": lambda: steps(_STEPS), "bare": _bare(task, loader.batch)},
             title="trainer step",
             seconds=120,
         )
-    case = f"ResNet with 10 layers, {_BATCH} images of {_SIDE} x {_SIDE}, {_CLASSES} classes"
-    yield ratio_row("trainer step / bare loop", case, found["trainer"], found["bare"], 1.05)
+    yield ratio_row("trainer step / bare loop", CASE, found["trainer"], found["bare"], 1.05)
 
 
-def _random_batch() -> Batch:
+def random_batch() -> Batch:
     pixels = torch.randint(256, (_BATCH, 3, _SIDE, _SIDE), dtype=torch.uint8)
-    return Batch({"pixel_values": pixels}, torch.randint(_CLASSES, (_BATCH,)), torch.arange(_BATCH))
+    return Batch({"pixel_values": pixels}, torch.randint(CLASSES, (_BATCH,)), torch.arange(_BATCH))
 
 
-def _recipe(folder: Path) -> Recipe:
+def network_recipe(folder: Path) -> Recipe:
     tree = {
         "run": str(folder / "run"),
         "data": {"shards": "none", "image": {"size": _SIDE}},

@@ -2,9 +2,11 @@
 
 On a CPU, the time of an operation depends on its kind, its shapes and the caches, which a peak rate
 does not describe. The planner therefore runs each distinct operation of the step a few times, with
-its shapes, on arbitrary numbers.
+its shapes, on arbitrary numbers. If the step needs more memory than half of the last-level cache,
+the tensors of an operation are evicted before each run, as by the other operations of the step.
 """
 
+import os
 import statistics
 import time
 from typing import Any
@@ -15,8 +17,9 @@ from torch import Tensor
 from launch.plan.operations import Call, Operation, TensorShape
 
 _ROUNDS = 5
-_SECONDS = 0.05  # stop after this time, but run each operation at least twice
+_SECONDS = 0.3  # stop after this time, but run each operation at least twice
 _LIMIT_SECONDS = 60.0  # for all operations; later ones get the time at the machine's rates
+_USUAL_CACHE = 32 << 20  # if the system does not report the size of the last-level cache
 
 
 class OperationTimer:
@@ -24,40 +27,40 @@ class OperationTimer:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._known: dict[Call, float] = {}
+        self._known: dict[tuple[Call, bool], float] = {}
         self._spent = 0.0
+        names = getattr(os, "sysconf_names", {})
+        reported = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in names else 0
+        self.cache_bytes = reported if reported > 0 else _USUAL_CACHE
 
-    def seconds(self, operation: Operation, *, otherwise: float) -> float:
-        """Return the time of an operation; `otherwise`, if it cannot be measured."""
-        call = operation.call
+    def seconds(self, operation: Operation, *, step_bytes: int, otherwise: float) -> float:
+        """Return the time of an operation in a step that needs `step_bytes` of memory; `otherwise`,
+        if it cannot be measured."""
+        call, evicted = operation.call, step_bytes > self.cache_bytes // 2
         if call is None:
             return otherwise
-        if call not in self._known:
+        if (call, evicted) not in self._known:
             if self._spent > _LIMIT_SECONDS:
                 return otherwise
-            self._known[call] = self._measure(call)
-        return self._known[call]
-
-    def _measure(self, call: Call) -> float:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
+            began, threads = time.perf_counter(), torch.get_num_threads()
+            torch.set_num_threads(self._threads)
             with torch.random.fork_rng(devices=[]), torch.inference_mode():
-                return self._median(call)
-        finally:
+                self._known[call, evicted] = self._measure(call, evicted=evicted)
             torch.set_num_threads(threads)
+            self._spent += time.perf_counter() - began
+        return self._known[call, evicted]
 
-    def _median(self, call: Call) -> float:
-        began = time.perf_counter()
+    def _measure(self, call: Call, *, evicted: bool) -> float:
         arguments = _tensors(call.arguments)
         options = {name: _tensors(value) for name, value in call.options}
+        other = torch.zeros(2 * self.cache_bytes // 4) if evicted else torch.zeros(0)
         call.function(*arguments, **options)  # warm up
         times: list[float] = []
         while len(times) < _ROUNDS and (len(times) < 2 or sum(times) < _SECONDS):
+            other.add_(1)
             started = time.perf_counter()
             call.function(*arguments, **options)
             times.append(time.perf_counter() - started)
-        self._spent += time.perf_counter() - began
         return statistics.median(times)
 
 
@@ -69,7 +72,7 @@ def _tensors(tree: Any) -> Any:
 
 def _tensor(like: TensorShape) -> Tensor:
     ends = ((length - 1) * step for length, step in zip(like.shape, like.stride, strict=True))
-    storage = torch.zeros(sum(ends) + 1, dtype=like.dtype)
+    storage = torch.zeros(max(0, sum(ends) + 1), dtype=like.dtype)
     if like.dtype.is_floating_point:
         storage.normal_()
     return storage.as_strided(like.shape, like.stride)  # integers are 0, which is a valid index

@@ -131,7 +131,14 @@ def make_plan(
         collectives=collectives,
         operations=operations,
         time=step_time(
-            recipe, backbone, operations, collectives, cluster, passes=passes, parts=parts
+            recipe,
+            backbone,
+            operations,
+            collectives,
+            cluster,
+            passes=passes,
+            parts=parts,
+            memory_bytes=memory.peak,
         ),
         samples=num_samples(recipe, manifest, request.samples),
         parts=parts,

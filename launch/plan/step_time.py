@@ -1,7 +1,9 @@
-"""A lower bound on the step time, derived from the operations of a step.
+"""The step time, derived from the operations of a step.
 
-Each operation takes as long as computing its products at peak rate or moving its bytes at memory
-bandwidth, whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate
+On a GPU, it is a lower bound: each operation takes as long as computing its products at peak rate or
+moving its bytes at memory bandwidth, whichever is longer (roofline model, Williams et al. 2009), but
+a phase takes at least the time in which the host launches its operations. On a CPU, the time of each
+operation is measured (`operation_timer.py`). Collectives run at the rate
 of their group's slowest link, and overlap with the computation of their phase where the trainer
 allows it.
 """
@@ -94,8 +96,12 @@ def step_time(
     *,
     passes: int,
     parts: int,
+    memory_bytes: int,
 ) -> StepTime:
-    """Return the time of one optimizer step on the rank with the most work."""
+    """Return the time of one optimizer step on the rank with the most work.
+
+    memory_bytes: memory that the step needs.
+    """
     of_backbone: dict[Phase, tuple[Operations, int]] = {
         "forward": (backbone.forward, passes),
         "backward": (backbone.backward, parts),
@@ -106,7 +112,7 @@ def step_time(
         each_time, times = of_backbone.get(phase, (Counter(), 0))
         for operation, number in each_time.items():
             operations[operation] += number * times
-        phases.append(_phase(phase, operations, own, cluster, recipe))
+        phases.append(_phase(phase, operations, own, cluster, recipe, memory_bytes))
         flops += sum(operation.flops * number for operation, number in operations.items())
     return StepTime(tuple(p for p in phases if p.seconds), float(flops))
 
@@ -117,6 +123,7 @@ def _phase(
     collectives: list[Collective],
     cluster: Cluster,
     recipe: Recipe,
+    memory_bytes: int,
 ) -> PhaseTime:
     machine = cluster.machine
     compute = memory = 0.0
@@ -125,7 +132,9 @@ def _phase(
         moving = operation.bytes / machine.bandwidth
         seconds = max(at_peak, moving)
         if machine.timer is not None:
-            seconds = machine.timer.seconds(operation, otherwise=seconds)
+            seconds = machine.timer.seconds(
+                operation, step_bytes=memory_bytes, otherwise=seconds
+            )
         if at_peak >= moving:
             compute += number * seconds
         else:
