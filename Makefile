@@ -64,8 +64,8 @@ bench-trainer: $(READY)  ## measure the trainer against a bare training loop (3 
 bench-serving: $(READY)  ## measure serving against the bare model and peers (17 min, 5 GB)
 	$(BIN)/python -m benchmarks.serving
 
-bench-tree: $(READY)  ## build and check the cover tree of 1,000,000 classes
-	$(BIN)/python -m benchmarks.cover_tree
+bench-tree: $(READY)  ## build and check cover trees of 100,000 and 1,000,000 classes (WORDS=FILE)
+	$(BIN)/python -m benchmarks.cover_tree $(if $(WORDS),--words $(WORDS))
 
 figures: $(READY) ## draw the figures of docs/heads.md and docs/data.md
 	$(BIN)/python -B -m docs.figures

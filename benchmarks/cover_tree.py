@@ -1,23 +1,27 @@
-"""Build times of cover trees. `python -m benchmarks.cover_tree` builds one with a million classes.
+"""Build times of cover trees: `python -m benchmarks.cover_tree [SECTION ...] [--words FILE]`.
 
-One tree is built over self-similar vectors (clusters within clusters). The other is built over
-clusters without inner structure, which takes longer. The invariants are checked for sampled
-classes, each against all classes.
+The vectors of 100,000 classes are self-similar (clusters within clusters), Gaussian clusters
+without inner structure, real word vectors, or without any structure. The largest tree has a million
+classes. The invariants are checked for sampled classes, each against all classes.
 """
 
-import resource
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import machine
-from benchmarks.timing import CONSOLE, Row, print_rows
-from heads.tree import CoverTree, build_cover_tree
+from benchmarks.peak_memory import resident, restart_high_water_mark
+from benchmarks.report import Sections, command_line, report
+from benchmarks.timing import Row
+from heads.tree import CoverTree, build_cover_tree, read_label_vectors
+from launch.terminal import progress
 
 CLOSE = 1 + 1e-5  # tolerance of the check, which uses float32
 ROUNDING = 3e-6
 SELF_SIMILAR = "self-similar vectors (clusters of 10 in clusters of 10)"
+NUM_CLASSES, DIM, AT_MOST = 100_000, 300, "<= 60 s"
 
 
 def clustered(num: int, dim: int, *, seed: int, branching: int = 10, shrink: float = 0.5):
@@ -87,36 +91,73 @@ def violations(
 
 
 def measured(vectors: np.ndarray, kind: str, at_most: str, *, base: float = 1.3) -> Row:
-    """Measure the time to build a V-tree of vectors [K, d], and check its cover tree."""
-    (num, dim), started, cpu = vectors.shape, time.perf_counter(), time.process_time()
-    cover = build_cover_tree(vectors, base=base)
+    """Measure the time and memory to build a V-tree of vectors [K, d], and check its cover tree."""
+    num, dim = vectors.shape
+    memory, started, cpu = restart_high_water_mark(), time.perf_counter(), time.process_time()
+    with progress("building the tree", "classes") as shown:
+        cover = build_cover_tree(vectors, base=base, report=shown)
     tree = cover.vtree()
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    memory = resident("VmHWM") - memory
     found = violations(vectors, cover)
     return Row(
         f"cover tree and V-tree of {kind}",
         f"{num:,} x {dim}, base {base}",
         f"{seconds:.1f} s",
         at_most,
-        f"{cpu:.0f} CPU-seconds; {tree.num_nodes - num:,} pseudoclasses, "
+        f"{cpu:.0f} CPU-seconds; {memory / vectors.size:.0f} bytes of memory per coordinate "
+        f"besides the input; {tree.num_nodes - num:,} pseudoclasses, "
         f"{int(cover.level.max()) + 1} levels; on 500 sampled classes: "
         f"{found[0] if found else 'the invariants hold'}",
     )
 
 
+def self_similar() -> Iterator[Row]:
+    yield measured(clustered(NUM_CLASSES, DIM, seed=0), SELF_SIMILAR, AT_MOST)
+
+
+def gaussian() -> Iterator[Row]:
+    vectors = gaussian_clusters(NUM_CLASSES, DIM, seed=0)
+    yield measured(vectors, "2,000 Gaussian clusters without structure", AT_MOST)
+
+
+def unstructured() -> Iterator[Row]:
+    vectors = np.random.default_rng(0).normal(size=(NUM_CLASSES, DIM)).astype(np.float32)
+    yield measured(vectors, "independent Gaussian vectors", AT_MOST)
+
+
+def words(path: Path | None) -> Iterator[Row]:
+    """Build the tree of the first vectors of a file in one of the formats of `kway tree build`."""
+    if path is None:
+        what = "cover tree and V-tree of real word vectors"
+        yield Row(what, "", "not measured", AT_MOST, "pass the word vectors with --words FILE")
+    else:
+        vectors = read_label_vectors(path)[1][:NUM_CLASSES]
+        yield measured(vectors, f"the word vectors in {path.name}", AT_MOST)
+
+
+def million() -> Iterator[Row]:
+    yield measured(clustered(1_000_000, 64, seed=0), SELF_SIMILAR, "<= 15 min")
+
+
 def rows() -> Iterator[Row]:
-    """Build trees of 100,000 classes over vectors with and without self-similarity."""
-    yield measured(clustered(100_000, 300, seed=0), SELF_SIMILAR, "<= 60 s")
-    clusters = gaussian_clusters(100_000, 300, seed=0)
-    yield measured(clusters, "2,000 Gaussian clusters without structure", "<= 60 s")
+    """Build trees of 100,000 classes over generated vectors."""
+    for section in (self_similar, gaussian, unstructured):
+        yield from section()
 
 
 def main() -> None:
-    """Build the tree of one million classes."""
-    CONSOLE.print(machine())
-    print_rows([measured(clustered(1_000_000, 64, seed=0), SELF_SIMILAR, "<= 15 min")])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    CONSOLE.print(f"peak memory {peak:.1f} GB")
+    parser = command_line("cover_tree", __doc__)
+    parser.add_argument("--words", type=Path, metavar="FILE", help="word vectors to measure")
+    options = parser.parse_args()
+    sections: Sections = {
+        "self_similar": self_similar,
+        "gaussian": gaussian,
+        "words": partial(words, options.words),
+        "unstructured": unstructured,
+        "million": million,
+    }
+    report(options, sections)
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ def _build(net: Net, base: float, unit: float, resolution: float) -> CoverTree:
         current = int(np.searchsorted(-limits, -gap, side="right"))
         level[net.refine(limits[current])] = current
     parent, twins = net.parent.copy(), net.outside()
-    root = int(parent.argmin())
     parent[twins], level[twins] = net.nearest[twins], level.max() + 1
+    root = int(parent.argmin())
     scale = 1.0 / (base * diameter * unit) if diameter > 0 else 1.0
     return CoverTree(parent, level, base, scale, root)
 

@@ -1,14 +1,16 @@
 """The invariants of cover trees with many blocks of candidates, tiles and batches."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cover_tree import clustered, violations
-from heads.tree import CoverTree, build_cover_tree, net
+from heads.tree import CoverTree, build_cover_tree, cover, net, tiles
 from tests.heads.test_cover_tree import (
     BASES,
     check_invariants,
@@ -48,16 +50,82 @@ def test_invariants_hold_with_many_small_tiles_and_blocks(examples):
         rng = np.random.default_rng(seed)
         rows = many_rows_of(kind, rng, int(rng.integers(20, 120)))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(net, "_TILE", int(rng.integers(2, 20)))
+            patch.setattr(net, "_SECTION", int(rng.integers(2, 20)))
             patch.setattr(net, "_BLOCK", int(rng.integers(1, 12)))
             patch.setattr(net, "_REGION_MEMBERS", int(rng.integers(1, 8)))
             patch.setattr(net, "_PAIR_VALUES", 50)
+            use_small_tiles(patch, rng)
             tree = build_cover_tree(rows, base=base, metric=metric)
             assert same(tree, build_cover_tree(rows, base=base, metric=metric))
         check_invariants(tree, distances(rows, metric))
         check_label_trees(tree)
 
     check()
+
+
+def use_small_tiles(patch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    patch.setattr(tiles, "_LEAST", (1, int(rng.integers(1, 6))))
+    patch.setattr(tiles, "_MOST", int(rng.integers(1, 40)))
+    patch.setattr(tiles, "_COLUMNS", int(rng.integers(1, 20)))
+    patch.setattr(tiles, "_SAMPLED", int(rng.integers(1, 20)))
+    patch.setattr(tiles, "_NEAR", rng.uniform(0, 1))
+
+
+class AllPairsNet(net.Net):
+    """A net without tiles: each new member is compared with all classes."""
+
+    def _insert(self, chosen: np.ndarray) -> None:
+        self.gaps[chosen] = -np.inf
+        self._size += len(chosen)
+        outside = self.outside()
+        for member in chosen:
+            gaps = self._squared_distances(outside, np.full(len(outside), member))
+            closer = gaps < self.gaps[outside]
+            self.gaps[outside[closer]] = gaps[closer]
+            self.nearest[outside[closer]] = member
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_and_threads_do_not_change_the_tree(kind, monkeypatch, restored_threads):
+    rng = np.random.default_rng(KINDS.index(kind))
+    rows = many_rows_of(kind, rng, 600)
+    monkeypatch.setattr(net, "_BLOCK", 16)  # several batches at each level
+    monkeypatch.setattr(net, "_SECTION", 32)
+    trees = [build_cover_tree(rows)]
+    for num_threads in (1, 3):
+        with pytest.MonkeyPatch.context() as patch:
+            use_small_tiles(patch, rng)
+            torch.set_num_threads(num_threads)
+            trees.append(build_cover_tree(rows))
+    monkeypatch.setattr(cover, "Net", AllPairsNet)
+    expected = build_cover_tree(rows)
+    assert all(same(tree, expected) for tree in trees)
+
+
+def test_trees_of_earlier_versions_are_built_again():
+    """Checkpoints of `vtree` and `utree` runs need the tree that they were trained with."""
+    rng = np.random.default_rng(20)
+    rows = np.concatenate([rng.random((3000, 24)), clustered(3000, 24, seed=1)])
+    rows[::50] = rows[1::50]
+    assert build_cover_tree(rows).vtree().digest() == "140f6fd6eba47948"
+
+
+def test_the_number_of_classes_in_the_tree_is_reported():
+    rows = np.random.default_rng(21).normal(size=(1500, 8))
+    rows[::3] = rows[0]
+    reports: list[tuple[int, int]] = []
+    build_cover_tree(rows, report=lambda done, total: reports.append((done, total)))
+    numbers = [done for done, total in reports if total == 1500]
+    assert len(numbers) == len(reports) > 3
+    assert numbers == sorted(numbers)
+    assert numbers[-1] == 1500
 
 
 def same(one: CoverTree, other: CoverTree) -> bool:
