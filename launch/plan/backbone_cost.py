@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from launch.plan.operations import OperationRecorder, Operations
@@ -38,9 +39,9 @@ class BackboneCost:
     units: the shapes of all weights, grouped as FSDP gathers them; the root unit is last.
     inputs: the micro-batch on the device.
     activations: bytes that are live at the end of forward. backward_peak: largest number of bytes
-    that are live during backward, including the gradients of the weights. Neither includes weights
-    or inputs. batch_norms: channels of each synchronized layer. norms_again: channels of the
-    synchronized layers that activation checkpointing recomputes.
+    that are live during backward, including `gradients`, those of the weights. Neither includes
+    weights or inputs. batch_norms: channels of each synchronized layer. norms_again: channels of
+    the synchronized layers that activation checkpointing recomputes.
     forward, backward: the operations of each pass.
     """
 
@@ -53,6 +54,7 @@ class BackboneCost:
     norms_again: tuple[int, ...]
     activations: int
     backward_peak: int
+    gradients: int
     feature_itemsize: int
     forward: Operations
     backward: Operations
@@ -95,6 +97,8 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
             again = tuple(c for block in blocks for c in _sync_batch_norms(block, mode))
             checkpoint_blocks(backbone.encoder)
         backbone.precision, backbone.channels_last = half, train.channels_last
+        if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
+            _round_weights(backbone, half)
         inputs = _inputs(recipe, backbone, rows)
         known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
         recorder = OperationRecorder(
@@ -117,6 +121,7 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         norms_again=again,
         activations=activations,
         backward_peak=recorder.peak,
+        gradients=_bytes(backbone.parameters()),
         feature_itemsize=features.itemsize,
         forward=forward,
         backward=recorder.operations,
@@ -131,6 +136,13 @@ def _units(backbone: Backbone) -> Iterator[Shapes]:
         grouped.update(id(p) for p in own)
         if own:
             yield tuple(tuple(p.shape) for p in own)
+
+
+def _round_weights(backbone: Backbone, dtype: torch.dtype) -> None:
+    for module in backbone.modules():
+        if not isinstance(module, _BatchNorm):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(dtype)
 
 
 def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:

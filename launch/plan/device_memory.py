@@ -142,7 +142,7 @@ def _activations(backbone: BackboneCost, *, during_head: bool) -> Line:
 
     With gradient caching, the head runs before any activations exist.
     """
-    backward = backbone.backward_peak - backbone.numel * FLOAT32
+    backward = backbone.backward_peak - backbone.gradients
     return Line("activations", backbone.activations if during_head else 0, max(0, backward))
 
 

@@ -29,7 +29,8 @@ from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.optimizers import build_optimizer
 from trainer.run.training_data import label_vectors_of
-from trainer.strategies.ddp import DDPStrategy
+from trainer.strategies import DDP, FSDP
+from trainer.strategies.base import StrategyKind
 from trainer.task import Task, build_task
 from trainer.world import World, open_world
 
@@ -55,11 +56,16 @@ def make_task(shards: Path, world: World, **changes) -> Task:
     return task.train()
 
 
-def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> dict:
-    """The losses of three steps with momentum and gradient clipping, and the resulting tensors."""
+def trained(
+    shards: Path, world: World, changes: dict, *, strategy: StrategyKind | None = None
+) -> dict:
+    """The losses of three steps with momentum and gradient clipping, and the resulting tensors.
+
+    A `strategy` is used even if there is only one rank.
+    """
     task = make_task(shards, world, train__global_batch=12, **changes)
-    if ddp:
-        task.strategy = DDPStrategy(task.backbone)
+    if strategy is not None:
+        task.strategy = strategy.start(task.backbone, world)
         task.strategy.attach(build_optimizer(task.recipe.optimizer, task.strategy.parameters))
     # Convolutions would use TensorFloat-32 otherwise.
     with torch.backends.cudnn.flags(allow_tf32=False):
@@ -70,10 +76,10 @@ def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> 
     return found
 
 
-def check(got: dict, expected: dict) -> None:
+def check(got: dict, expected: dict, *, rtol: float = 1e-3, atol: float = 1e-4) -> None:
     assert got.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(got[name], value, rtol=rtol, atol=atol, err_msg=name)
 
 
 CHANGES = [
@@ -132,18 +138,32 @@ def test_a_checkpoint_from_the_cpu_restores_its_generator_and_seeds_the_device(d
     assert found[0][0] == continued
 
 
-def task_under_ddp(device: str, port: int, shards: Path) -> dict:
-    """A task trained with DDP in a world of one rank. DDP's buckets and hook are on the device."""
+ALONE: list[tuple[StrategyKind, str]] = [
+    (DDP(), "fp32"),
+    (FSDP(), "fp32"),
+    (FSDP(param_dtype="bf16", reduce_dtype="bf16"), "bf16"),
+]
+
+
+def with_strategies(device: str, port: int, shards: Path) -> list[dict]:
+    """Train with strategies in a world of one rank. Their buffers and hooks are on the device."""
     dist.destroy_process_group()
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(BACKENDS[device], init_method=address, rank=0, world_size=1)
     mesh = init_device_mesh(device, (1, 1), mesh_dim_names=("data", "class"))
-    return trained(shards, World(0, 1, 0, 1, torch.device(device), mesh), {}, ddp=True)
+    world = World(0, 1, 0, 1, torch.device(device), mesh)
+    return [
+        trained(shards, world, {"train__precision": precision}, strategy=strategy)
+        for strategy, precision in ALONE
+    ]
 
 
-def test_ddp_with_one_rank_trains_like_a_task_without_ddp(device, glyphs):
-    (got,) = run_on_ranks(1, task_under_ddp, device.type, free_port(), glyphs)
-    check(got, trained(glyphs, one_process(device), {}))
+def test_a_strategy_with_one_rank_trains_like_a_task_without_a_strategy(device, glyphs):
+    (found,) = run_on_ranks(1, with_strategies, device.type, free_port(), glyphs)
+    for got, (_, precision) in zip(found, ALONE, strict=True):
+        tolerance = {} if precision == "fp32" else {"rtol": 0.02, "atol": 0.02}
+        expected = trained(glyphs, one_process(device), {"train__precision": precision})
+        check(got, expected, **tolerance)
 
 
 def free_port() -> int:
@@ -209,6 +229,7 @@ SHARDED = {"head__loss__kind": "batch_ce", "head__weights__kind": "vtree"}
 STRATEGIES = [
     {"kind": "ddp"},
     {"kind": "fsdp"},
+    {"kind": "fsdp", "shard_group": 1},
     *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
 ]
 

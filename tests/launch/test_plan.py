@@ -134,6 +134,26 @@ def test_shard_groups_of_a_node_gather_in_the_node_and_sum_shards_across_nodes(t
     assert groups.recipe.train.strategy.smaller(whole_tensors=False) == whole.recipe.train.strategy
 
 
+def test_bf16_weights_and_gradients_halve_the_traffic_of_fsdp(tmp_path: Path):
+    half = {"param_dtype": "bf16", "reduce_dtype": "bf16", "shard_group": "node"}
+    plans = [
+        planned(
+            tmp_path,
+            nodes=2,
+            train__precision="bf16",
+            train__strategy={"kind": "fsdp", "shard_group": "node", **options},
+        )
+        for options in ({}, half)
+    ]
+    names = ("weights", "weights again", "gradients", "shards of gradients")
+    for what in (f"FSDP: {name}" for name in names):
+        (single,), (rounded,) = (bytes_of(plan, what).values() for plan in plans)
+        assert single == 2 * rounded > 0, what
+    single_blocks, blocks = (plan.memory.lines for plan in plans)
+    assert sum(line.backward for line in blocks) < sum(line.backward for line in single_blocks)
+    assert memory_line(plans[0], "backbone weights") == memory_line(plans[1], "backbone weights")
+
+
 def test_activation_checkpointing_saves_memory_and_adds_computation(tmp_path: Path):
     saved = planned(tmp_path)
     recomputed = planned(tmp_path, train__activation_checkpointing=True)

@@ -32,6 +32,12 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
     "fsdp": {"train__strategy": FSDP, "optimizer": ADAMW},
     "fsdp, micro-batches": {"train__strategy": FSDP, "train__micro_batches": 2},
+    "fsdp, bf16 weights": {
+        "train__strategy": {"kind": "fsdp", "param_dtype": "bf16"},
+        "train__precision": "bf16",
+        "text": True,
+    },
+    "fsdp, bf16 gradients": {"train__strategy": {"kind": "fsdp", "reduce_dtype": "bf16"}},
 }
 MORE_CASES: dict[str, dict[str, Any]] = {
     "ddp, vtree, unsharded": {"head": {"weights": {"kind": "vtree"}}, "train__class_group": 1},

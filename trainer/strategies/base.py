@@ -58,8 +58,15 @@ class StrategyKind(FrozenConfig, ABC):
         return False
 
     @property
+    def weight_precision(self) -> str | None:
+        """The precision of the weights in the forward and backward passes, except for batch norm,
+        or None for float32. `train.precision` must have the same value.
+        """
+        return None
+
+    @property
     def label(self) -> str:
-        """The name shown in tables: the kind and its most important option."""
+        """The name shown in tables: the kind and its important options."""
         return self.kind
 
     @abstractmethod

@@ -45,8 +45,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Spread:
-    """The number of float32 bytes on the rank that requires the most memory, and the collectives of
-    a step.
+    """The number of bytes on the rank that requires the most memory, and the collectives of a step.
 
     `weights` and `gradients` persist. `updated` is the part of the weights that the rank's
     optimizer updates. `buckets` are the strategy's own buffers. `gathered` exists only during

@@ -3,16 +3,23 @@ time for the forward and backward passes.
 
 With `shard_group`, each group of ranks stores a full copy of the backbone (hybrid sharding, HSDP):
 weights are gathered within a group, and gradients are also summed over the groups.
+
+With `param_dtype: bf16`, the shards, the gradients that the optimizer reads and the moments remain
+float32. Each rank rounds its shard before it is gathered, so the forward and backward passes use
+bf16 weights.
 """
 
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from heads import sum_sharded_gradients
 from heads.collectives import all_reduce_sum
@@ -36,6 +43,9 @@ if TYPE_CHECKING:
     from trainer.world import World
 
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
 class FSDP(StrategyKind):
     """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks, or over
     each `shard_group`.
@@ -56,11 +66,24 @@ class FSDP(StrategyKind):
         "gradients are summed over the groups, too",
     )
 
+    param_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="dtype in which weights are gathered and used; bf16 requires "
+        "train.precision=bf16 and does not apply to batch norm",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="dtype in which gradients are summed over ranks"
+    )
+
     @property
     def label(self) -> str:
-        return (
-            self.kind if self.shard_group == "world" else f"fsdp (shard_group {self.shard_group})"
-        )
+        changed = self.model_dump(exclude={"kind"}, exclude_defaults=True).items()
+        options = ", ".join(f"{key}={str(value).lower()}" for key, value in changed)
+        return f"{self.kind} ({options})" if options else self.kind
+
+    @property
+    def weight_precision(self) -> str | None:
+        return None if self.param_dtype == "fp32" else self.param_dtype
 
     def shard_ranks(self, size: int, local_size: int) -> int:
         key = "train.strategy.shard_group"
@@ -70,20 +93,23 @@ class FSDP(StrategyKind):
         return FSDPStrategy(backbone, self, world)
 
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
-        padded = [padded_numel(unit, ranks) * FLOAT32 for unit in units]
-        piece, again = sum(padded) // ranks, self.reshard_after_forward
+        padded = [padded_numel(unit, ranks) for unit in units]
+        total, again = sum(padded), self.reshard_after_forward
+        param, reduce = (_DTYPES[name].itemsize for name in (self.param_dtype, self.reduce_dtype))
+        piece = total // ranks * FLOAT32
         # With resharding, the root, the current block and the prefetched next block are in memory;
         # without resharding, all weights are in memory from forward until backward.
         largest = sorted(padded[:-1], reverse=True)[:2]
-        whole = padded[-1] + sum(largest) if again else sum(padded)
+        whole = param * (padded[-1] + sum(largest) if again else total)
         # A block's unsharded gradients and their copy, which is the input of the reduction.
-        whole += 2 * max(padded)
+        whole += (param + reduce) * max(padded)
+        shards = total // ranks * reduce
         collectives = [
-            gathered("FSDP: weights", sum(padded), "forward", passes if again else parts),
-            *([gathered("FSDP: weights again", sum(padded), "backward", parts)] if again else []),
-            scattered("FSDP: gradients", sum(padded), parts),
+            gathered("FSDP: weights", param * total, "forward", passes if again else parts),
+            *([gathered("FSDP: weights again", param * total, "backward", parts)] if again else []),
+            scattered("FSDP: gradients", reduce * total, parts),
             # Only the last micro-batch sums over the copies of the backbone.
-            summed("FSDP: shards of gradients", piece, messages=len(units), group="replicate"),
+            summed("FSDP: shards of gradients", shards, messages=len(units), group="replicate"),
         ]
         return Spread(piece, piece, piece, 0, whole, tuple(collectives))
 
@@ -113,15 +139,7 @@ class FSDPStrategy(Strategy):
         ranks = config.shard_ranks(world.size, world.local_size)
         both = world.create_mesh((world.size // ranks, ranks), ("replicate", "shard"))
         self._mesh, self._is_replicated = both["shard"], ranks < world.size
-        shard = partial(
-            fully_shard,
-            mesh=both if self._is_replicated else self._mesh,
-            reshard_after_forward=config.reshard_after_forward,
-        )
-        for block in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder)):
-            if any(True for _ in block.parameters()):
-                shard(block)
-        shard(backbone)
+        _shard(backbone, config, both if self._is_replicated else self._mesh)
         self.shard_group = self._mesh.get_group()
         self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
         self._sharded = {  # fully_shard replaced the parameters
@@ -187,3 +205,27 @@ class FSDPStrategy(Strategy):
         """
         for module in self._modules:
             module.reshard()
+
+
+def _shard(backbone: "Backbone", config: FSDP, mesh: DeviceMesh) -> None:
+    """Apply `fully_shard` to the parts of a backbone (collective)."""
+    reduce_dtype = _DTYPES[config.reduce_dtype]
+    param_dtype = None if config.param_dtype == "fp32" else _DTYPES[config.param_dtype]
+    norms = [module for module in backbone.modules() if isinstance(module, _BatchNorm)]
+    if norms and param_dtype is not None:
+        # The weights and the statistics of batch norm must have the same dtype. They are small, so
+        # one unit for all layers, which remains gathered until backward, adds little traffic.
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        fully_shard(norms, mesh=mesh, reshard_after_forward=False, mp_policy=policy)  # type: ignore[arg-type]
+    # Autocast decides about the dtype of activations, so FSDP must not cast the inputs of blocks.
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
+    shard = partial(
+        fully_shard,
+        mesh=mesh,
+        reshard_after_forward=config.reshard_after_forward,
+        mp_policy=policy,
+    )
+    for block in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder)):
+        if any(True for _ in block.parameters()):
+            shard(block)
+    shard(backbone)
