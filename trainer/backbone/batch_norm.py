@@ -55,9 +55,12 @@ class GroupBatchNorm(_AnyBatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
-        weight = self.momentum
-        if weight is None:
-            weight = (1 / self.num_batches_tracked).to(mean.dtype)
+        # Without a momentum, the running statistics are the mean over all batches.
+        weight: Tensor | float = (
+            (1 / self.num_batches_tracked).to(mean.dtype)
+            if self.momentum is None
+            else self.momentum
+        )
         self.running_mean.lerp_(mean, weight)
         self.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), weight)
 
@@ -80,7 +83,8 @@ class _GroupNormalize(torch.autograd.Function):
         group: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = _dense(x)
-        mean, variance, counts = _merged(*_moments(x), group)
+        mean, variance, count = _moments(x)
+        mean, variance, counts = _merged(mean, variance, count, group)
         inverse = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, inverse, counts)
         ctx.group = group
@@ -92,7 +96,10 @@ class _GroupNormalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         differentiate = _differentiate_on_cuda if grad.is_cuda else _differentiate
-        by_input, by_weight, by_bias = differentiate(grad, *ctx.saved_tensors, ctx.group)
+        x, weight, mean, inverse, counts = ctx.saved_tensors
+        by_input, by_weight, by_bias = differentiate(
+            grad, x, weight, mean, inverse, counts, ctx.group
+        )
         # The gradients of weight and bias stay local, because the strategy sums them over ranks
         # like all other gradients.
         affine = (by_weight, by_bias) if ctx.needs_input_grad[1] else (None, None)
@@ -178,8 +185,9 @@ def _differentiate_on_cuda(
     sums = all_reduce_sum(torch.cat([by_bias, product]), group)
     by_input = torch.empty_like(x)
     if x.numel():
+        sum_grad, sum_product = sums.chunk(2)
         by_input = torch.batch_norm_backward_elemt(
-            grad, x, mean, inverse, weight, *sums.chunk(2), counts.int()
+            grad, x, mean, inverse, weight, sum_grad, sum_product, counts.int()
         )
     return by_input, product * inverse, by_bias
 
