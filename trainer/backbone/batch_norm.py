@@ -24,7 +24,10 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class _AnyBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"batch norm needs inputs [b, C, ...], but this one has {input.shape}")
+            raise ValueError(
+                f"batch norm received an input of shape {list(input.shape)}: pass at least two "
+                "dimensions, [b, C, ...]"
+            )
 
 
 class GroupBatchNorm(_AnyBatchNorm):
@@ -181,7 +184,7 @@ def _differentiate_on_cuda(
         by_bias, product, *_ = torch.batch_norm_backward_reduce(
             grad, x, mean, inverse, weight, True, False, False
         )
-    # This is a copy, because the reduction overwrites it.
+    # `cat` copies the sums, because the reduction overwrites its input.
     sums = all_reduce_sum(torch.cat([by_bias, product]), group)
     by_input = torch.empty_like(x)
     if x.numel():
