@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from heads.tree.label_tree import IntArray, preorder
-from heads.tree.tiles import FloatArray, cut_tiles, reach
+from heads.tree.tiles import FloatArray, Tile, cut_tiles, reach
 
 _SECTION = 256  # classes per section; candidates are taken from regions of several sections
 _BLOCK = 512  # candidates compared with each other at a time
@@ -193,6 +193,7 @@ class Net:
         self._order = remaining[np.argsort(rank[self.nearest[remaining]], kind="stable")]
         self._edges = _edges(self._jumps())
         nearest, gaps = self.nearest[self._order], self.gaps[self._order]
+        self._tiles: list[Tile] = []  # release the memory of the previous tiles
         self._tiles = cut_tiles(self._points, self._order, nearest, gaps)
         centers = [tile.center for tile in self._tiles]
         self._centers = np.reshape(centers, (len(centers), self._points.shape[1]))

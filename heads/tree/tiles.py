@@ -127,20 +127,22 @@ def _narrow(
     """Return the edges of narrow tiles, which consist of consecutive pieces.
 
     A tile is extended up to `least` classes, and from there up to `most` classes while its mean
-    squared radius remains below its mean squared gap.
+    squared radius is at most its mean squared gap.
     """
-    edges, total, slackness = [0], np.zeros(points.shape[1]), 0.0
+    edges, total = [0], np.zeros(points.shape[1])
+    margin = 0.0  # sum of the squared gaps, less the sum of the squared coordinates
     for first, last in pairwise(pieces):
         rows = points[order[first:last]]
-        piece_total = rows.sum(0)
-        piece_slackness = float(gaps[first:last].sum()) - float(np.vdot(rows, rows))
-        size, joined = last - edges[-1], total + piece_total
-        is_narrow = float(joined @ joined) / size + slackness + piece_slackness >= 0
+        own_total = rows.sum(0)
+        own_margin = float(gaps[first:last].sum()) - float(np.vdot(rows, rows))
+        size, joined = last - edges[-1], total + own_total
+        # The squared radii sum up to the squared coordinates, less |total|^2 / size.
+        is_narrow = float(joined @ joined) / size + margin + own_margin >= 0
         if first > edges[-1] and size > least and (size > most or not is_narrow):
             edges.append(first)
-            total, slackness = piece_total, piece_slackness
+            total, margin = own_total, own_margin
         else:
-            total, slackness = joined, slackness + piece_slackness
+            total, margin = joined, margin + own_margin
     return [*edges, len(order)]
 
 

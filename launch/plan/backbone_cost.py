@@ -160,7 +160,8 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
 def _sync_batch_norms(backbone: nn.Module, mode: str) -> tuple[int, ...]:
     if mode != "sync":
         return ()
-    return tuple(m.num_features for m in backbone.modules() if type(m) in BATCH_NORMS)
+    layers = (m for m in backbone.modules() if isinstance(m, _BatchNorm))
+    return tuple(layer.num_features for layer in layers if type(layer) in BATCH_NORMS)
 
 
 def _bytes(tensors: Iterator[Tensor]) -> int:

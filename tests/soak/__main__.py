@@ -12,10 +12,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.soak.checkpoints import damaged, killed
 from tests.soak.disturbed import disturb, draw, finish, prepare
+from tests.soak.faults import fault_runs
 from tests.soak.pulled import host_runs
 from tests.soak.quiet import quiet_runs
 from tests.soak.strategies import between, same_results
@@ -25,9 +27,10 @@ _STEPS_PER_TRIAL = 30
 
 
 def _disturbed(
-    number: signal.Signals, ranks: int, folder: Path, count: int, seed: int
+    number: signal.Signals, ranks: int, deferred: bool, folder: Path, count: int, seed: int
 ) -> Iterator[Trial]:
-    experiment = prepare(folder, num_steps=_STEPS_PER_TRIAL * count, ranks=ranks)
+    num_steps = _STEPS_PER_TRIAL * count
+    experiment = prepare(folder, num_steps=num_steps, ranks=ranks, deferred=deferred)
     for index, plan in enumerate(draw(number, count, seed)):
         yield disturb(experiment, plan, index)
     yield finish(experiment)
@@ -50,12 +53,29 @@ KINDS: dict[str, Kind] = {
         "during startup. After 1 s, no killed or orphaned process is left. The last trial "
         "completes the run and compares it with an undisturbed run: the losses are the same, the "
         "weights are bit-identical, and every sample is used once per epoch",
-        lambda *arguments: _disturbed(signal.SIGKILL, 3, *arguments),
+        partial(_disturbed, signal.SIGKILL, 3, False),
     ),
     "stop": Kind(
         30,
         "the same as `kill`, but with SIGTERM and two ranks",
-        lambda *arguments: _disturbed(signal.SIGTERM, 2, *arguments),
+        partial(_disturbed, signal.SIGTERM, 2, False),
+    ),
+    "kill-deferred": Kind(
+        10,
+        "the same as `kill`, but the results of each step are read one step late, as on GPUs",
+        partial(_disturbed, signal.SIGKILL, 3, True),
+    ),
+    "stop-deferred": Kind(
+        10,
+        "the same as `stop`, but the results of each step are read one step late, as on GPUs",
+        partial(_disturbed, signal.SIGTERM, 2, True),
+    ),
+    "faults": Kind(
+        6,
+        "on 2 ranks, the features of one rank become NaN, or its float16 gradients overflow. A run "
+        "that reads results one step late has the same losses and skips the same steps as a "
+        "synchronous run. For NaN, its message names the step and the rank",
+        fault_runs,
     ),
     "quiet": Kind(
         50,

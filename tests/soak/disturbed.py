@@ -81,8 +81,11 @@ class Experiment:
         return self.folder / "undisturbed"
 
 
-def prepare(folder: Path, *, num_steps: int, ranks: int = 2) -> Experiment:
-    """Create an experiment of `num_steps` steps on glyphs and train its undisturbed run."""
+def prepare(folder: Path, *, num_steps: int, ranks: int = 2, deferred: bool = False) -> Experiment:
+    """Create an experiment of `num_steps` steps on glyphs and train its undisturbed run.
+
+    If `deferred` is true, the host reads the results of each step one step late, as on GPUs.
+    """
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
     recipe = glyph_recipe(
@@ -91,6 +94,7 @@ def prepare(folder: Path, *, num_steps: int, ranks: int = 2) -> Experiment:
         head__weights__kind="vtree",
         head__loss__kind="batch_ce",
         train__duration={"steps": num_steps},
+        train__synchronous=not deferred,
         checkpoint={"every": {"steps": 7}},
         evaluation={"every": {"steps": 20}},
         telemetry={"log_every": 1, "sample_ids": True},

@@ -104,5 +104,5 @@ def test_local_batch_norm_uses_the_torch_module() -> None:
 def test_a_layer_rejects_inputs_without_channels() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4))
     apply_batch_norm_mode(model, "frozen", None)
-    with pytest.raises(ValueError, match=r"needs inputs \[b, C, ...\]"):
+    with pytest.raises(ValueError, match=r"input of shape \[4\]: pass at least two"):
         model(torch.ones(4))

@@ -24,7 +24,10 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class _AnyBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"batch norm needs inputs [b, C, ...], but this one has {input.shape}")
+            raise ValueError(
+                f"batch norm received an input of shape {list(input.shape)}: pass at least two "
+                "dimensions, [b, C, ...]"
+            )
 
 
 class GroupBatchNorm(_AnyBatchNorm):
@@ -55,9 +58,12 @@ class GroupBatchNorm(_AnyBatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
-        weight = self.momentum
-        if weight is None:
-            weight = (1 / self.num_batches_tracked).to(mean.dtype)
+        # Without a momentum, the running statistics are the mean over all batches.
+        weight: Tensor | float = (
+            (1 / self.num_batches_tracked).to(mean.dtype)
+            if self.momentum is None
+            else self.momentum
+        )
         self.running_mean.lerp_(mean, weight)
         self.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), weight)
 
@@ -80,7 +86,8 @@ class _GroupNormalize(torch.autograd.Function):
         group: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = _dense(x)
-        mean, variance, counts = _merged(*_moments(x), group)
+        mean, variance, count = _moments(x)
+        mean, variance, counts = _merged(mean, variance, count, group)
         inverse = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, inverse, counts)
         ctx.group = group
@@ -92,7 +99,10 @@ class _GroupNormalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         differentiate = _differentiate_on_cuda if grad.is_cuda else _differentiate
-        by_input, by_weight, by_bias = differentiate(grad, *ctx.saved_tensors, ctx.group)
+        x, weight, mean, inverse, counts = ctx.saved_tensors
+        by_input, by_weight, by_bias = differentiate(
+            grad, x, weight, mean, inverse, counts, ctx.group
+        )
         # The gradients of weight and bias stay local, because the strategy sums them over ranks
         # like all other gradients.
         affine = (by_weight, by_bias) if ctx.needs_input_grad[1] else (None, None)
@@ -174,12 +184,13 @@ def _differentiate_on_cuda(
         by_bias, product, *_ = torch.batch_norm_backward_reduce(
             grad, x, mean, inverse, weight, True, False, False
         )
-    # This is a copy, because the reduction overwrites it.
+    # `cat` copies the sums, because the reduction overwrites its input.
     sums = all_reduce_sum(torch.cat([by_bias, product]), group)
     by_input = torch.empty_like(x)
     if x.numel():
+        sum_grad, sum_product = sums.chunk(2)
         by_input = torch.batch_norm_backward_elemt(
-            grad, x, mean, inverse, weight, *sums.chunk(2), counts.int()
+            grad, x, mean, inverse, weight, sum_grad, sum_product, counts.int()
         )
     return by_input, product * inverse, by_bias
 
