@@ -22,6 +22,7 @@ from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
 from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
+from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState
 from trainer.steps.agreement import BusyTimer
 from trainer.steps.nonfinite import NonFiniteSteps
@@ -152,7 +153,7 @@ def open_trainer(
         nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),
         sample_log=opened.enter_context(SampleLog(folder.path, rank=0, enabled=False)),
         profiler=StepProfiler(None, folder.path, world.device),
-        origin={},
+        origin=provenance(recipe),
         state=state,
         saved_step=0,
     )

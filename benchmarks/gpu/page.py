@@ -27,10 +27,13 @@ def write_page(path: Path, records: Records) -> None:
 def page_text(records: Records, drawn: Sequence[str]) -> str:
     """Return the page as Markdown. `drawn` are the file names of its figures."""
     devices = {each["key"]["device"] for each in records.values() if each["key"]["size"] == "full"}
-    return _template("page").format(
-        title=f"# GPU measurements: {', '.join(sorted(devices))}" if devices else _NOT_MEASURED,
-        results="\n\n".join(measured_text(records, drawn)) if records else _INTRODUCTION,
-        expected=expected_text(),
+    return (
+        _template("page").format(
+            title=f"# GPU measurements: {', '.join(sorted(devices))}" if devices else _NOT_MEASURED,
+            results="\n\n".join(measured_text(records, drawn)) if records else _INTRODUCTION,
+            expected=expected_text(),
+        )
+        + "\n"
     )
 
 
@@ -51,7 +54,7 @@ def expected_text() -> str:
 
 
 def _template(name: str) -> str:
-    return (_TEMPLATES / f"{name}.md").read_text(encoding="utf-8").rstrip("\n") + "\n"
+    return (_TEMPLATES / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
 
 
 def _expected_heads() -> str:

@@ -1,15 +1,17 @@
-"""Training steps on CUDA devices: a task, DDP, and ranks with NCCL."""
+"""Training on CUDA devices: a task, its checkpoints, and ranks with NCCL."""
 
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from benchmarks.gpu.measuring import world_of_one_rank
 from data.shards.manifest import Manifest
 from heads import ClassHead
 from tests.heads.cases import (
@@ -27,15 +29,11 @@ from tests.trainer.training import full_entries, images, take_steps
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
-from trainer.optimizers import build_optimizer
 from trainer.run.training_data import label_vectors_of
-from trainer.strategies import DDP, FSDP
-from trainer.strategies.base import StrategyKind
 from trainer.task import Task, build_task
 from trainer.world import World, open_world
 
 WORLD_SIZE = 2
-BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def one_process(device: torch.device) -> World:
@@ -56,17 +54,9 @@ def make_task(shards: Path, world: World, **changes) -> Task:
     return task.train()
 
 
-def trained(
-    shards: Path, world: World, changes: dict, *, strategy: StrategyKind | None = None
-) -> dict:
-    """The losses of three steps with momentum and gradient clipping, and the resulting tensors.
-
-    A `strategy` is used even if there is only one rank.
-    """
+def trained(shards: Path, world: World, changes: dict) -> dict:
+    """The losses of three steps with momentum and gradient clipping, and the resulting tensors."""
     task = make_task(shards, world, train__global_batch=12, **changes)
-    if strategy is not None:
-        task.strategy = strategy.start(task.backbone, world)
-        task.strategy.attach(build_optimizer(task.recipe.optimizer, task.strategy.parameters))
     # Convolutions would use TensorFloat-32 otherwise.
     with torch.backends.cudnn.flags(allow_tf32=False):
         losses = take_steps(task, 3)
@@ -138,32 +128,45 @@ def test_a_checkpoint_from_the_cpu_restores_its_generator_and_seeds_the_device(d
     assert found[0][0] == continued
 
 
-ALONE: list[tuple[StrategyKind, str]] = [
-    (DDP(), "fp32"),
-    (FSDP(), "fp32"),
-    (FSDP(param_dtype="bf16", reduce_dtype="bf16"), "bf16"),
+def one_rank(device: str) -> World:
+    """Replace the world of tests/ranks.py with one in which every collective is called."""
+    dist.destroy_process_group()
+    context = world_of_one_rank(torch.device(device))
+    _OPEN.append(context)
+    return context.__enter__()
+
+
+ALONE: list[tuple[dict, str]] = [
+    ({"kind": "ddp"}, "fp32"),
+    ({"kind": "fsdp"}, "fp32"),
+    ({"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "bf16"}, "bf16"),
 ]
 
 
-def with_strategies(device: str, port: int, shards: Path) -> list[dict]:
-    """Train with strategies in a world of one rank. Their buffers and hooks are on the device."""
-    dist.destroy_process_group()
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(BACKENDS[device], init_method=address, rank=0, world_size=1)
-    mesh = init_device_mesh(device, (1, 1), mesh_dim_names=("data", "class"))
-    world = World(0, 1, 0, 1, torch.device(device), mesh)
+def tasks_with_one_rank(device: str, shards: Path) -> list[dict]:
+    world = one_rank(device)
     return [
-        trained(shards, world, {"train__precision": precision}, strategy=strategy)
-        for strategy, precision in ALONE
+        trained(shards, world, {"train__strategy": kind, "train__precision": precision})
+        for kind, precision in ALONE
     ]
 
 
-def test_a_strategy_with_one_rank_trains_like_a_task_without_a_strategy(device, glyphs):
-    (found,) = run_on_ranks(1, with_strategies, device.type, free_port(), glyphs)
-    for got, (_, precision) in zip(found, ALONE, strict=True):
+def test_a_task_trains_in_groups_of_one_rank_as_without_groups(device, glyphs):
+    """The buckets of DDP, the shards of FSDP and all collectives are on the device."""
+    (answers,) = run_on_ranks(1, tasks_with_one_rank, device.type, glyphs)
+    for answer, (_, precision) in zip(answers, ALONE, strict=True):
         tolerance = {} if precision == "fp32" else {"rtol": 0.02, "atol": 0.02}
         expected = trained(glyphs, one_process(device), {"train__precision": precision})
-        check(got, expected, **tolerance)
+        check(answer, expected, **tolerance)
+
+
+def heads_with_one_rank(device: str) -> dict:
+    world = one_rank(device)
+    return results_of_heads(world, world.mesh)
+
+
+def test_heads_in_groups_of_one_rank_equal_their_definitions(device):
+    check_heads(run_on_ranks(1, heads_with_one_rank, device.type))
 
 
 def free_port() -> int:
@@ -188,13 +191,17 @@ _OPEN: list = []  # never closed, because the parent terminates the process
 
 
 def all_heads(device: str, port: int, data_axis: int) -> dict:
-    """For each loss on a mesh over the ranks: the value, the gradients and the range of nodes."""
     world = opened_world(device, port)
     mesh = init_device_mesh(
         device, (data_axis, WORLD_SIZE // data_axis), mesh_dim_names=("data", "class")
     )
+    return results_of_heads(world, mesh)
+
+
+def results_of_heads(world: World, mesh: DeviceMesh) -> dict:
+    """For each loss on a mesh over the ranks: the value, the gradients and the range of nodes."""
     found = {}
-    begin, end = 11 * world.rank // WORLD_SIZE, 11 * (world.rank + 1) // WORLD_SIZE
+    begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
     for kind in LOSS_KINDS:
         tree, loss = label_tree("vtree", 13), make_loss(kind, 13)
         head = ClassHead(5, tree, loss, mesh=mesh, device=world.device, dtype=torch.float64)
@@ -211,14 +218,17 @@ def all_heads(device: str, port: int, data_axis: int) -> dict:
 
 @pytest.mark.parametrize("data_axis", [1, 2])
 def test_heads_sharded_over_two_devices_equal_their_definitions(two, data_axis):
-    ranks = run_on_ranks(WORLD_SIZE, all_heads, two, free_port(), data_axis)
+    check_heads(run_on_ranks(WORLD_SIZE, all_heads, two, free_port(), data_axis))
+
+
+def check_heads(ranks: list[dict]) -> None:
     for kind in LOSS_KINDS:
         tree = label_tree("vtree", 13)
         loss, *grads = naive_loss_and_gradients(kind, tree, *problem(tree, num_rows=11, dim=5))
         for rank, answers in enumerate(ranks):
             value, by_features, by_nodes, held = answers[kind]
             np.testing.assert_allclose(value, loss, rtol=1e-10, atol=1e-10)
-            rows = slice(11 * rank // WORLD_SIZE, 11 * (rank + 1) // WORLD_SIZE)
+            rows = slice(11 * rank // len(ranks), 11 * (rank + 1) // len(ranks))
             np.testing.assert_allclose(by_features, grads[0][rows], rtol=1e-10, atol=1e-10)
             np.testing.assert_allclose(by_nodes, grads[1][held], rtol=1e-10, atol=1e-10)
 
@@ -226,21 +236,23 @@ def test_heads_sharded_over_two_devices_equal_their_definitions(two, data_axis):
 SHARDED = {"head__loss__kind": "batch_ce", "head__weights__kind": "vtree"}
 
 
-STRATEGIES = [
-    {"kind": "ddp"},
-    {"kind": "fsdp"},
-    {"kind": "fsdp", "shard_group": 1},
-    *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
-]
+STRATEGIES: dict[str, list[dict]] = {
+    "torch": [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "fsdp", "shard_group": 1}],
+    "deepspeed": [{"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)],
+}
 
 
-def task_on_a_rank(device: str, port: int, shards: Path) -> list[dict]:
+def tasks_on_a_rank(device: str, port: int, shards: Path, library: str) -> list[dict]:
     world = opened_world(device, port)
-    return [trained(shards, world, {**SHARDED, "train__strategy": each}) for each in STRATEGIES]
+    changes = [{**SHARDED, "train__strategy": strategy} for strategy in STRATEGIES[library]]
+    return [trained(shards, world, change) for change in changes]
 
 
-def test_with_every_strategy_a_task_trains_on_two_devices_as_on_one(two, glyphs):
+@pytest.mark.parametrize("library", STRATEGIES)
+def test_with_every_strategy_a_task_trains_on_two_devices_as_on_one(library, two, glyphs):
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
     expected = trained(glyphs, one_process(torch.device(two)), SHARDED)
-    for answers in run_on_ranks(WORLD_SIZE, task_on_a_rank, two, free_port(), glyphs):
+    for answers in run_on_ranks(WORLD_SIZE, tasks_on_a_rank, two, free_port(), glyphs, library):
         for answer in answers:
             check(answer, expected)

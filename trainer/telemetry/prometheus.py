@@ -8,7 +8,7 @@ import errno
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
@@ -76,7 +76,7 @@ class Metrics:
                 "rank": str(world.rank),
                 "local_rank": str(world.local_rank),
                 "host": socket.gethostname(),
-                "version": version("kway"),
+                "version": _version(),
             }
         )
         self.beat(start_step)
@@ -191,3 +191,11 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _version() -> str:
+    """Return the version of kway. A source tree that is not installed has none."""
+    try:
+        return version("kway")
+    except PackageNotFoundError:
+        return "source"

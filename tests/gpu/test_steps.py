@@ -1,0 +1,209 @@
+"""Deferred steps on a CUDA device: no synchronization, no change by a skipped step, and the same
+results as synchronous steps."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.gpu.sizes import TOY, TaskSize
+from benchmarks.gpu.tasks import IMAGES, random_batch, task_of
+from benchmarks.gpu.training import trace_steps
+from data.loading.batch import Batch
+from tests.gpu.test_training import WORLD_SIZE, free_port, one_rank, opened_world
+from tests.ranks import run_on_ranks
+from trainer.backbone.batch_norm import GroupBatchNorm2d
+from trainer.checkpoints.entries import training_entries
+from trainer.steps.deferred import Numbers
+from trainer.steps.take import read_numbers, take_step
+from trainer.task import Task
+from trainer.world import World
+
+Changes = dict[str, dict[str, Any]]
+
+LOSSES = ("ce", "batch_ce", "nce")
+CASES: dict[str, Changes] = {
+    "sgd": {"train": {"clip_norm": 0.1}},
+    "adamw": {"optimizer": {"kind": "adamw", "lr": 0.01}, "train": {"ema": {"decay": 0.5}}},
+    "lamb": {"optimizer": {"kind": "lamb", "lr": 0.01}},
+    "micro-batches": {"train": {"micro_batches": 2}, "head": {"loss": {"kind": "batch_ce"}}},
+    "bf16": {"train": {"precision": "bf16"}},
+    "fp16": {"train": {"precision": "fp16"}},
+}
+
+
+def make_task(
+    changes: Changes, device: torch.device, world: World | None = None, *, synchronous: bool = False
+) -> Task:
+    train = {**changes.get("train", {}), "synchronous": synchronous}
+    optimizer = changes.get("optimizer", {"kind": "sgd", "lr": 0.05})
+    kind = {"train": {"precision": "fp32"}}
+    changes = {**changes, "train": train, "optimizer": optimizer}
+    return task_of(kind, TOY.tiny, device, changes, world)
+
+
+def take(task: Task, step: int) -> Numbers:
+    batch = random_batch(task.recipe, task.head.num_classes, task.world.device)
+    # Otherwise, convolutions use TensorFloat-32.
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        return read_numbers(task, take_step(task, batch, 1.0, step=step))
+
+
+def take_broken(task: Task, step: int) -> Numbers:
+    """Take a step whose features are NaN."""
+    std = task.backbone.std.clone()
+    task.backbone.std.zero_()
+    numbers = take(task, step)
+    task.backbone.std.copy_(std)
+    return numbers
+
+
+def entries(task: Task) -> dict[str, np.ndarray]:
+    """Return everything that a step changes."""
+    tensors = training_entries(task)
+    tensors |= {f"buffer {name}": buffer for name, buffer in task.backbone.named_buffers()}
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
+
+
+# ------------------------------------------------------------------------ synchronizations
+
+
+def sites_of_steps(device: str) -> dict[str, Counter[str]]:
+    world = one_rank(device)
+    found = {}
+    for strategy in ("ddp", "fsdp"):
+        for loss in LOSSES:
+            changes = {
+                "train": {"strategy": {"kind": strategy}, "clip_norm": 1.0},
+                "head": {"loss": {"kind": loss}},
+                "backbone": {"batch_norm": "local"},
+            }
+            task = make_task(changes, world.device, world)
+            assert task.defers
+            found[f"{strategy} {loss}"] = trace_steps(task, 2).synchronizations()
+            task.close()
+    return found
+
+
+def test_no_step_under_ddp_or_fsdp_synchronizes_with_the_host(device):
+    (found,) = run_on_ranks(1, sites_of_steps, device.type)
+    assert len(found) == 2 * len(LOSSES)
+    assert {case: sites for case, sites in found.items() if sites} == {}
+
+
+def test_the_trace_of_a_synchronous_step_shows_where_it_synchronizes(device):
+    """If it did not, the test above could not fail."""
+    sites = trace_steps(make_task({}, device, synchronous=True), 2).synchronizations()
+    assert any("trainer/task.py" in site and "clip_gradients" in site for site in sites), sites
+
+
+# ------------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deferred_steps_produce_the_same_results_as_synchronous_ones(case, device):
+    tasks = [make_task(CASES[case], device, synchronous=value) for value in (False, True)]
+    assert [task.defers for task in tasks] == [True, False]
+    for step in (1, 2, 3):
+        deferred, synchronous = (take(task, step) for task in tasks)
+        assert deferred.loss == pytest.approx(synchronous.loss, rel=1e-3)
+        assert deferred.gradient_norm == pytest.approx(synchronous.gradient_norm, rel=1e-2)
+        assert deferred.skipped is synchronous.skipped is False
+    found, expected = (entries(task) for task in tasks)
+    assert found.keys() == expected.keys()
+    tolerance = 1e-2 if case in ("bf16", "fp16") else 1e-3
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_with_nan_changes_nothing(case, device):
+    task = make_task(CASES[case], device)
+    take(task, 1)
+    before = entries(task)
+    numbers = take_broken(task, 2)
+    assert numbers.skipped
+    assert "rows of features (rows" in numbers.reason
+    after = entries(task)
+    assert [name for name in before if not np.array_equal(before[name], after[name])] == []
+    assert math.isfinite(take(task, 3).loss)
+    changed = entries(task)
+    assert any(not np.array_equal(before[name], changed[name]) for name in before)
+
+
+def test_an_overflow_lowers_the_loss_scale_on_the_device(device):
+    task = make_task({"train": {"precision": "fp16"}}, device)
+    take(task, 1)
+    task.loss_scale.restore({"value": 2.0**40, "good_steps": 0})
+    before = entries(task)
+    assert take(task, 2).skipped
+    assert float(task.loss_scale.on_device(device)) == 2.0**39
+    after = entries(task)
+    assert all(np.array_equal(value, after[name]) for name, value in before.items())
+
+
+# ------------------------------------------------------------------------ batch norm
+
+BOTTLENECKS = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [16, 32],
+    "depths": [1, 1],
+    "layer_type": "bottleneck",
+}
+# transformers' default configuration is ResNet-50. A CPU trains a small network of its layers.
+ENCODERS: dict[str, dict[str, Any]] = {"cuda": {"model_type": "resnet"}, "cpu": BOTTLENECKS}
+SYNCHRONIZED = {"cuda": nn.SyncBatchNorm, "cpu": GroupBatchNorm2d}
+
+
+def resnet_losses(device: str, world: World | None = None) -> list[float]:
+    """The losses of three steps with synchronized batch norm on the shares of 12 images."""
+    size = TaskSize(ENCODERS[device], classes=13, batch=12, side=64)
+    changes: Changes = {
+        "train": {"precision": "fp32"},
+        "backbone": {"batch_norm": "sync"},
+        "head": {"init_std": 1.0},  # otherwise the loss hardly depends on the features
+    }
+    place = torch.device(device) if world is None else world.device
+    task = task_of(IMAGES, size, place, changes, world)
+    layers = [part for part in task.backbone.modules() if isinstance(part, SYNCHRONIZED[device])]
+    assert bool(layers) is (world is not None)
+    batch = random_batch(task.recipe, 13, place)
+    if world is not None:
+        batch = share(batch, world)
+    losses = []
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        for step in (1, 2, 3):
+            losses.append(read_numbers(task, take_step(task, batch, 0.1, step=step)).loss)
+    task.close()
+    return losses
+
+
+def share(batch: Batch, world: World) -> Batch:
+    rows = len(batch.labels)
+    own = slice(rows * world.rank // world.size, rows * (world.rank + 1) // world.size)
+    return replace(batch.each(lambda tensor: tensor[own]), cursor=None)
+
+
+def resnet_on_one_rank(device: str) -> list[float]:
+    return resnet_losses(device, one_rank(device))
+
+
+def resnet_on_two_ranks(device: str, port: int) -> list[float]:
+    return resnet_losses(device, opened_world(device, port))
+
+
+def test_resnet_50_with_synchronized_batch_norm_trains_in_a_group_of_one_rank(device):
+    (found,) = run_on_ranks(1, resnet_on_one_rank, device.type)
+    assert found == pytest.approx(resnet_losses(device.type), rel=1e-2)
+
+
+def test_resnet_50_with_synchronized_batch_norm_trains_on_two_devices_as_on_one(two):
+    expected = resnet_losses(two)
+    for found in run_on_ranks(WORLD_SIZE, resnet_on_two_ranks, two, free_port()):
+        assert found == pytest.approx(expected, rel=1e-2)
