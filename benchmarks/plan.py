@@ -58,7 +58,9 @@ def heads() -> Iterator[Row]:
 
 def trainer() -> Iterator[Row]:
     """Compare a step of the trainer with the whole plan."""
+    threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
+        torch.set_num_threads(threads)  # `open_world` has set them to the number of cores
         recipe = trainer_step.network_recipe(Path(folder))
         loader = trainer_step.InMemory(trainer_step.random_batch())
         _, steps = trainer_step.open_trainer(
