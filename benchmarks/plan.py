@@ -123,7 +123,8 @@ def _recipe(batch: int, memory_mib: int) -> Recipe:
         "optimizer": {"kind": "sgd", "lr": 0.01},
         "train": {"global_batch": batch, "duration": {"steps": 1}},
     }
-    return build_recipe(tree, origin="benchmark")
+    kind = tree["backbone"]["kind"]
+    return build_recipe(tree, origin="benchmark", allow_imports=[kind])
 
 
 SECTIONS: Sections = {"heads": heads, "trainer": trainer}

@@ -292,7 +292,7 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
         return _attention_flops(args[0], args[1], products=2)
     if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return _attention_flops(args[1], args[2], products=5)
-    count = flop_registry.get(packet)
+    count = flop_registry.get(aten.addmm if packet is aten.addmm_ else packet)
     return 0 if count is None else int(count(*args, **kwargs, out_val=out))
 
 

@@ -13,7 +13,6 @@ from launch.plan.device_memory import Memory, memory_of
 from launch.plan.head_cost import HeadShape, head_shape, measure_loss
 from launch.plan.host_memory import ClassListCost, HostMemory, host_memory
 from launch.plan.step_time import StepTime, step_time
-from launch.plan.trial_step import StepOperations, record_step
 from launch.plan.traffic import (
     batch_norm_traffic,
     engine_traffic,
@@ -21,6 +20,7 @@ from launch.plan.traffic import (
     first_rank_traffic,
     scalar_traffic,
 )
+from launch.plan.trial_step import StepOperations, record_step
 from trainer.config import Recipe
 from trainer.strategies.cost import Collective, Spread
 from trainer.world import mesh_shape

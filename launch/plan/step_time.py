@@ -1,11 +1,10 @@
 """The step time, derived from the operations of a step.
 
-On a GPU, it is a lower bound: each operation takes as long as computing its products at peak rate or
-moving its bytes at memory bandwidth, whichever is longer (roofline model, Williams et al. 2009), but
-a phase takes at least the time in which the host launches its operations. On a CPU, the time of each
-operation is measured (`operation_timer.py`). Collectives run at the rate
-of their group's slowest link, and overlap with the computation of their phase where the trainer
-allows it.
+On a GPU, it is a lower bound: each operation takes as long as computing its products at peak rate
+or moving its bytes at memory bandwidth, whichever is longer (roofline model, Williams et al. 2009),
+but a phase takes at least the time in which the host launches its operations. On a CPU, the time of
+each operation is measured (`operation_timer.py`). Collectives run at the rate of their group's
+slowest link, and overlap with the computation of their phase where the trainer allows it.
 """
 
 from collections import Counter
@@ -132,9 +131,7 @@ def _phase(
         moving = operation.bytes / machine.bandwidth
         seconds = max(at_peak, moving)
         if machine.timer is not None:
-            seconds = machine.timer.seconds(
-                operation, step_bytes=memory_bytes, otherwise=seconds
-            )
+            seconds = machine.timer.seconds(operation, step_bytes=memory_bytes, otherwise=seconds)
         if at_peak >= moving:
             compute += number * seconds
         else:

@@ -1,7 +1,7 @@
 """Prints a plan as one table per topic, each within 80 columns, or converts it to JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich import box
@@ -19,6 +19,8 @@ from trainer.strategies.cost import Collective
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHOWN = 8
 _NAME_WIDTH = 22
+_WORTH_NAMING = 0.05  # of the step time
+_RATES = {"cuda": "at peak rates", "cpu": "at the rates of this CPU"}
 _HOST_PHASES: dict[HostMoment, str] = {
     "manifest": "reading the manifest",
     "head": "building the head",
@@ -43,7 +45,11 @@ def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> d
     return {
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
-        "machine": asdict(cluster.machine),
+        "machine": {
+            field.name: getattr(cluster.machine, field.name)
+            for field in fields(cluster.machine)
+            if field.name != "timer"
+        },
         "mesh": {"data": cluster.data_ranks, "class": cluster.class_ranks},
         "classes": asdict(plan.classes),
         "backbone_weights": plan.backbone.numel,
@@ -70,6 +76,11 @@ def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> d
         "time": {
             "phases": [asdict(p) | {"seconds": p.seconds, "bound": p.bound} for p in time.phases],
             "step_seconds": time.seconds,
+            "launches": time.launches,
+            "waits": time.waits,
+            "class_blocks": plan.head.blocks,
+            "launches_per_class_block": plan.operations.block_launches,
+            "deferred": plan.operations.defers,
             "samples_per_second": plan.recipe.train.global_batch / time.seconds,
             "flops": time.flops,
         },
@@ -152,25 +163,59 @@ def _traffic(plan: Plan) -> Table:
 
 
 def _time(plan: Plan) -> Table:
-    table = _table(f"step time at peak rates: {duration(plan.time.seconds)}")
+    rates = _RATES[plan.cluster.machine.kind]
+    table = _table(f"step time {rates}: {duration(plan.time.seconds)}")
     table.add_column("phase", no_wrap=True)
-    for name in ("compute", "memory", "links", "total"):
+    for name in ("compute", "memory", "links", "launches", "waits", "total"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
+    table.add_column("bound by", overflow="fold")
     for phase in plan.time.phases:
-        numbers = (phase.compute, phase.memory, phase.links, phase.seconds)
-        table.add_row(phase.phase, *map(duration, numbers), phase.bound)
+        table.add_row(
+            phase.phase,
+            *map(duration, (phase.compute, phase.memory, phase.links)),
+            f"{phase.launches:,}",
+            f"{phase.waits:,}" if phase.waits else "-",
+            duration(phase.seconds),
+            phase.bound,
+        )
     return table
+
+
+def _launches(plan: Plan) -> Iterable[str]:
+    """Describe the launches of a GPU, and how to reduce them if the host is slower than it."""
+    time, head, machine = plan.time, plan.head, plan.cluster.machine
+    if not machine.launch_seconds:
+        return
+    blocks = pluralize(head.blocks, "class block")
+    if plan.operations.block:
+        blocks += (
+            f", {plan.operations.block_launches} launches each unless forward saves its logits"
+        )
+    waits = "the host never waits for the device"
+    if time.waits:
+        waits = f"the host waits {pluralize(time.waits, 'time')} for the device"
+    yield f"{time.launches:,} launches per step ({blocks}); {waits}"
+    for phase in time.phases:
+        if phase.bound != "launches" or phase.seconds < _WORTH_NAMING * time.seconds:
+            continue
+        line = (
+            f"{phase.phase}: the host launches for {duration(phase.launching)}, longer than the "
+            f"device works ({duration(phase.device)})"
+        )
+        if phase.phase == "head" and head.blocks > 1:
+            line += f"; raise head.memory_mib above {plan.recipe.head.memory_mib} for fewer blocks"
+        yield line
 
 
 def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
     memory, time, train = plan.memory, plan.time, plan.recipe.train
     if any(each.hidden for each in plan.collectives):
         yield "* overlaps with computation; only the excess adds to the step time"
+    yield from _launches(plan)
     rate = train.global_batch / time.seconds
     steps = plan.steps
     run = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
-    yield f"at peak rates: {rate:,.0f} samples/s{run}"
+    yield f"{_RATES[plan.cluster.machine.kind]}: {rate:,.0f} samples/s{run}"
     yield _host_verdict(plan)
     device = "GPU memory" if plan.cluster.machine.kind == "cuda" else "the memory of a rank"
     if memory.fits:

@@ -1,8 +1,8 @@
 """Runs the trainer's own step on fake tensors, and records the operations of each phase.
 
 Everything but the backbone is the trainer's code for the recipe: micro-batches, head, collectives,
-clipping, optimizers, moving averages. The operations of the backbone are in `backbone_cost.py`; here
-a module with the same weights replaces it.
+clipping, optimizers, moving averages. `backbone_cost.py` records the operations of the backbone; a
+module with the same weights replaces it here.
 
 Two things keep the run short. A mesh axis has at most two ranks, because more ranks only lengthen
 the tensors of an exchange. If the head has many blocks of classes, the step runs with few of them.
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +55,11 @@ class StepOperations:
     phases: dict[Phase, Operations]
     block: Operations
     defers: bool
+
+    @property
+    def block_launches(self) -> int:
+        """The number of kernels that the host launches for a class block."""
+        return sum(operation.launches * number for operation, number in self.block.items())
 
 
 def record_step(
@@ -106,8 +111,8 @@ class _Trial:
 
     @property
     def _mesh(self) -> tuple[int, int]:
-        """Return the number of ranks along `data` and `class`. A tree is not sharded: the classes of
-        a rank would depend on its shape."""
+        """Return the number of ranks along `data` and `class`. A tree is not sharded, because the
+        classes of a rank would depend on its shape."""
         plain = self.head.classes.plain
         return min(2, self.cluster.data_ranks), min(2, self.cluster.class_ranks if plain else 1)
 

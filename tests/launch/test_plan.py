@@ -173,7 +173,9 @@ def test_flops_of_a_backbone_are_the_sum_over_its_layers(tmp_path: Path):
     tokens, width, layers = 4 * 24, 16, 2
     linear = layers * (4 * width * width + 2 * width * 24)
     attention = layers * 2 * 24 * width
-    assert sum(work.flops for work in network.forward) == 2 * tokens * (linear + attention)
+    assert sum(each.flops * num for each, num in network.forward.items()) == 2 * tokens * (
+        linear + attention
+    )
 
 
 def seconds_of_products(plan: Plan) -> dict[str, float]:
