@@ -221,7 +221,7 @@ def _heads(records: Records, results: dict[str, Any]) -> list[str]:
         for name, each in head["contenders"].items():
             case = (f"{head['classes']:,}", f"{head['rows']:,}", name)
             if "seconds" not in each:
-                rows.append((*case, "out of memory", "", "", ""))
+                rows.append((*case, each["error"], "", "", ""))
                 continue
             is_kway, errors = name == "kway", each.get("errors", {})
             memory = each.get("memory_bytes")

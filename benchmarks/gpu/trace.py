@@ -100,15 +100,19 @@ class Trace:
         return next(own, around[-1]["name"] if around else "an unknown function")
 
 
-def traced(work: Callable[[], object], device: torch.device) -> Trace:
-    """Call `work` under the profiler, with Python functions, and return its trace."""
+def traced(work: Callable[[], object], device: torch.device, *, with_stack: bool) -> Trace:
+    """Call `work` under the profiler and return its trace.
+
+    With `with_stack`, the trace has the Python functions around each event. This slows down the
+    host, so do not measure idle time with it.
+    """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         path = Path(folder) / "trace.json"
-        with profile(activities=activities, with_stack=True) as profiler:
+        with profile(activities=activities, with_stack=with_stack) as profiler:
             with record_function(_SPAN):
                 work()
             if device.type == "cuda":

@@ -63,7 +63,7 @@ def trace_steps(task: Task, num_steps: int) -> Trace:
             read_numbers(task, launched)
             launched = taken
 
-    trace = traced(steps, task.world.device)
+    trace = traced(steps, task.world.device, with_stack=True)
     read_numbers(task, launched)
     return trace
 
@@ -114,7 +114,10 @@ def _throughput(
             device,
             seconds=2 * size.seconds,
         )
-        trace = traced(lambda: steps(size.traced_steps), device)
+        plain, with_stack = (
+            traced(lambda: steps(size.traced_steps), device, with_stack=each)
+            for each in (False, True)
+        )
     free(device)
     ratios = [
         ours / theirs
@@ -133,6 +136,6 @@ def _throughput(
         if peak is None or per_row is None
         else per_row * shape.batch / seconds["trainer"] / peak,
         "memory_bytes": memory,
-        "idle_share": trace.idle_share(),
-        **_numbers(trace, size.traced_steps),
+        "idle_share": plain.idle_share(),
+        **_numbers(with_stack, size.traced_steps),
     }
