@@ -299,7 +299,7 @@ class _LogPolynomials(torch.autograd.Function):
         rest = _newton(sums * units, k)
         levels = _multiply_leaders(logs)
         top, others = levels[-1].unflatten(1, (2, -1))[: k + 1].unbind(1)
-        flipped = _product(others, rest, k + 1).flip(0)
+        flipped = _product(others, rest)[: k + 1].flip(0)
         last, previous = (top * flipped).sum(0), (top[:-1] * flipped[1:]).sum(0)
         ctx.save_for_backward(
             leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels
@@ -321,8 +321,8 @@ class _LogPolynomials(torch.autograd.Function):
         grad = torch.zeros_like(both)
         torch.mul(flipped, by_last, out=grad[: len(rest), 0])
         grad[: len(rest) - 1, 0].addcmul_(flipped[1:], by_previous)
-        by_product = top.flip(0).mul_(by_last)
-        by_product[:-1].addcmul_(top.flip(0)[1:], by_previous)
+        lower = pad(top.flip(0), (0, 0, 0, len(top)))
+        by_product = (lower[:-1] * by_last).addcmul_(lower[1:], by_previous)
         grad[: len(rest), 1], by_rest = _product_backward(by_product, others, rest)
         by_leaders = _multiply_leaders_backward(grad.flatten(1), levels)
         by_leaders = by_leaders.unflatten(0, (-1, 2, len(last)))[: len(rest) - 1]
@@ -344,7 +344,7 @@ def _multiply_leaders(logs_mB: Tensor) -> list[Tensor]:
     levels = [torch.stack([-logs, logs]).clamp_(max=0).exp_()]
     while len(levels[-1]) <= k:
         left, right = levels[-1].chunk(2, dim=1)
-        levels.append(_product(left, right, 2 * len(left) - 1))
+        levels.append(_product(left, right))
     return levels
 
 
@@ -356,43 +356,46 @@ def _multiply_leaders_backward(grad: Tensor, levels: list[Tensor]) -> Tensor:
     return grad[1] * levels[0][1]
 
 
-def _product(left: Tensor, right: Tensor, size: int) -> Tensor:
-    """Multiply polynomials, whose coefficients are the first dimension, up to `size` coefficients."""
-    product = left.new_zeros(size, *left.shape[1:])
-    for degree, coefficient in enumerate(left.unbind()):
-        reached = product[degree : degree + len(right)]
-        reached.addcmul_(coefficient, right[: len(reached)])
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply polynomials, whose coefficients are the first dimension."""
+    product = left.new_zeros(len(left) + len(right) - 1, *left.shape[1:])
+    for window, coefficient in zip(_windows(product, len(right)), left.unbind(), strict=True):
+        window.addcmul_(coefficient, right)
     return product
 
 
 def _product_backward(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Convert the gradient of `_product` to those of its factors, which are of the same degree."""
     by_left, by_right = torch.zeros_like(left), torch.zeros_like(right)
-    for degree, (of_left, of_right) in enumerate(zip(left.unbind(), right.unbind(), strict=True)):
-        window = grad[degree : degree + len(left)]
-        by_left[: len(window)].addcmul_(window, of_right)
-        by_right[: len(window)].addcmul_(window, of_left)
+    windows = _windows(grad, len(left))
+    for window, of_left, of_right in zip(windows, left.unbind(), right.unbind(), strict=True):
+        by_left.addcmul_(window, of_right)
+        by_right.addcmul_(window, of_left)
     return by_left, by_right
 
 
 def _newton(signed_pB: Tensor, k: int) -> Tensor:
     """Newton's identities: i sigma_i = sum over r of (-1)^(r-1) sigma_(i-r) p_r [k + 1, B]."""
-    sigma = signed_pB.new_zeros(k + 1, signed_pB.shape[1])
+    sigma = signed_pB.new_zeros(k + 1 + len(signed_pB), signed_pB.shape[1])
     sigma[0] = 1
-    for i, coefficient in enumerate(sigma.unbind()):
+    coefficients = sigma.unbind()
+    for i, next_ones in enumerate(_windows(sigma[1:], len(signed_pB))):
         if i > 1:
-            coefficient.div_(i)
-        reached = sigma[i + 1 : i + 1 + len(signed_pB)]
-        reached.addcmul_(signed_pB[: len(reached)], coefficient)
-    return sigma
+            coefficients[i].div_(i)
+        next_ones.addcmul_(signed_pB, coefficients[i])
+    return sigma[: k + 1]
 
 
 def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tensor:
     """Convert the gradient of sigma to that of the signed power sums [p, B]: the derivative of
     sigma_i with respect to p_r is sigma_(i-r) / r."""
-    sums = torch.zeros_like(grad_nB[:num_powers])
-    flipped = sigma_nB.flip(0)
-    for i, grad in enumerate(grad_nB.unbind()):
-        lower = flipped[len(flipped) - i :][:num_powers]
-        sums[: len(lower)].addcmul_(lower, grad)
-    return sums / torch.arange(1, num_powers + 1).to(sums)[:, None]
+    sums = grad_nB.new_zeros(num_powers, grad_nB.shape[1])
+    lower = pad(sigma_nB.flip(0), (0, 0, 0, num_powers - 1))  # sigma_k, .., sigma_0, 0, ..
+    for grad, window in zip(grad_nB[1:].flip(0).unbind(), _windows(lower[1:], num_powers), strict=True):
+        sums.addcmul_(window, grad)
+    return sums.div_(torch.arange(1, num_powers + 1).to(sums)[:, None])
+
+
+def _windows(coefficients: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Return views of `size` adjacent coefficients, from each position."""
+    return coefficients.unfold(0, size, 1).movedim(-1, 1).unbind()
