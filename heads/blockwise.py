@@ -9,6 +9,7 @@ with two matrix products, to the gradients of features and rows.
 import math
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ class BlockwiseLogits:
     `features_Gd` are the features after the logit map, multiplied by its scale. `rows` and `bias`
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
-    memory used for logits. `caches_blocks` makes blocks small enough for the cache of a CPU.
+    memory used for logits. `device_type` selects the code and the
+    block sizes for a CPU or for a GPU.
     `choice` contains the classes that the loss selected (None: all).
     """
 
@@ -39,7 +41,7 @@ class BlockwiseLogits:
     loss: Loss
     logit_map: LogitMap
     memory_bytes: int
-    caches_blocks: bool
+    device_type: str
     features_Gd: Tensor
     labels_G: Tensor
     rows: NodeValues
@@ -80,7 +82,7 @@ class BlockwiseLogits:
         """
         rows, dim = self.features_Gd.shape
         piece = self.memory_bytes // 8
-        if self.caches_blocks:
+        if self.device_type == "cpu":
             piece = min(piece, _CACHED_BYTES)
         copies_rows = self.logit_map.normalizes or not self.weights.is_plain
         widest = max(rows, dim if copies_rows else 1)
@@ -120,15 +122,12 @@ class BlockwiseLogits:
         shape = len(self.features_Gd), len(block.class_ids)
         target = None if out is None else out[: math.prod(shape)].view(shape)
         shift_C = self._shift(block)
-        if shift_C is None:
-            return torch.mm(self.features_Gd, rows_Cd.T, out=target)
-        shift_C = shift_C.to(self.compute_dtype)
-        return torch.addmm(shift_C, self.features_Gd, rows_Cd.T, out=target)
+        return self._product(self.features_Gd, rows_Cd.T, add=shift_C, out=target)
 
     def _shift(self, block: ClassBlock) -> Tensor | None:
         """Return the sum [C] of bias, prior and offset, or None if there are none.
 
-        It is added to the product of features and rows.
+        It has the dtype of the logits.
         """
         terms = []
         if self.bias is not None:
@@ -137,21 +136,21 @@ class BlockwiseLogits:
             terms.append(self.log_prior[block.class_ids])
         if self.offset is not None:
             terms.append(self.offset.expand(len(block.class_ids)))
+        terms = [term.to(self.stats_dtype) for term in terms]
         if len(terms) < 2:
             return terms[0] if terms else None
-        return torch.stack([term.to(self.stats_dtype) for term in terms]).sum(0)
+        return torch.stack(terms).sum(0)
 
     def _reduced(
         self, block: ClassBlock, logits_GC: Tensor, labels: LabelPositions, *, with_graph: bool
     ) -> "ComputedBlock":
-        leaf = logits_GC.to(self.stats_dtype)
         if self.margins is not None:
-            labels.put(leaf, self.margins.logits)
-        leaf.requires_grad_(with_graph)
-        view = Block.at(block.class_ids, self.labels_G, labels, leaf, block.weights)
+            labels.put(logits_GC, self.margins.logits)
+        logits_GC.requires_grad_(with_graph)
+        view = Block.at(block.class_ids, self.labels_G, labels, logits_GC, block.weights)
         with torch.set_grad_enabled(with_graph):
-            stats = self.loss.statistics(leaf, view)
-        return ComputedBlock(leaf, view, stats)
+            stats = self.loss.statistics(logits_GC, view)
+        return ComputedBlock(logits_GC, view, stats)
 
     def identity(self) -> Stats:
         """Return the statistics of a rank without classes."""
@@ -177,7 +176,8 @@ class BlockwiseLogits:
                 to.scalars[0] += by_scale
         grad_GC = grad_GC.to(self.compute_dtype)
         if to.features is not None:
-            _add_product(to.features, grad_GC, self.class_rows(block))
+            rows_Cd = self.class_rows(block)
+            self._product(grad_GC, rows_Cd, add=to.features, out=to.features)
         if to.rows is not None:
             self._write_gradient_of_rows(block, grad_GC, to.rows)
 
@@ -187,14 +187,37 @@ class BlockwiseLogits:
         target = None
         if not self.logit_map.normalizes:
             target = self.weights.contiguous_part(block, grad_nodes)
-        if target is not None and target.dtype == grad_GC.dtype:
-            # Written directly, without a second K x d tensor.
-            torch.mm(grad_GC.T, self.features_Gd, out=target)
+        # If possible, write to the gradient directly, without a second K x d tensor.
+        grad_Cd = self._product(grad_GC.T, self.features_Gd, out=target)
+        if target is not None:
             return
-        grad_Cd = grad_GC.T @ self.features_Gd
         if self.logit_map.normalizes:
             grad_Cd = self.logit_map.gradient(self.weights.rows(block, self.rows), grad_Cd)
         self.weights.put_gradient(block, grad_Cd, grad_nodes)
+
+    def _product(
+        self,
+        left: Tensor,
+        right: Tensor,
+        *,
+        add: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return `left` @ `right` (+ `add`) in the dtype of the statistics, written to `out` if
+        given.
+
+        The products of half-precision numbers are accumulated in float32, and the result is not
+        rounded to half precision. `add` and `out` may be the same tensor.
+        """
+        options: dict[str, Any] = {"out": out}
+        if left.dtype != self.stats_dtype:
+            if self.device_type == "cuda":
+                options["out_dtype"] = self.stats_dtype
+            else:  # torch supports `out_dtype` on CUDA only
+                left, right = left.to(self.stats_dtype), right.to(self.stats_dtype)
+        if add is None:
+            return torch.mm(left, right, **options)
+        return torch.addmm(add, left, right, **options)
 
     def gradient_like(self, values: NodeValues) -> Tensor:
         """Create the buffer to which the blocks write the gradients of path sums.
@@ -250,10 +273,10 @@ class SavedBlocks:
         if self.graphs:
             return
         self._starts = list(accumulate(sizes, initial=0))
-        itemsize = logits.compute_dtype.itemsize
+        itemsize = logits.stats_dtype.itemsize
         self._num = sum(end * itemsize <= budget // 4 for end in self._starts[1:])
         size = self._starts[self._num] + max(sizes[self._num :], default=0)
-        self._buffer = logits.features_Gd.new_empty(size)
+        self._buffer = logits.features_Gd.new_empty(size, dtype=logits.stats_dtype)
 
     def buffer(self, index: int) -> Tensor | None:
         """Return a flat tensor for the logits of a block, or None if graphs are saved.
@@ -298,10 +321,3 @@ class GradientSums:
     rows: Tensor | None = None
     bias: Tensor | None = None
     scalars: Tensor | None = None
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right

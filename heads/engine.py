@@ -80,7 +80,7 @@ class Engine:
     The ranks of `class_group` have different classes and compute the same rows; the ranks of
     `data_group` have the same classes and different rows. None means a single process.
     `memory_bytes` limits the memory used for logits. In training, `log_prior` [K] is added to them.
-    `caches_blocks` makes blocks small enough for the cache of a CPU (None: if they are on a CPU).
+    `device_type` is that of the code and the block sizes (None: that of the features).
     """
 
     weights: ClassWeights
@@ -91,7 +91,7 @@ class Engine:
     memory_bytes: int
     log_prior: Tensor | None = None
     row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
-    caches_blocks: bool | None = None
+    device_type: str | None = None
 
     def __call__(
         self,
@@ -356,7 +356,7 @@ def _gathered(
         loss=engine.loss,
         logit_map=logit_map,
         memory_bytes=engine.memory_bytes,
-        caches_blocks=device == "cpu" if engine.caches_blocks is None else engine.caches_blocks,
+        device_type=engine.device_type or device,
         features_Gd=features_Gd,
         labels_G=labels_G,
         rows=weights.with_boundary(vectors, group),

@@ -162,7 +162,7 @@ def _blocks(head: HeadShape) -> int:
     block, loss = head.group_rows * head.block_classes, head.loss
     half = head.itemsize < FLOAT32
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32
-    work += int(block * loss.peak) + block * head.itemsize * half
+    work += int(block * loss.peak) + block * head.itemsize * half  # the gradient of the logits
     if not head.classes.plain:
         work += head.block_classes * head.dim * FLOAT32
     if head.normalizes:
@@ -174,7 +174,7 @@ def _blocks(head: HeadShape) -> int:
         # The temporaries above already include the graph of one block.
         kept = (head.logits - block) * loss.kept
         return work + int(head.logits * FLOAT32 + kept)
-    return work + head.kept_numbers * head.itemsize + block * FLOAT32 * half
+    return work + head.kept_numbers * FLOAT32
 
 
 def _factored_head(head: HeadShape) -> list[Line]:

@@ -247,7 +247,7 @@ def _logits(
         loss=nothing,
         logit_map=logit_map,
         memory_bytes=memory_bytes,
-        caches_blocks=not cuda,
+        device_type="cuda" if cuda else "cpu",
         features_Gd=features,
         labels_G=nothing,
         rows=nothing,

@@ -293,6 +293,8 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return _attention_flops(args[1], args[2], products=5)
     count = flop_registry.get(aten.addmm if packet is aten.addmm_ else packet)
+    # The formulas do not accept the `out_dtype` of mm and addmm.
+    args = [each for each in args if not isinstance(each, torch.dtype)]
     return 0 if count is None else int(count(*args, **kwargs, out_val=out))
 
 
