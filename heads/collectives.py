@@ -5,12 +5,12 @@ may differ across ranks and may be 0; `sizes` lists the row counts in rank order
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 _hook: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar(
@@ -36,6 +36,37 @@ def hooked(name: str) -> AbstractContextManager[None]:
     """Return the active hook's context manager, for a collective called outside this module."""
     hook = _hook.get()
     return nullcontext() if hook is None else hook(name)
+
+
+def hook_forward(module: nn.Module, name: str) -> None:
+    """Treat `module.forward` as a collective, `name`, because it contains one."""
+    begin, end = _bracket(name)
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_hook(end, always_call=True)
+
+
+def hook_pre_forward(module: nn.Module, name: str) -> None:
+    """Treat the existing forward pre-hooks of `module` as a collective, `name`. With FSDP2, they
+    wait until the weights are gathered.
+    """
+    begin, end = _bracket(name)
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_pre_hook(end)
+
+
+def _bracket(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return functions that enter and exit the context of `hooked(name)`."""
+    running = ExitStack()
+
+    @torch.compiler.disable
+    def begin(*_: object) -> None:
+        running.enter_context(hooked(name))
+
+    @torch.compiler.disable
+    def end(*_: object) -> None:
+        running.close()
+
+    return begin, end
 
 
 def group_rank(group: ProcessGroup | None) -> int:

@@ -27,7 +27,7 @@ from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState, resume
 from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
-from trainer.steps.agreement import Agreed, BusyTimer, agree
+from trainer.steps.agreement import Agreed, agree
 from trainer.steps.deferred import DeferredNumbers, Numbers
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.steps.take import read_numbers, take_step
@@ -70,8 +70,7 @@ def _train(
     watchdog = opened.enter_context(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
     )
-    busy_timer = BusyTimer(phases.collective)
-    opened.enter_context(collective_hook(busy_timer.around))
+    opened.enter_context(collective_hook(phases.collective))
 
     # ---------------------------------------------------------------- data
     data = recipe.data
@@ -176,7 +175,6 @@ def _train(
         label_vectors=label_vectors,
         stop=stop,
         watchdog=watchdog,
-        busy_timer=busy_timer,
         telemetry=telemetry,
         writer=writer,
         nonfinite=NonFiniteSteps(
@@ -228,7 +226,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.evaluate()  # the previous process was stopped during this evaluation
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
-    run.busy_timer.take()  # Exclude startup time from the first step.
+    task.phases.take_busy()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     launched: _TakenStep | None = None
     try:
@@ -236,9 +234,8 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
             run.watchdog.at(step)
             with task.phases("data"):
                 batch = next(run.loader)
-            agreed = agree(
-                world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
-            )
+            busy = task.phases.take_busy()
+            agreed = agree(world, stop=run.stop.received, batch=batch, busy_seconds=busy)
             if agreed.stop is not None and launched is not None:
                 previous, launched = launched, None
                 _complete(run, previous)

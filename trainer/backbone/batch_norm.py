@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
+from heads.collectives import all_gather_equal, all_reduce_sum, broadcast, hook_forward
 
 
 class GroupBatchNorm2d(nn.BatchNorm2d):
@@ -141,6 +141,9 @@ def apply_batch_norm_mode(
     match mode:
         case "sync" if group is not None and device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+            for child in module.modules():
+                if isinstance(child, nn.SyncBatchNorm):
+                    hook_forward(child, "all_gather")
         case "sync" if group is not None:
             for layer in layers:
                 layer.__class__ = GroupBatchNorm2d

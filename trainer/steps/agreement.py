@@ -1,8 +1,5 @@
 """Exchanges stop signals, replaced samples and busy times between all ranks once per step."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +10,6 @@ from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
 _NAMES = (None, *(number.name for number in STOP_SIGNALS))
-CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -43,33 +39,3 @@ def agree(
         rows = torch.tensor(mine, dtype=torch.int64)
         bad = all_gather_rows(rows, [int(count) for count in counts], world.group).tolist()
     return Agreed(_NAMES[int(max(stops))], bad, busy)
-
-
-class BusyTimer:
-    """Measures the seconds that this rank does not spend in collectives.
-
-    Enter `around` for every collective. It also enters `outer` with the name of the collective.
-    """
-
-    def __init__(self, outer: CollectiveHook) -> None:
-        self._outer = outer
-        self._start, self._waited = time.perf_counter(), 0.0
-
-    @contextmanager
-    def around(self, name: str) -> Iterator[None]:
-        """Exclude the collective `name` from the busy time. This is a hook for
-        `heads.collectives.collective_hook`.
-        """
-        begin = time.perf_counter()
-        try:
-            with self._outer(name):
-                yield
-        finally:
-            self._waited += time.perf_counter() - begin
-
-    def take(self) -> float:
-        """Return the busy seconds since the last call."""
-        now = time.perf_counter()
-        busy = now - self._start - self._waited
-        self._start, self._waited = now, 0.0
-        return busy
