@@ -24,7 +24,6 @@ from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState
-from trainer.steps.agreement import BusyTimer
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
@@ -119,8 +118,7 @@ def open_trainer(
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()
-    busy = BusyTimer(phases.collective)
-    opened.enter_context(collective_hook(busy.around))
+    opened.enter_context(collective_hook(phases.collective))
     names = [f"class {label}" for label in range(num_classes)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
     task.train().start_training()
@@ -147,7 +145,6 @@ def open_trainer(
         label_vectors=None,
         stop=opened.enter_context(StopSignals()),
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
-        busy_timer=busy,
         telemetry=opened.enter_context(telemetry),
         writer=opened.enter_context(writer),
         nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),

@@ -6,12 +6,12 @@ across ranks and may be 0; `sizes` lists the row counts in rank order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -53,6 +53,24 @@ def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
     if mesh is None or (mesh[axis].size() == 1 and mesh.size() > 1):
         return None
     return mesh.get_group(axis)
+
+
+def hook_pre_forward(module: nn.Module, name: str) -> None:
+    """Treat the existing forward pre-hooks of `module` as a collective, `name`. With FSDP2, they
+    wait until the weights are gathered.
+    """
+    running = ExitStack()
+
+    @torch.compiler.disable
+    def begin(*_: object) -> None:
+        running.enter_context(hooked(name))
+
+    @torch.compiler.disable
+    def end(*_: object) -> None:
+        running.close()
+
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_pre_hook(end)
 
 
 def group_rank(group: ProcessGroup | None) -> int:

@@ -303,7 +303,9 @@ class Task(nn.Module):
                 known = {"rows_of_ranks": [copies * num_rows for num_rows in of_ranks]}
             with self._autocast():
                 loss = self.head(rows, labels, weights, **known) * share
-            (loss * self.current_loss_scale()).backward()
+            # Run backward in this thread, so that `collective_hook` covers its collectives.
+            with torch.autograd.set_multithreading_enabled(False):
+                (loss * self.current_loss_scale()).backward()
         if self.is_flagged:
             self.part_losses = [*self.part_losses, PartLoss.of(loss.detach(), rows.detach())]
         assert leaf.grad is not None

@@ -27,7 +27,7 @@ from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState, resume
 from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
-from trainer.steps.agreement import Agreed, Agreement, BusyTimer, agree
+from trainer.steps.agreement import Agreed, Agreement, agree
 from trainer.steps.deferred import DeferredNumbers, Numbers
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.steps.take import read_numbers, take_step
@@ -70,8 +70,7 @@ def _train(
     watchdog = opened.enter_context(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
     )
-    busy_timer = BusyTimer(phases.collective)
-    opened.enter_context(collective_hook(busy_timer.around))
+    opened.enter_context(collective_hook(phases.collective))
 
     # ---------------------------------------------------------------- data
     data = recipe.data
@@ -178,7 +177,6 @@ def _train(
         label_vectors=label_vectors,
         stop=stop,
         watchdog=watchdog,
-        busy_timer=busy_timer,
         agreement=agreement,
         telemetry=telemetry,
         writer=writer,
@@ -234,7 +232,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.save()
     # A signal that was received during startup stops the run before its first step.
     run.stop_if_requested(agree(world, stop=run.stop.received).stop)
-    run.busy_timer.take()  # Exclude startup time from the first step.
+    task.phases.take_busy()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     launched: _TakenStep | None = None
     try:
@@ -244,7 +242,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
                 batch = next(run.loader)
             record = batch.without_data()
             exchange = run.agreement.start(
-                stop=run.stop.received, batch=record, busy_seconds=run.busy_timer.take()
+                stop=run.stop.received, batch=record, busy_seconds=task.phases.take_busy()
             )
             factor = recipe.schedule.rate_factor(step - 1, length)
             numbers = take_step(task, batch, factor, step=step)

@@ -301,17 +301,13 @@ class _LogPolynomials(torch.autograd.Function):
         top, others = levels[-1].unflatten(1, (2, -1))[: k + 1].unbind(1)
         flipped = _product(others, rest)[: k + 1].flip(0)
         last, previous = (top * flipped).sum(0), (top[:-1] * flipped[1:]).sum(0)
-        ctx.save_for_backward(
-            leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels
-        )
+        ctx.save_for_backward(leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels)
         shrunk = logs[:k].clamp_(max=0)
         shrunk_previous = shrunk[:-1].sum(0)
         return last.log() - shrunk_previous - shrunk[-1], previous.log() - shrunk_previous
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_last: Tensor, grad_previous: Tensor
-    ) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_last: Tensor, grad_previous: Tensor) -> tuple[Tensor, Tensor, None]:
         leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels = ctx.saved_tensors
         by_last = (grad_last / last).where(last != 0, 0)
         by_previous = (grad_previous / previous).where(previous != 0, 0)
@@ -391,7 +387,9 @@ def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tens
     sigma_i with respect to p_r is sigma_(i-r) / r."""
     sums = grad_nB.new_zeros(num_powers, grad_nB.shape[1])
     lower = pad(sigma_nB.flip(0), (0, 0, 0, num_powers - 1))  # sigma_k, .., sigma_0, 0, ..
-    for grad, window in zip(grad_nB[1:].flip(0).unbind(), _windows(lower[1:], num_powers), strict=True):
+    for grad, window in zip(
+        grad_nB[1:].flip(0).unbind(), _windows(lower[1:], num_powers), strict=True
+    ):
         sums.addcmul_(window, grad)
     return sums.div_(torch.arange(1, num_powers + 1).to(sums)[:, None])
 

@@ -3,17 +3,21 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
 
 from heads.collectives import all_gather_rows, all_reduce_sum, collective_hook
 from tests.ranks import rank_world, run_on_ranks
+from tests.trainer.training import started, take_steps
 from trainer.telemetry.phases import Phases
 
 CPU = torch.device("cpu")
 SLEEP_SECONDS = 0.02
+SLOW_SECONDS = 0.2
 
 
 def test_the_time_of_an_inner_phase_is_not_added_to_the_outer_phase():
@@ -42,6 +46,54 @@ def test_take_resets_the_sums_and_includes_the_open_phase():
     assert first["data"] >= SLEEP_SECONDS > second["data"] >= 0
     assert phases.take()["data"] < SLEEP_SECONDS
     assert phases.take() == {}
+
+
+def test_the_busy_time_excludes_collectives_and_parts_of_a_step_that_contain_them():
+    phases = Phases(CPU)
+    with phases("backward"):
+        time.sleep(SLEEP_SECONDS)
+    with phases("forward"):
+        time.sleep(SLEEP_SECONDS)
+        with phases.collective("all_gather"):
+            time.sleep(SLEEP_SECONDS)
+    with phases("evaluation"), phases("forward"):
+        time.sleep(SLEEP_SECONDS)
+    time.sleep(SLEEP_SECONDS)
+    busy = phases.take_busy()
+    taken = phases.take()
+    assert busy >= taken["forward"] + SLEEP_SECONDS
+    waited = sum(taken[name] for name in ("backward", "communication", "evaluation"))
+    assert waited >= 3 * SLEEP_SECONDS
+    with phases("backward"):
+        time.sleep(SLEEP_SECONDS)
+        assert phases.take_busy() < SLEEP_SECONDS
+
+
+def busy_seconds_of_two_steps(shards: Path, cases: list[dict[str, Any]]) -> list[float]:
+    """Rank 1 needs `SLOW_SECONDS` longer in each forward pass."""
+    found = []
+    for case in cases:
+        task = started(shards, **case)
+        if task.world.rank == 1:
+            task.backbone.encoder.register_forward_pre_hook(lambda *_: time.sleep(SLOW_SECONDS))
+        with collective_hook(task.phases.collective):
+            take_steps(task, 1)
+            task.phases.take_busy()
+            take_steps(task, 2, first=2)
+            found.append(task.phases.take_busy())
+        task.strategy.close()
+    return found
+
+
+def test_waiting_for_a_slow_rank_is_not_busy_time(glyphs: Path):
+    cases: list[dict[str, Any]] = [
+        {"train__strategy": {"kind": kind}, "backbone__batch_norm": batch_norm}
+        for kind in ("ddp", "fsdp")
+        for batch_norm in ("sync", "frozen")
+    ]
+    fast, slow = run_on_ranks(2, busy_seconds_of_two_steps, glyphs, cases)
+    for case, mine, others in zip(cases, fast, slow, strict=True):
+        assert mine < others - SLOW_SECONDS, case
 
 
 def interrupted(phases: Phases) -> None:

@@ -1,7 +1,7 @@
 """Detects slow ranks, which make all other ranks wait in every step.
 
-Ranks are compared by their busy seconds: the duration of a step minus the time spent waiting in
-collectives. The wall-clock duration of a synchronous step is the same on all ranks.
+Ranks are compared by their busy seconds, the time per step in which a rank does not wait for others
+(`Phases.take_busy`). The wall-clock duration of a synchronous step is the same on all ranks.
 """
 
 import statistics

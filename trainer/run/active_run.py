@@ -15,7 +15,7 @@ from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
 from trainer.run.resume import TrainState
-from trainer.steps.agreement import Agreement, BusyTimer, agree
+from trainer.steps.agreement import Agreement, agree
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task
 from trainer.telemetry.jsonl import SampleLog
@@ -44,7 +44,6 @@ class ActiveRun:
     label_vectors: np.ndarray | None
     stop: StopSignals
     watchdog: Watchdog
-    busy_timer: BusyTimer
     agreement: Agreement
     telemetry: Telemetry
     writer: CheckpointWriter

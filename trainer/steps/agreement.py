@@ -7,10 +7,8 @@ step, on process groups that nothing else uses. The result is known at the end o
     exchange                     | signals, samples  t |
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +19,6 @@ from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
 _NAMES = (None, *(number.name for number in STOP_SIGNALS))
-CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -77,33 +74,3 @@ class Agreement:
     def close(self) -> None:
         """Stop the thread. After an error, an exchange may still wait for another rank."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-class BusyTimer:
-    """Measures the seconds that this rank does not spend in collectives.
-
-    Enter `around` for every collective. It also enters `outer` with the name of the collective.
-    """
-
-    def __init__(self, outer: CollectiveHook) -> None:
-        self._outer = outer
-        self._start, self._waited = time.perf_counter(), 0.0
-
-    @contextmanager
-    def around(self, name: str) -> Iterator[None]:
-        """Exclude the collective `name` from the busy time. This is a hook for
-        `heads.collectives.collective_hook`.
-        """
-        begin = time.perf_counter()
-        try:
-            with self._outer(name):
-                yield
-        finally:
-            self._waited += time.perf_counter() - begin
-
-    def take(self) -> float:
-        """Return the busy seconds since the last call."""
-        now = time.perf_counter()
-        busy = now - self._start - self._waited
-        self._start, self._waited = now, 0.0
-        return busy

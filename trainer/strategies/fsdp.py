@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from heads import sum_sharded_gradients
-from heads.collectives import all_reduce_sum
+from heads.collectives import all_reduce_sum, hook_pre_forward
 from heads.dtensors import local, sharded_rows
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
@@ -142,6 +142,9 @@ class FSDPStrategy(Strategy):
         _shard(backbone, config, both if self._is_replicated else self._mesh)
         self.shard_group = self._mesh.get_group()
         self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
+        for module in self._modules:
+            if not isinstance(module, _BatchNorm):  # see `_shard`
+                hook_pre_forward(module, "all_gather")
         self._sharded = {  # fully_shard replaced the parameters
             name: p for name, p in backbone.named_parameters() if p.requires_grad
         }

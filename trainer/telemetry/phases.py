@@ -26,6 +26,9 @@ Phase = Literal[
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("checkpoint", "evaluation")
+# The phases that are not part of `take_busy`. In backward, DDP and FSDP sum gradients, and in the
+# update, DeepSpeed does. These phases therefore include waits for other ranks.
+_NOT_BUSY: tuple[Phase, ...] = ("backward", "optimizer", "communication", *OUTSIDE_STEPS)
 
 # The number of events kept, enough for several steps. If there are more, events that the stream has
 # passed are summed and dropped.
@@ -34,7 +37,7 @@ _MAX_UNREAD_EVENTS = 1000
 
 class Phases:
     """`with phases("forward"): …` measures the time inside the block; `take` returns and resets the
-    sums.
+    sums. `take_busy` returns the time in which this rank did not wait for others.
 
     On CUDA, times are measured on the stream and include waits for the host. The measurements use
     CUDA events that are read later, so that a step does not synchronize with the device. On CPUs,
@@ -48,6 +51,8 @@ class Phases:
         self._timeline: _Timeline = (
             _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
         )
+        self._seconds: dict[Phase, float] = defaultdict(float)
+        self._busy_seconds = 0.0
 
     @contextmanager
     def __call__(self, name: Phase) -> Iterator[None]:
@@ -75,8 +80,29 @@ class Phases:
 
         On CUDA, events that the stream has not reached yet are included in the next call.
         """
+        self._add_measured()
+        taken, self._seconds = dict(self._seconds), defaultdict(float)
+        return taken
+
+    def take_busy(self) -> float:
+        """Return the seconds since the last call in which this rank did not wait for others: the
+        time outside collectives, except for backward, the update, evaluations and checkpoints.
+
+        A rank that needs longer than others for these parts of a step is slow in the other parts,
+        too. On CUDA, the result covers about one step, but not the same one on each rank, because
+        events that the stream has not reached yet are included in the next call.
+        """
+        self._add_measured()
+        taken, self._busy_seconds = self._busy_seconds, 0.0
+        return taken
+
+    def _add_measured(self) -> None:
         self._timeline.switch(self.counted)
-        return self._timeline.take()
+        for name, seconds in self._timeline.take().items():
+            if name is not None:
+                self._seconds[name] += seconds
+            if name not in _NOT_BUSY:
+                self._busy_seconds += seconds
 
     def _enter(self, current: Phase | None, counted: Phase | None) -> None:
         self.current, self.counted = current, counted
@@ -85,24 +111,24 @@ class Phases:
 
 class _Timeline(Protocol):
     def switch(self, name: Phase | None) -> None:
-        """Start adding time to the phase `name`."""
+        """Start adding time to the phase `name`, or to None outside of phases."""
 
-    def take(self) -> dict[Phase, float]: ...
+    def take(self) -> dict[Phase | None, float]:
+        """Return the measured seconds since the last call."""
 
 
 class _HostTimeline:
     def __init__(self) -> None:
-        self._seconds: dict[Phase, float] = defaultdict(float)
+        self._seconds: dict[Phase | None, float] = defaultdict(float)
         self._name: Phase | None = None
-        self._since = 0.0
+        self._since = time.perf_counter()
 
     def switch(self, name: Phase | None) -> None:
         now = time.perf_counter()
-        if self._name is not None:
-            self._seconds[self._name] += now - self._since
+        self._seconds[self._name] += now - self._since
         self._name, self._since = name, now
 
-    def take(self) -> dict[Phase, float]:
+    def take(self) -> dict[Phase | None, float]:
         taken, self._seconds = dict(self._seconds), defaultdict(float)
         return taken
 
@@ -110,20 +136,19 @@ class _HostTimeline:
 class _StreamTimeline:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seconds: dict[Phase, float] = defaultdict(float)
-        self._pieces: deque[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._seconds: dict[Phase | None, float] = defaultdict(float)
+        self._pieces: deque[tuple[Phase | None, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._name: Phase | None = None
         self._since = self._event()
 
     def switch(self, name: Phase | None) -> None:
         now = self._event()
-        if self._name is not None:
-            self._pieces.append((self._name, self._since, now))
+        self._pieces.append((self._name, self._since, now))
         self._name, self._since = name, now
         if len(self._pieces) > _MAX_UNREAD_EVENTS:
             self._sum_up()
 
-    def take(self) -> dict[Phase, float]:
+    def take(self) -> dict[Phase | None, float]:
         self._sum_up()
         taken, self._seconds = dict(self._seconds), defaultdict(float)
         return taken

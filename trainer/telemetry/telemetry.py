@@ -113,8 +113,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     ) -> None:
         """Record that `step` is complete.
 
-        `busy_seconds` contains one number per rank: the duration of the step, excluding the time
-        spent waiting for other ranks. `inputs` are this rank's inputs, for MFU.
+        `busy_seconds` contains one number per rank, the result of `Phases.take_busy`. `inputs` are
+        this rank's inputs, for MFU.
         """
         self.metrics.beat(step)
         if inputs is not None:
