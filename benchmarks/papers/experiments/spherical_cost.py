@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.optim import SGD
 
-from benchmarks.factored import QuickHead
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
 from benchmarks.papers.intervals import Mean, difference, mean
@@ -65,7 +64,7 @@ def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
 
 def _head(kind: str, num_classes: int, dim: int, device: str) -> ClassHead:
     if kind == "factored":
-        return QuickHead(dim, num_classes, SphericalSoftmax(), device=device)
+        return FactoredHead(dim, num_classes, SphericalSoftmax(), device=device)
     return ClassHead(dim, num_classes, SphericalSoftmax(), bias=False, device=device)
 
 
