@@ -17,10 +17,11 @@ from torch import Tensor
 from heads import ClassHead
 from heads.collectives import all_gather_equal, group_rank
 from heads.losses.symmetric import (
-    SymmetricPolynomials,
-    merge_polynomials,
+    SymmetricStatistics,
+    log_polynomials,
+    merge_statistics,
     no_scores,
-    symmetric_polynomials,
+    symmetric_statistics,
 )
 from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
@@ -74,44 +75,40 @@ def _top_of(head: ClassHead, features_rVd: Tensor, k: int, temperature: float) -
     nothing = torch.full((len(views),), -1, device=views.device)
     scale = 1 / temperature
 
-    def polynomials(scores_BC: Tensor) -> SymmetricPolynomials:
-        return symmetric_polynomials(scores_BC, nothing, k, scale)
+    def statistics(scores_BC: Tensor) -> SymmetricStatistics:
+        return symmetric_statistics(scores_BC, nothing, k, scale)
 
-    parts = [polynomials(block.scores) for block in head.score_blocks(views, at_once)]
+    parts = [statistics(block.scores) for block in head.score_blocks(views, at_once)]
     like = head.weight.new_zeros(len(views))
     parts = parts or [no_scores(like, k)]
-    others = _of_other_ranks(merge_polynomials(parts, scale), head)
+    others = _of_other_ranks(merge_statistics(parts, scale), head)
     gradients = _gradients(parts, others, scale)
     top = Ranking(k, like.view(features_rVd.shape[:2])[:, 0])
     for block, gradient in zip(head.score_blocks(views, at_once), gradients, strict=False):
         scores = block.scores.detach().requires_grad_()
         with torch.enable_grad():
-            ratios = polynomials(scores).log_ratios
-        (marginals,) = torch.autograd.grad(ratios, scores, gradient)
+            computed = statistics(scores)
+        (marginals,) = torch.autograd.grad(computed, scores, gradient)
         mean = (marginals / scale).view(*features_rVd.shape[:2], -1).mean(1)
         top.add(mean, block.class_ids, mean.amax(1))
     return top.over_ranks(group)
 
 
-def _of_other_ranks(mine: SymmetricPolynomials, head: ClassHead) -> list[SymmetricPolynomials]:
+def _of_other_ranks(mine: SymmetricStatistics, head: ClassHead) -> list[SymmetricStatistics]:
     group = head.engine.class_group
-    largest = all_gather_equal(mine.largest, group)
-    ratios = all_gather_equal(mine.log_ratios, group)
-    all_ranks = [SymmetricPolynomials(*part) for part in zip(largest, ratios, strict=True)]
+    gathered = (all_gather_equal(statistic, group) for statistic in mine)
+    all_ranks = [SymmetricStatistics(*part) for part in zip(*gathered, strict=True)]
     own = group_rank(group)
     return all_ranks[:own] + all_ranks[own + 1 :]
 
 
 def _gradients(
-    parts: list[SymmetricPolynomials], others: list[SymmetricPolynomials], scale: float
-) -> tuple[Tensor, ...]:
-    """Return the gradients of log sigma_k over all classes with respect to the log ratios of each
-    part. Each gradient is [B, k + 1].
-    """
-    leaves = [part.log_ratios.detach().requires_grad_() for part in parts]
-    mine = [
-        SymmetricPolynomials(part.largest, leaf) for part, leaf in zip(parts, leaves, strict=True)
-    ]
+    parts: list[SymmetricStatistics], others: list[SymmetricStatistics], scale: float
+) -> list[tuple[Tensor, ...]]:
+    """Return the gradients of log sigma_k over all classes with respect to the statistics of each
+    part."""
+    leaves = [SymmetricStatistics(*(each.detach().requires_grad_() for each in p)) for p in parts]
     with torch.enable_grad():
-        total = merge_polynomials([*mine, *others], scale).log_ratios[:, -1].sum()
-    return torch.autograd.grad(total, leaves)
+        _, log_sigma = log_polynomials(merge_statistics([*leaves, *others], scale), scale)
+    flat = torch.autograd.grad(log_sigma.sum(), [each for leaf in leaves for each in leaf])
+    return list(zip(flat[0::2], flat[1::2], strict=True))
