@@ -136,7 +136,7 @@ def _narrow(
         own_total = rows.sum(0)
         own_margin = float(gaps[first:last].sum()) - float(np.vdot(rows, rows))
         size, joined = last - edges[-1], total + own_total
-        # The squared radii sum up to the squared coordinates, less |total|^2 / size.
+        # The sum of the squared radii is that of the squared coordinates, less |total|^2 / size.
         is_narrow = float(joined @ joined) / size + margin + own_margin >= 0
         if first > edges[-1] and size > least and (size > most or not is_narrow):
             edges.append(first)
