@@ -79,7 +79,7 @@ class World:
 
     def create_mesh(self, shape: tuple[int, int], axes: tuple[str, str]) -> DeviceMesh:
         """Return a mesh over all ranks, row by row (collective)."""
-        return _create_mesh(self.device.type, shape, axes, self.timeout)
+        return _create_mesh(self.device, shape, axes, self.timeout)
 
     def all_gather_small(self, tensor: Tensor) -> list[Tensor]:
         """Return the CPU tensors of all ranks, in rank order (collective).
@@ -138,8 +138,15 @@ def open_world(
     # gloo is required with CUDA too, because the per-step agreement between ranks uses CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
+    # Do not pass `device_id`, although NCCL would then connect at once. torch 2.13 would create the
+    # groups of a mesh with `split_group`, which also passes NCCL's options to gloo, and a later
+    # `new_group` of gloo can hang or crash (pytorch#145376), because ranks outside that group take
+    # part in an NCCL collective that its members do not call. NCCL does not guess its device: it
+    # uses that of the tensor in `_connect`, and barriers use gloo, because the group has a CPU
+    # backend.
     dist.init_process_group(backend, timeout=timeout)
-    mesh = _create_mesh(chosen.type, shape, ("data", "class"), timeout)
+    _connect(dist.group.WORLD, chosen)
+    mesh = _create_mesh(chosen, shape, ("data", "class"), timeout)
     grid = Grid.create(size, timeout)
     yield World(rank, size, local_rank, local_size, chosen, mesh, grid, timeout)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
@@ -149,13 +156,21 @@ def open_world(
 
 
 def _create_mesh(
-    device_type: str, shape: tuple[int, int], axes: tuple[str, str], timeout: timedelta | None
+    device: torch.device, shape: tuple[int, int], axes: tuple[str, str], timeout: timedelta | None
 ) -> DeviceMesh:
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=axes)
-    if timeout is not None:
-        for axis in axes:  # otherwise the groups keep torch's default timeout
-            dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=axes)
+    for group in mesh.get_all_groups():
+        if timeout is not None:  # otherwise the groups keep torch's default timeout
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+        _connect(group, device)
     return mesh
+
+
+def _connect(group: ProcessGroup | None, device: torch.device) -> None:
+    """Make NCCL connect the ranks of a group now instead of in its first collective, so that errors
+    appear before the model is built and the first step is not slower (collective).
+    """
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
 @dataclass(frozen=True)
