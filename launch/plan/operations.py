@@ -148,38 +148,56 @@ class OperationRecorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Records when the host reads fake tensors. They contain no numbers, so it reads zeros.
+    """Records when the host reads fake tensors, and makes up what it reads.
 
-    0 is a valid label and a finite loss. If the ranks exchange a list of integers, the host reads
-    its own integers for every rank. Reading several elements of a tensor is one wait. `truth` is
-    the value of every bool: true if they are the results of checks, false if they report errors.
+    Every check passes: a bool is true unless it is the result of `isnan`, a float is 1, and an
+    integer is 0, which is a valid label, unless it is the number of values above a bound, which is
+    the number of values. If the ranks exchange a list of integers, the host reads its own integers
+    for every rank. Reading several elements of a tensor is one wait.
     """
 
-    def __init__(self, recorder: OperationRecorder, *, truth: bool = False) -> None:
+    def __init__(self, recorder: OperationRecorder) -> None:
         super().__init__()
-        self._recorder, self._truth = recorder, truth
+        self._recorder = recorder
         self._sent: list[int] = []
-        self._last: Any = None
+        self._nans: Any = None  # the storage of the last result of `isnan`
+        self._above: Any = None  # the storage of the last result of `>`
+        self._num_above: tuple[Any, int] = (None, 0)  # the storage of its sum, and its elements
+        self._last: Any = None  # the storage that was read last
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.tensor and isinstance(args[0], list) and len(args[0]) > 1:
             self._sent = args[0]
-        if func not in _READS or not isinstance(args[0], FakeTensor):
-            return func(*args, **(kwargs or {}))
-        return _READS[func](self._read(args[0]))
+        if func in _READS and isinstance(args[0], FakeTensor):
+            return _READS[func](self._read(args[0]))
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.isnan, Tensor.isnan):
+            self._nans = out.untyped_storage()
+        elif func is Tensor.gt:
+            self._above = out.untyped_storage()
+        elif func is Tensor.sum and _same(args[0].untyped_storage(), self._above):
+            self._num_above = out.untyped_storage(), args[0].numel()
+        return out
 
-    def _read(self, tensor: Tensor) -> int:
-        storage, self._last = self._last, tensor.untyped_storage()
-        if storage is None or storage._cdata != self._last._cdata:
-            self._recorder.operations[Operation(bytes=tensor.itemsize, waits=1)] += 1
+    def _read(self, tensor: Tensor) -> int | float:
+        storage = tensor.untyped_storage()
+        if not _same(storage, self._last):
+            self._recorder.operations[Operation(bytes=tensor.itemsize, launches=0, waits=1)] += 1
+        self._last = storage
         if tensor.dtype == torch.bool:
-            return self._truth
-        num_exchanged = self._last.nbytes() // tensor.itemsize
-        if tensor.dtype != torch.int64 or not self._sent or num_exchanged % len(self._sent):
-            return 0
-        return self._sent[tensor.storage_offset() % len(self._sent)]
+            return not _same(storage, self._nans)
+        if tensor.is_floating_point():
+            return 1.0
+        if _same(storage, self._num_above[0]):
+            return self._num_above[1]
+        exchanged = self._sent and storage.nbytes() // tensor.itemsize % len(self._sent) == 0
+        return self._sent[tensor.storage_offset() % len(self._sent)] if exchanged else 0
+
+
+def _same(storage: Any, other: Any) -> bool:
+    return other is not None and bool(storage._cdata == other._cdata)
 
 
 _READS: dict[Any, Any] = {

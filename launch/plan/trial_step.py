@@ -25,11 +25,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from data.loading.batch import Batch, Mixed
 from heads import LabelTree, build_head
+from heads.config import DenseConfig, HeadConfig
+from heads.losses import ClassFacts
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
 from launch.plan.head_cost import HeadShape
-from launch.plan.operations import HostReads, OperationRecorder, Operations
+from launch.plan.operations import HostReads, Operation, OperationRecorder, Operations
 from trainer.config import Recipe
 from trainer.steps.take import take_step
 from trainer.strategies.base import Strategy, StrategyKind
@@ -42,6 +44,7 @@ _CPU = torch.device("cpu")
 # The head has at least one block that forward does not save, and a last block that may be smaller.
 _BLOCKS_AFTER_SAVED = 2
 _VECTOR_DIM = 300
+_CLASSES_OF_OTHER_HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,10 @@ def record_step(
     recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
 ) -> StepOperations:
     """Return the operations of one step. `recipe` is the recipe of the planned run."""
+    if recipe.head.weights.kind == "factored":
+        return _with_factored_head(recipe, backbone, head, cluster)
     trial = _Trial(recipe, backbone, head, cluster)
     in_trial = min(head.blocks, head.saved + _BLOCKS_AFTER_SAVED)
-    if recipe.head.weights.kind == "factored":
-        phases, defers = trial.run(min(head.computed, head.block_classes))
-        return StepOperations(phases, Counter(), defers)
     more = head.blocks - in_trial
     few = head.computed - more * head.block_classes
     phases, defers = trial.run(few)
@@ -87,6 +89,25 @@ def record_step(
     return StepOperations(phases, Counter({op: n for op, n in block.items() if n}), defers)
 
 
+def _with_factored_head(
+    recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
+) -> StepOperations:
+    """Return the operations of a step with a factored head, which cannot run on fake tensors.
+
+    The rest of the step runs with a small dense head. The work of the head is that of float64
+    products of d x d matrices with the rows and with each other; its launches are not counted.
+    """
+    dense = recipe.head.model_copy(update={"weights": DenseConfig()})
+    train = recipe.train.model_copy(update={"synchronous": True})
+    other = recipe.model_copy(update={"head": dense, "train": train})
+    phases, _ = _Trial(other, backbone, head, cluster).run(_CLASSES_OF_OTHER_HEAD)
+    d, rows = head.dim, head.rows
+    flops = 2 * d * d * (4 * rows + 12 * d)
+    moved = 8 * (12 * d * d + 8 * rows * d)
+    phases["head"] = Counter({Operation(flops, moved, launches=0): head.calls})
+    return StepOperations(phases, Counter(), defers=False)
+
+
 @dataclass(frozen=True)
 class _Trial:
     recipe: Recipe
@@ -97,12 +118,13 @@ class _Trial:
     def run(self, classes_of_rank: int) -> tuple[dict[Phase, Operations], bool]:
         """Run a step in which each rank has this number of classes."""
         recorder = OperationRecorder()
-        phases = _RecordedPhases(recorder)
+        phases = RecordedPhases(recorder)
+        num_classes = self._num_classes(classes_of_rank)
+        config = self._head_config(num_classes)
         with self._world() as world, FakeTensorMode(allow_non_fake_inputs=True):
-            with recorder, HostReads(recorder, truth=True):
-                task = self._task(world, classes_of_rank, phases)
-            batch = self._batch(task)
             with recorder, HostReads(recorder):
+                task = self._task(world, config, num_classes, phases)
+                batch = self._batch(task)
                 take_step(task, batch, 1.0, step=1)  # creates the moments
                 phases.clear()
                 take_step(task, batch, 1.0, step=2)
@@ -130,18 +152,30 @@ class _Trial:
         finally:
             dist.destroy_process_group()
 
-    def _task(self, world: World, classes_of_rank: int, phases: Phases) -> Task:
-        num_classes, tree = classes_of_rank * self._mesh[1], None
-        config, classes = self.recipe.head, self.head.classes
-        if config.loss.over_nodes:  # the logits are those of the nodes
-            num_classes = max(2, num_classes * classes.num_classes // classes.nodes)
+    def _num_classes(self, classes_of_rank: int) -> int:
+        num, classes = classes_of_rank * self._mesh[1], self.head.classes
+        if self.recipe.head.loss.over_nodes:  # the logits are those of the nodes
+            return max(2, num * classes.num_classes // classes.nodes)
+        return num
+
+    def _head_config(self, num_classes: int) -> HeadConfig:
+        """Return the recipe's head for this number of classes, with a loss that is prepared."""
+        config = self.recipe.head
+        loss = config.loss
+        if not loss.over_nodes:
+            vectors = torch.ones(1, _VECTOR_DIM).expand(num_classes, _VECTOR_DIM)
+            loss = loss.prepare(ClassFacts(num_classes, torch.ones(num_classes), vectors))
+        return config.model_copy(update={"num_classes": None, "loss": loss})
+
+    def _task(self, world: World, config: HeadConfig, num_classes: int, phases: Phases) -> Task:
+        classes, tree = self.head.classes, None
         if config.loss.over_nodes or not classes.plain:
-            tree = _tree_like(classes, num_classes)
+            tree = tree_like(classes, num_classes)
         head = build_head(
-            config.model_copy(update={"num_classes": None}),
+            config,
             dim=self.backbone.dim,
             num_classes=num_classes,
-            label_vectors=np.zeros((num_classes, _VECTOR_DIM), np.float32),
+            label_vectors=None,
             mesh=world.mesh,
             seed=0,
             device=_CPU,
@@ -184,7 +218,7 @@ class _Trial:
         return Batch({"rows": torch.empty(rows, 1)}, labels, labels.clone(), mixed)
 
 
-class _RecordedPhases(Phases):
+class RecordedPhases(Phases):
     """Makes a recorder add each operation to the phase that the trainer is in."""
 
     def __init__(self, recorder: OperationRecorder) -> None:
@@ -252,7 +286,7 @@ class _Nothing(torch.autograd.Function):
         return (None, None, None, *map(torch.empty_like, ctx.weights))
 
 
-def _tree_like(classes: Classes, num_classes: int) -> LabelTree:
+def tree_like(classes: Classes, num_classes: int) -> LabelTree:
     """Return a tree whose inner nodes have as many children as those of `classes` have on average,
     and whose paths are at least as long on average."""
     children = max(2, round((classes.nodes - 1) / max(1, classes.inner)))

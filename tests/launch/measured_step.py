@@ -79,7 +79,7 @@ def measure_step(
     )
     task.train()
     task.start_training()
-    batch = _batch(recipe, num_classes, recipe.train.global_batch // world.size)
+    batch = random_batch(recipe, num_classes, recipe.train.global_batch // world.size)
     for step in (1, 2):
         _step(task, batch, step)
     recorder = CollectiveRecorder()
@@ -105,7 +105,7 @@ def _step(task: Task, batch: Batch, step: int) -> None:
     task.step(1.0, step=step)
 
 
-def _batch(recipe: Recipe, num_classes: int, rows: int) -> Batch:
+def random_batch(recipe: Recipe, num_classes: int, rows: int) -> Batch:
     labels = torch.arange(rows) % num_classes
     if recipe.data.text is not None:
         tokens = torch.ones(rows, recipe.data.text.max_length, dtype=torch.int64)
