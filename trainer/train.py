@@ -6,7 +6,8 @@ implements each part.
 
 import gc
 import math
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,14 +107,7 @@ def _train(
     if world.is_main:
         folder.check(recipe)
     world.barrier()
-    start = TrainState(
-        step=0,
-        cursor=Cursor(recipe.seed),
-        tree=task.head.tree_digest(),
-        data=training.digest(),
-        tokenizer=tokenizer_digest(recipe),
-    )
-    origin = provenance(recipe)
+    origin, start = provenance(recipe), _start_state(recipe, task, training)
     resumed = resume(folder, task, start, world, origin=origin, num_steps=num_steps)
     state = resumed.state
     introduction = _introduction(recipe, task, training, world, state.step, num_steps)
@@ -162,8 +156,7 @@ def _train(
     sample_log = opened.enter_context(
         SampleLog(folder.path, rank=world.rank, enabled=recipe.telemetry.sample_ids)
     )
-    agreement = Agreement(world)
-    opened.callback(agreement.close)
+    agreement = opened.enter_context(closing(Agreement(world)))
     trace = folder.path / f"profile-rank{world.rank}.json.gz"
     profiler = StepProfiler(recipe.train.profile, trace, world.device)
     opened.enter_context(profiler.running())
@@ -200,12 +193,33 @@ def _train(
     if isinstance(training, Stream):
         telemetry.print_line(training.notice(state.cursor.samples))
 
-    # The objects that exist now remain until the end of the run. Exclude them from garbage
-    # collection: a collection on one rank delays all ranks, and this makes it much shorter.
+    opened.enter_context(_objects_frozen())
+    take_steps(run, num_steps)
+
+
+def _start_state(recipe: Recipe, task: Task, training: Split | Stream) -> TrainState:
+    return TrainState(
+        step=0,
+        cursor=Cursor(recipe.seed),
+        tree=task.head.tree_digest(),
+        data=training.digest(),
+        tokenizer=tokenizer_digest(recipe),
+    )
+
+
+@contextmanager
+def _objects_frozen() -> Iterator[None]:
+    """Exclude the objects that exist now from garbage collection inside the context.
+
+    They remain until the end of the run. A collection on one rank delays all ranks, and this makes
+    it much shorter.
+    """
     gc.collect()
     gc.freeze()
-    opened.callback(gc.unfreeze)
-    take_steps(run, num_steps)
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _check_first_batch(

@@ -15,6 +15,7 @@ from data.loading.batch import Batch, Mixed
 from tests.ranks import rank_world
 from trainer.config import Recipe
 from trainer.steps.agreement import agree
+from trainer.steps.gradients import compute_gradients
 from trainer.task import Task, build_task
 
 _KINDS = {
@@ -100,7 +101,7 @@ def measure_step(
 
 def _step(task: Task, batch: Batch, step: int) -> None:
     agree(task.world, stop=None, batch=batch)
-    task.backward(batch, step=step)
+    compute_gradients(task, batch, step=step)
     task.clip_gradients(task.recipe.train.clip_norm)
     task.step(1.0, step=step)
 

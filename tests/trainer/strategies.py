@@ -10,6 +10,7 @@ import numpy as np
 from tests.trainer.training import full_entries, share, started, take_steps
 from trainer.checkpoints import find_checkpoint, load_tensors, save_checkpoint
 from trainer.checkpoints.entries import create_moments, restore_training, training_entries
+from trainer.steps.gradients import compute_gradients
 
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ddp"},
@@ -39,7 +40,7 @@ def trained(shards: Path, class_ranks: int | None, changes: dict[str, Any]) -> T
     rows = changes.get("train__global_batch", 12)
     losses = take_steps(task, 3, rows=rows)
     entries = full_entries(task)
-    task.backward(share(task, rows), step=4)
+    compute_gradients(task, share(task, rows), step=4)
     norm = task.clip_gradients(None)
     task.strategy.close()
     return [*losses, norm], entries

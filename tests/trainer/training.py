@@ -13,6 +13,7 @@ from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.checkpoints.entries import training_entries
 from trainer.run.training_data import label_vectors_of
+from trainer.steps.gradients import compute_gradients
 from trainer.task import Task, build_task
 
 
@@ -54,7 +55,7 @@ def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) ->
     """Train on the same batch in every step, and return the losses."""
     losses = []
     for step in range(first, first + num_steps):
-        losses.append(float(task.backward(share(task, rows), step=step)))
+        losses.append(float(compute_gradients(task, share(task, rows), step=step).loss))
         task.clip_gradients(1.0)
         task.step(1.0, step=step)
     return losses

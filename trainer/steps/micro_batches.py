@@ -16,6 +16,12 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
         yield batch.each(lambda tensor, begin=begin, end=end: tensor[begin:end])  # type: ignore[misc]
 
 
+def rows_of_ranks(rank_rows: Sequence[int], num_parts: int, first: int, stop: int) -> list[int]:
+    """Return the number of rows of each rank in the parts `first` to `stop` - 1 of `num_parts`;
+    `rank_rows` are the rows of each rank in all parts."""
+    return [rows * stop // num_parts - rows * first // num_parts for rows in rank_rows]
+
+
 def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
     """Return the labels of `parts` and their weights. The weights are None if there are no mixed
     rows.

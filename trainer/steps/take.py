@@ -13,6 +13,7 @@ from data.loading.batch import Batch
 from heads.inputs import NOTHING_COUNTS
 from trainer.backbone.batch_norm import BufferCopies
 from trainer.steps.deferred import DeferredNumbers, Numbers, flagged
+from trainer.steps.gradients import compute_gradients, error_of_part
 from trainer.task import Task
 
 
@@ -48,7 +49,7 @@ def read_numbers(task: Task, taken: Numbers | DeferredNumbers, *, explains: bool
     if broken is not None and explains:
         part, num_rows, rows = broken
         error = task.head.nan_error(num_rows, rows.to(task.world.device))
-        reason = _without_suggestion(task.error_of_part(error, part))
+        reason = _without_suggestion(error_of_part(task, error, part))
     return Numbers(loss, norm, True, reason)
 
 
@@ -57,7 +58,7 @@ def _take(
 ) -> Numbers:
     loss = norm = math.nan
     try:
-        loss = float(task.backward(batch, step=step))
+        loss = float(compute_gradients(task, batch, step=step).loss)
         norm = task.clip_gradients(task.recipe.train.clip_norm)
         reason = _reason(loss, norm)
     except FloatingPointError as error:
@@ -106,10 +107,10 @@ def _launch(
 def _compute(task: Task, batch: Batch, *, step: int) -> DeferredNumbers:
     """Compute the gradients of a step, and start to copy its numbers to the host."""
     scale = task.current_loss_scale()
-    loss = task.backward(batch, step=step)
+    found = compute_gradients(task, batch, step=step)
     with task.phases("optimizer"):
         norm = task.scaled_gradient_norm() / scale
-    return DeferredNumbers(step, loss, norm, task.part_losses, task.part_weights)
+    return DeferredNumbers(step, found.loss, norm, found.part_losses, found.part_weights)
 
 
 def _reason(loss: float, norm: float) -> str:
