@@ -67,7 +67,9 @@ def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
     single = started(glyphs, **common)
     split = started(glyphs, **common, train__micro_batches=2)
     split.load_state_dict(single.state_dict())
-    losses = [task.train().backward(images(0, 8), step=1) for task in (single, split)]
+    losses = [
+        compute_gradients(task.train(), images(0, 8), step=1).loss for task in (single, split)
+    ]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     expected, got = gradients(single), gradients(split)
     assert expected.keys() == got.keys()
@@ -85,7 +87,7 @@ def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]
     )
     world = task.world
     begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
-    value = task.train().backward(images(begin, end), step=1)
+    value = compute_gradients(task.train(), images(begin, end), step=1).loss
     return float(value), gradients(task)
 
 
@@ -94,7 +96,7 @@ def test_accumulation_on_ranks_with_uneven_batches_equals_one_process(glyphs, lo
     alone = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
     )
-    value = float(alone.train().backward(images(0, 11), step=1))
+    value = float(compute_gradients(alone.train(), images(0, 11), step=1).loss)
     expected = gradients(alone)
     for got_value, got in run_on_ranks(2, micro_batched, glyphs, loss):
         assert got_value == pytest.approx(value, rel=1e-5)
@@ -115,7 +117,7 @@ def test_a_mixed_row_contributes_to_both_of_its_classes(glyphs, loss):
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=4
     )
     batch = mixed(1, 5)
-    value = float(task.train().backward(batch, step=1))
+    value = float(compute_gradients(task.train(), batch, step=1).loss)
     got = gradients(task)
     task.zero_grad()
     features = task.backbone(batch.inputs)
@@ -142,7 +144,7 @@ def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float,
     )
     world = task.world
     begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
-    return float(task.train().backward(mixed(begin, end), step=1)), gradients(task)
+    return float(compute_gradients(task.train(), mixed(begin, end), step=1).loss), gradients(task)
 
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
@@ -181,7 +183,7 @@ def few_rows(
     begin, end = rows * world.rank // world.size, rows * (world.rank + 1) // world.size
     inputs = images(0, rows) if config["model_type"] == "vit" else texts(rows)
     batch = inputs.each(lambda tensor: tensor[begin:end])
-    return float(task.train().backward(batch, step=1)), gradients(task)
+    return float(compute_gradients(task.train(), batch, step=1).loss), gradients(task)
 
 
 @pytest.mark.parametrize("config", [TINY_VIT, {**TINY_BERT, **NO_DROPOUT}], ids=["vit", "bert"])
@@ -202,7 +204,7 @@ def test_a_batch_with_zero_row_weights_is_rejected_with_micro_batches(glyphs):
     weighting = replace(task.head.engine.row_weighting, class_weights=torch.zeros(13))
     task.head.engine = replace(task.head.engine, row_weighting=weighting)
     with pytest.raises(ValueError, match="no rows with a positive weight"):
-        task.train().backward(images(0, 4), step=1)
+        compute_gradients(task.train(), images(0, 4), step=1).loss
 
 
 def test_an_out_of_range_label_is_rejected_with_micro_batches(glyphs):
@@ -210,7 +212,7 @@ def test_an_out_of_range_label_is_rejected_with_micro_batches(glyphs):
     batch = images(0, 4)
     outside = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
     with pytest.raises(ValueError, match="labels are outside"):
-        task.train().backward(outside, step=1)
+        compute_gradients(task.train(), outside, step=1).loss
 
 
 def test_the_features_of_several_crops_are_averaged(glyphs):
