@@ -207,7 +207,7 @@ class Rows:
 
 
 class Reduction(Enum):
-    """How a statistic [B] is merged over disjoint blocks of classes."""
+    """How a statistic [B, ...] is merged over disjoint blocks of classes."""
 
     SUM = "sum"
     LOGSUMEXP = "logsumexp"
@@ -223,7 +223,9 @@ class Loss(ABC):
 
     `aligned_if` is the condition under which `aligned` is true, if it depends on the options.
     `couples_rows`: `value` is not a mean of per-row terms. `reductions` has one entry per
-    statistic; a loss with other merge rules overrides `merge` and `identity`.
+    statistic, by which it is merged over blocks and over ranks. A loss with other merge rules has
+    no `reductions`; it overrides `merge` and `identity`, and its statistics are gathered from all
+    ranks.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
     `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.

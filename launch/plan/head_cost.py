@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from heads.blockwise import BlockwiseLogits, ComputedBlock, SavedBlocks
 from heads.config import HeadConfig
 from heads.logits import LogitMap
-from heads.losses import Block, ClassFacts, Loss
+from heads.losses import Block, ClassFacts, Loss, Reduction, Stats
 from heads.tree import LabelTree
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.classes import Classes
@@ -33,12 +33,14 @@ _VECTOR_DIM = 300
 class LossCost:
     """The memory of a loss in bytes per logit, in addition to the float32 logit itself.
 
-    width: numbers per row that ranks exchange. kept: bytes that the graph saves for backward.
+    width: numbers per row that ranks exchange. shifts: how many of them are logsumexps, or None if
+    they cannot be merged by all-reduces. kept: bytes that the graph saves for backward.
     peak: largest number of live bytes during forward and backward of a block. constants: bytes per
     class that the loss stores.
     """
 
     width: int
+    shifts: int | None
     couples_rows: bool
     kept: float
     peak: float
@@ -64,11 +66,19 @@ def measure_loss(loss: Loss) -> LossCost:
     identity = loss.identity(torch.zeros(1))
     return LossCost(
         width=sum(stat.numel() for stat in identity),
+        shifts=_num_logsumexps(loss, identity),
         couples_rows=loss.couples_rows,
         kept=kept / per,
         peak=recorder.peak / per,
         constants=_constant_bytes(loss) / _CLASSES,
     )
+
+
+def _num_logsumexps(loss: Loss, identity: Stats) -> int | None:
+    if not loss.reductions:
+        return None
+    pairs = zip(loss.reductions, identity, strict=True)
+    return sum(stat.numel() for reduction, stat in pairs if reduction is Reduction.LOGSUMEXP)
 
 
 def _any_classes(generator: torch.Generator) -> ClassFacts:

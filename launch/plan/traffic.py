@@ -6,6 +6,7 @@ not included.
 
 from collections.abc import Iterable
 
+from heads.global_loss import reduces
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster
 from launch.plan.head_cost import HeadShape
@@ -31,7 +32,7 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
         ("head: labels", "all_gather", "data", world * _INT64),
         ("head: features", "all_gather", "class", group * dim * shape.itemsize),
         ("head: boundary rows", "all_reduce", "class", _boundary(shape)),
-        ("head: statistics", "all_gather", "class", cluster.class_ranks * _stats(shape)),
+        *_statistics(shape, cluster.class_ranks),
         ("head: statistics", "all_gather", "data", world * width * FLOAT32),
         ("head: boundary gradients", "all_reduce", "class", _boundary(shape)),
         ("head: feature gradients", "reduce_scatter", "class", group * dim * FLOAT32),
@@ -93,8 +94,17 @@ def _boundary(shape: HeadShape) -> int:
     return shape.classes.boundary * shape.per_node * FLOAT32
 
 
-def _stats(shape: HeadShape) -> int:
-    return shape.group_rows * shape.loss.width * FLOAT32
+def _statistics(shape: HeadShape, class_ranks: int) -> list[tuple[str, str, str, int]]:
+    """Return the exchange of statistics in a class group (`heads/global_loss.py`)."""
+    size, shifts = shape.group_rows * shape.loss.width * FLOAT32, shape.loss.shifts
+    if shifts is not None:
+        shift_bytes = shape.group_rows * shifts * FLOAT32
+        if reduces(class_ranks, size, shift_bytes):
+            parts = [("head: statistics", "all_reduce", "class", size)]
+            if shifts:
+                parts.append(("head: maxima of statistics", "all_reduce", "class", shift_bytes))
+            return parts
+    return [("head: statistics", "all_gather", "class", class_ranks * size)]
 
 
 def batch_norm_traffic(

@@ -117,6 +117,22 @@ def test_the_plan_shards_the_backbone_by_strategy(tmp_path: Path):
     assert memory_line(fsdp, "backbone weights") == pytest.approx(total / 8, rel=0.2)
 
 
+def test_the_statistics_of_many_ranks_are_planned_as_all_reduces(tmp_path: Path):
+    few, many = (
+        planned(tmp_path, nodes=nodes, gpus=8, train__global_batch=4096) for nodes in (1, 64)
+    )
+    size = 4096 * 4  # of one statistic; ce has two, of which one is a logsumexp
+    assert bytes_of(few, "head: statistics") == {
+        ("all_gather", "class"): 8 * 2 * size,
+        ("all_gather", "data"): 2 * size,
+    }
+    assert bytes_of(many, "head: statistics") == {
+        ("all_reduce", "class"): 2 * size,
+        ("all_gather", "data"): 2 * size,
+    }
+    assert bytes_of(many, "head: maxima of statistics") == {("all_reduce", "class"): size}
+
+
 def test_shard_groups_of_a_node_gather_in_the_node_and_sum_shards_across_nodes(tmp_path: Path):
     whole, groups = (
         planned(tmp_path, nodes=4, gpus=4, train__strategy={"kind": "fsdp", "shard_group": group})
