@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.gpu.sizes import TOY, TaskSize
 from benchmarks.gpu.tasks import IMAGES, random_batch, task_of
@@ -17,7 +18,6 @@ from benchmarks.gpu.training import trace_steps
 from data.loading.batch import Batch
 from tests.gpu.test_training import WORLD_SIZE, free_port, one_rank, opened_world
 from tests.ranks import run_on_ranks
-from trainer.backbone.batch_norm import GroupBatchNorm2d
 from trainer.checkpoints.entries import training_entries
 from trainer.steps.deferred import Numbers
 from trainer.steps.take import read_numbers, take_step
@@ -158,7 +158,6 @@ BOTTLENECKS = {
 }
 # transformers' default configuration is ResNet-50. A CPU trains a small network of its layers.
 ENCODERS: dict[str, dict[str, Any]] = {"cuda": {"model_type": "resnet"}, "cpu": BOTTLENECKS}
-SYNCHRONIZED = {"cuda": nn.SyncBatchNorm, "cpu": GroupBatchNorm2d}
 
 
 def resnet_losses(device: str, world: World | None = None) -> list[float]:
@@ -171,8 +170,8 @@ def resnet_losses(device: str, world: World | None = None) -> list[float]:
     }
     place = torch.device(device) if world is None else world.device
     task = task_of(IMAGES, size, place, changes, world)
-    layers = [part for part in task.backbone.modules() if isinstance(part, SYNCHRONIZED[device])]
-    assert bool(layers) is (world is not None)
+    layers = [part for part in task.backbone.modules() if isinstance(part, _BatchNorm)]
+    assert all((type(layer) is nn.BatchNorm2d) is (world is None) for layer in layers)
     batch = from_dark_to_bright(random_batch(task.recipe, 13, place))
     if world is not None:
         batch = share(batch, world)
