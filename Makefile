@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check docs figures screenshots soak clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -60,6 +60,9 @@ bench-data: $(READY)  ## measure speed and memory of data loading, as ratios (5 
 
 bench-trainer: $(READY)  ## measure the trainer against a bare training loop (3 min)
 	$(BIN)/python -m benchmarks.trainer
+
+bench-plan: $(READY)  ## compare the step time of kway plan with steps on this CPU (3 min)
+	$(BIN)/python -m benchmarks.plan
 
 bench-serving: $(READY)  ## measure serving against the bare model and peers (17 min, 5 GB)
 	$(BIN)/python -m benchmarks.serving
