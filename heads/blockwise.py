@@ -176,8 +176,7 @@ class BlockwiseLogits:
                 to.scalars[0] += by_scale
         grad_GC = grad_GC.to(self.compute_dtype)
         if to.features is not None:
-            rows_Cd = self.class_rows(block)
-            self._product(grad_GC, rows_Cd, add=to.features, out=to.features)
+            self._product(grad_GC, self.class_rows(block), add=to.features, out=to.features)
         if to.rows is not None:
             self._write_gradient_of_rows(block, grad_GC, to.rows)
 

@@ -57,14 +57,14 @@ def test_the_gradient_of_a_well_classified_row_is_accurate():
     head = make_head(50, 64, bias=True)
     with torch.no_grad():
         head.bias.copy_(torch.linspace(-1, 1, 50))
-    for label in (0, 17, 49):
-        features = head.weight.detach()[label : label + 1] / 4
+    for label in (7, 28, 35):
+        features = head.weight.detach()[label : label + 1] / 6
         labels = torch.tensor([label])
         step(head, features, labels)
         _, by_logits, *_ = reference(head, features, labels)
-        assert 0 < -float(by_logits[0, label]) < 0.05
+        assert 0.001 < -float(by_logits[0, label]) < 0.02
         torch.testing.assert_close(
-            head.bias.grad[label].double(), by_logits[0, label], rtol=1e-4, atol=0
+            head.bias.grad[label].double(), by_logits[0, label], rtol=5e-4, atol=0
         )
         head.zero_grad()
 
