@@ -112,7 +112,8 @@ def rank_world(class_ranks: int | None = None) -> Any:
     if not dist.is_initialized():
         return World(0, 1, 0, 1, cpu, None)
     rank, size = dist.get_rank(), dist.get_world_size()
-    return World(rank, size, rank, size, cpu, rank_mesh(size // (class_ranks or size)))
+    mesh = rank_mesh(size // (class_ranks or size))
+    return World(rank, size, rank, size, cpu, mesh, _rank_grid())
 
 
 @cache
@@ -127,3 +128,14 @@ def rank_mesh(data_axis: int = 1) -> Any:
 
     shape = (data_axis, dist.get_world_size() // data_axis)
     return init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
+
+
+@cache
+def _rank_grid() -> Any:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from trainer.world import Grid
+
+    return Grid.create(dist.get_world_size(), timedelta(seconds=60))

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,16 +20,14 @@ from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
 from trainer.steps.agreement import Agreed, Agreement, agree
-from trainer.world import Grid, World
+from trainer.world import World
 
 EMPTY = torch.zeros(0, dtype=torch.int64)
 
 
 def gridded(least_ranks_of_grid: int) -> World:
     trainer.world._LEAST_RANKS_OF_GRID = least_ranks_of_grid
-    world = rank_world()
-    grid = Grid.create(world.size, timedelta(seconds=60))
-    return World(world.rank, world.size, world.rank, world.size, world.device, world.mesh, grid)
+    return rank_world()
 
 
 def batch_with_bad(*indices: int) -> Batch:
