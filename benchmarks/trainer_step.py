@@ -6,7 +6,7 @@ are held in memory, and there is one process.
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState
+from trainer.steps.agreement import Agreement
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
@@ -122,6 +123,7 @@ def open_trainer(
     names = [f"class {label}" for label in range(num_classes)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
     task.train().start_training()
+    agreement = opened.enter_context(closing(Agreement(world)))
     state = TrainState(step=0, cursor=loader.cursor, tree="", data="", tokenizer=None)
     telemetry = Telemetry(
         folder.path,
@@ -145,6 +147,7 @@ def open_trainer(
         label_vectors=None,
         stop=opened.enter_context(StopSignals()),
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
+        agreement=agreement,
         telemetry=opened.enter_context(telemetry),
         writer=opened.enter_context(writer),
         nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),

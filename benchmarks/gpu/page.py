@@ -11,9 +11,7 @@ from data.files import commit
 
 _TEMPLATES = Path(__file__).parent
 _NOT_MEASURED = "# GPU measurements: no GPU has been measured"
-_INTRODUCTION = (
-    "This page contains the figures that are expected, and the command that measures them."
-)
+_INTRODUCTION = "This page contains the expected figures and the command that measures them."
 _NAMES = {"images": "ResNet-50", "texts": "multilingual BERT"}
 
 
@@ -25,7 +23,7 @@ def write_page(path: Path, records: Records) -> None:
 
 
 def page_text(records: Records, drawn: Sequence[str]) -> str:
-    """Return the page as Markdown. `drawn` are the file names of its figures."""
+    """Return the page as Markdown. `drawn` contains the file names of its figures."""
     devices = {each["key"]["device"] for each in records.values() if each["key"]["size"] == "full"}
     return (
         _template("page").format(
@@ -142,7 +140,7 @@ def _losses(result: dict[str, Any]) -> str:
     medians = ", ".join(f"{error:.1e} in {name}" for name, error in result["median"].items())
     return (
         f"{result['num_cases']} combinations of loss, class weights, logit map and precision were "
-        f"compared with float64 definitions on the CPU; {len(result['wrong'])} are wrong. The "
+        f"compared with float64 definitions on the CPU; {len(result['wrong'])} of them are wrong. The "
         f"median relative errors are {medians}. The largest errors are:\n\n"
         + _table(("precision", "loss", "weights", "logits", "error", "worst row"), rows)
     )
@@ -151,7 +149,7 @@ def _losses(result: dict[str, Any]) -> str:
 def _wrong_results(result: dict[str, Any]) -> str:
     wrong = result["wrong"]
     if not wrong:
-        return "All results are right."
+        return "All results are correct."
     return "\n".join(["Wrong results:", "", *(f"- {line}" for line in wrong)])
 
 
@@ -166,7 +164,7 @@ def _synchronizations(result: dict[str, Any]) -> str:
         )
         for case in result["cases"]
     )
-    return f"Of a tiny network, in {result['steps']} steps:\n\n" + _table(
+    return f"Counts for a tiny network, over {result['steps']} steps:\n\n" + _table(
         ("strategy", "loss", "synchronizations per step", "launches per step", "call sites"),
         rows,
     )
@@ -236,7 +234,15 @@ def _heads(records: Records, results: dict[str, Any]) -> list[str]:
                     ", ".join(f"{what} {error:.0e}" for what, error in errors.items()),
                 )
             )
-    head_row = ("classes", "batch", "loss", "time (plan)", "of products", "memory (plan)", "errors")
+    head_row = (
+        "classes",
+        "batch",
+        "loss",
+        "time (plan)",
+        "time / products",
+        "memory (plan)",
+        "errors",
+    )
     return ["### Measured heads", _table(head_row, rows)]
 
 
