@@ -20,10 +20,11 @@ if __name__ == "__main__":
 import argparse
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from trainer.process.errors import EXPLAINED, report_error
-from trainer.process.exit_codes import DONE, INTERRUPTED
+from trainer.process.exit_codes import DONE, FAILED, INTERRUPTED
 from trainer.process.signals import Preempted
 from trainer.recipe import load_recipe
 from trainer.world import leave, open_world
@@ -111,7 +112,20 @@ def _check_world_size(required: str | None) -> None:
         )
 
 
+def _exit_code() -> int:
+    """Return the exit code of `main`, also after an unexpected error.
+
+    Python would wait for the exchange that runs in the background (`trainer/steps/agreement.py`)
+    before it exits, but another rank may never take part in it. `leave` does not wait.
+    """
+    try:
+        return main()
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+
+
 if __name__ == "__main__":
     tolerate_closed_output()
-    if code := main():
+    if code := _exit_code():
         leave(code)

@@ -244,8 +244,9 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.evaluate()  # the previous process was stopped during this evaluation
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
-    # A signal that was received during startup stops the run before its first step.
-    run.stop_if_requested(agree(world, stop=run.stop.received).stop)
+    if run.state.step < num_steps:
+        # A signal that was received during startup stops the run before its first step.
+        run.stop_if_requested(agree(world, stop=run.stop.received).stop)
     task.phases.take_busy()  # Exclude startup time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     launched: _TakenStep | None = None

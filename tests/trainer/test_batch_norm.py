@@ -12,11 +12,20 @@ from tests.host_reads import host_reads
 from tests.ranks import run_on_ranks
 from trainer.backbone.batch_norm import FrozenBatchNorm, GroupBatchNorm, apply_batch_norm_mode
 
+
+def frozen_scale() -> nn.Module:
+    layer = nn.BatchNorm2d(4, dtype=torch.float64)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "2d": (lambda: nn.BatchNorm2d(4, dtype=torch.float64), (7, 4, 5, 5)),
     "1d": (lambda: nn.BatchNorm1d(4, dtype=torch.float64), (7, 4)),
     "3d": (lambda: nn.BatchNorm3d(4, dtype=torch.float64), (7, 4, 2, 3, 2)),
     "without scale": (lambda: nn.BatchNorm2d(4, affine=False, dtype=torch.float64), (7, 4, 3, 3)),
+    "without bias": (lambda: nn.BatchNorm2d(4, bias=False, dtype=torch.float64), (7, 4, 3, 3)),
+    "frozen scale": (frozen_scale, (7, 4, 3, 3)),
     "cumulative": (lambda: nn.BatchNorm2d(4, momentum=None, dtype=torch.float64), (7, 4, 3, 3)),
 }
 
@@ -43,7 +52,8 @@ def run(layer: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, np.ndarray]:
         y = layer(x)
         (y * upstream).sum().backward()
     found = {"output": y, "by_input": x.grad, **dict(layer.named_buffers())}
-    found |= {f"by_{name}": parameter.grad for name, parameter in layer.named_parameters()}
+    trained = [(name, p) for name, p in layer.named_parameters() if p.requires_grad]
+    found |= {f"by_{name}": parameter.grad for name, parameter in trained}
     return {name: tensor.detach().numpy() for name, tensor in found.items()}
 
 

@@ -105,8 +105,14 @@ class _GroupNormalize(torch.autograd.Function):
         )
         # The gradients of weight and bias stay local, because the strategy sums them over ranks
         # like all other gradients.
-        affine = (by_weight, by_bias) if ctx.needs_input_grad[1] else (None, None)
-        return by_input, *affine, None, None
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        return (
+            by_input,
+            by_weight if needs_weight else None,
+            by_bias if needs_bias else None,
+            None,
+            None,
+        )
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor, int]:

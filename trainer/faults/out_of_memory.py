@@ -32,7 +32,7 @@ _PHASES = {
     "head": ("heads.",),
     "optimizer": ("trainer.optimizers", "trainer.steps.ema", "torch.optim"),
     "backward": ("torch.autograd",),
-    "forward": ("trainer.task", "trainer.backbone.backbone", "trainer.strategies", "transformers."),
+    "forward": ("trainer.steps.", "trainer.backbone.", "trainer.strategies", "transformers."),
 }
 _TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
 _ORDER = {
