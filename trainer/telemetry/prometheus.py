@@ -194,7 +194,7 @@ class Endpoint:
 
 
 def _version() -> str:
-    """Return the version of kway. A source tree that is not installed has none."""
+    """Return the version of kway, or `source` if kway is not installed."""
     try:
         return version("kway")
     except PackageNotFoundError:
