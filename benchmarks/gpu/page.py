@@ -140,7 +140,7 @@ def _losses(result: dict[str, Any]) -> str:
     medians = ", ".join(f"{error:.1e} in {name}" for name, error in result["median"].items())
     return (
         f"{result['num_cases']} combinations of loss, class weights, logit map and precision were "
-        f"compared with float64 definitions on the CPU; {len(result['wrong'])} of them are wrong. The "
+        f"compared with float64 definitions on the CPU; {len(result['wrong'])} are wrong. The "
         f"median relative errors are {medians}. The largest errors are:\n\n"
         + _table(("precision", "loss", "weights", "logits", "error", "worst row"), rows)
     )
@@ -234,7 +234,15 @@ def _heads(records: Records, results: dict[str, Any]) -> list[str]:
                     ", ".join(f"{what} {error:.0e}" for what, error in errors.items()),
                 )
             )
-    head_row = ("classes", "batch", "loss", "time (plan)", "time / products", "memory (plan)", "errors")
+    head_row = (
+        "classes",
+        "batch",
+        "loss",
+        "time (plan)",
+        "time / products",
+        "memory (plan)",
+        "errors",
+    )
     return ["### Measured heads", _table(head_row, rows)]
 
 
