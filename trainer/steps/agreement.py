@@ -55,7 +55,7 @@ class Agreement:
     """Runs `agree` in the background, one call at a time, in the same order on all ranks."""
 
     def __init__(self, world: World) -> None:
-        assert world.size == 1 or world.grid is not None, "the groups of the main thread are in use"
+        assert world.size == 1 or world.grid is not None, "the exchange needs its own groups"
         self._world = world
         self._thread = ThreadPoolExecutor(1, "agreement")
 
