@@ -1,8 +1,8 @@
 """Build times of cover trees: `python -m benchmarks.cover_tree [SECTION ...] [--words FILE]`.
 
-The vectors of 100,000 classes are self-similar (clusters within clusters), Gaussian clusters
-without inner structure, real word vectors, or without any structure. The largest tree has a million
-classes. The invariants are checked for sampled classes, each against all classes.
+Trees of 100,000 classes are built from self-similar vectors (clusters within clusters), from
+Gaussian clusters, from word vectors and from independent Gaussian vectors. The largest tree has a
+million classes. The invariants are checked for sampled classes, each against all classes.
 """
 
 import time
@@ -118,7 +118,7 @@ def self_similar() -> Iterator[Row]:
 
 def gaussian() -> Iterator[Row]:
     vectors = gaussian_clusters(NUM_CLASSES, DIM, seed=0)
-    yield measured(vectors, "2,000 Gaussian clusters without structure", AT_MOST)
+    yield measured(vectors, "vectors in 2,000 Gaussian clusters", AT_MOST)
 
 
 def unstructured() -> Iterator[Row]:
@@ -129,7 +129,7 @@ def unstructured() -> Iterator[Row]:
 def words(path: Path | None) -> Iterator[Row]:
     """Build the tree of the first vectors of a file in one of the formats of `kway tree build`."""
     if path is None:
-        what = "cover tree and V-tree of real word vectors"
+        what = "cover tree and V-tree of word vectors"
         yield Row(what, "", "not measured", AT_MOST, "pass the word vectors with --words FILE")
     else:
         vectors = read_label_vectors(path)[1][:NUM_CLASSES]
@@ -141,7 +141,7 @@ def million() -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    """Build trees of 100,000 classes over generated vectors."""
+    """Build trees of 100,000 classes from generated vectors."""
     for section in (self_similar, gaussian, unstructured):
         yield from section()
 

@@ -21,7 +21,7 @@ DIM = 512
 _LABEL_DIM = 32
 
 Case = tuple[int, int]  # classes, rows of the batch
-# Classes, rows of the batch, memory budget, and the target of `engine`. 256 MiB is the default.
+# Classes, rows of the batch, memory budget in MiB (256 is the default), and the target of `engine`.
 ENGINE_CASES = (
     (1_000, 256, 256, 1.15),
     (10_000, 256, 256, 1.10),

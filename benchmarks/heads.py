@@ -1,7 +1,8 @@
 """All head benchmarks in one table: `python -m benchmarks.heads [SECTION ...]`.
 
 Contenders take turns in each round. The table shows the median ratio over rounds next to its
-target. For word vectors and a million classes, run `python -m benchmarks.cover_tree`.
+target. For cover trees of word vectors and of a million classes, run
+`python -m benchmarks.cover_tree`.
 """
 
 from benchmarks import (

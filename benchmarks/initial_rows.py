@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
 
 
 def peak() -> tuple[float, float]:
-    """Return the peak memory relative to the size of the rows, and the seconds."""
+    """Return the peak memory divided by the size of the rows, and the seconds."""
     tree = LabelTree.dense(MANY)
     assert not tree.has_children.any()  # computed on first use and stored with the tree
     weights = ClassWeights(tree, device=torch.device("cpu"))

@@ -2,7 +2,7 @@
 `python -m benchmarks.plan [SECTION ...]`.
 
 The cases are those of `benchmarks.heads engine` and `benchmarks.trainer step`. The planner measures
-single operations, with arbitrary numbers; it does not run a step.
+single operations on arbitrary numbers; it does not run a step.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ _SECONDS = 20.0
 
 
 class Features(nn.Module):
-    """An encoder of almost no cost, for plans of a head alone."""
+    """An encoder that costs almost nothing, for plans of a head alone."""
 
     dim = DIM
 

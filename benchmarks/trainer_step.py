@@ -114,7 +114,7 @@ def _bare(task: Task, batch: Batch) -> Callable[[], None]:
 def open_trainer(
     recipe: Recipe, world: World, loader: InMemory, opened: ExitStack, *, num_classes: int
 ) -> tuple[Task, Callable[[int], None]]:
-    """Return a task, and a function that takes a number of its steps without evaluations or
+    """Return a task, and a function that runs a given number of its steps without evaluations or
     checkpoints."""
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)

@@ -32,8 +32,8 @@ class BlockwiseLogits:
     `features_Gd` are the features after the logit map, multiplied by its scale. `rows` and `bias`
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
-    memory used for logits. `device_type` selects the code and the block sizes for a CPU or for a
-    GPU. `choice` contains the classes that the loss selected (None: all).
+    memory used for logits. `device_type` selects the code and the block sizes for a CPU or a GPU.
+    `choice` contains the classes that the loss selected (None: all).
     """
 
     weights: ClassWeights

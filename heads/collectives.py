@@ -1,7 +1,7 @@
 """Collectives for the head and the trainer, with support for uneven numbers of rows.
 
 If the group is None, there is a single process and every call is the identity. In a group of one
-rank, the collectives are called nevertheless (see `axis_group`). The number of rows may differ
+rank, the collectives are still called (see `axis_group`). The number of rows may differ
 across ranks and may be 0; `sizes` lists the row counts in rank order.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-# torch 2.11, with which `benchmarks.gpu` also runs, has only the older names.
+# torch 2.11, which `benchmarks.gpu` also supports, has only the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -47,8 +47,8 @@ def hooked(name: str) -> AbstractContextManager[None]:
 def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
     """Return the group of an axis of `mesh`, or None if the axis has a single rank.
 
-    A mesh of a single rank has groups nevertheless, so that every collective is called. Training
-    never creates such a mesh; it is used to run the collectives on one device.
+    The axes of a mesh with a single rank do have groups, so that every collective is called.
+    Training never creates such a mesh; it is used to run the collectives on one device.
     """
     if mesh is None or (mesh[axis].size() == 1 and mesh.size() > 1):
         return None
@@ -56,8 +56,8 @@ def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
 
 
 def hook_pre_forward(module: nn.Module, name: str) -> None:
-    """Treat the existing forward pre-hooks of `module` as a collective, `name`. With FSDP2, they
-    wait until the weights are gathered.
+    """Call the hook of `collective_hook` around the existing forward pre-hooks of `module`, as for
+    the collective `name`. The pre-hooks of FSDP2 wait until the weights are gathered.
     """
     running = ExitStack()
 

@@ -80,7 +80,8 @@ class Engine:
     The ranks of `class_group` have different classes and compute the same rows; the ranks of
     `data_group` have the same classes and different rows. None means a single process.
     `memory_bytes` limits the memory used for logits. In training, `log_prior` [K] is added to them.
-    `device_type` is that of the code and the block sizes (None: that of the features).
+    `device_type` selects the code and the block sizes for a CPU or a GPU (None: the device of the
+    features).
     """
 
     weights: ClassWeights
@@ -287,7 +288,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _without_autocast(device: str) -> AbstractContextManager[None]:
-    # Entering `torch.autocast` costs as much as a small matrix product.
+    # Entering `torch.autocast` takes as long as a small matrix product.
     return (
         torch.autocast(device, enabled=False)
         if torch.is_autocast_enabled(device)

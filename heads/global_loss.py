@@ -60,8 +60,9 @@ class BlockStatistics:
 class GlobalLoss:
     """The loss of the global batch as a function of the statistics of this rank's blocks.
 
-    `value` is the loss, a scalar. `of_blocks` are the statistics, from which it is computed with
-    an autograd graph if `with_graph` was true; the statistics of other ranks are constants.
+    `value` is the loss, a scalar. `of_blocks` contains the statistics of this rank's blocks. If
+    `with_graph` was true, `value` has an autograd graph that starts at `of_blocks`; the statistics
+    of other ranks are constants.
     """
 
     value: Tensor
@@ -220,7 +221,7 @@ def _gathered(
 ) -> list[Stats]:
     """Gather all ranks' statistics in one collective, packed into a tensor [rows, width].
 
-    This rank's own are returned as they are, with their autograd graph.
+    This rank's own statistics are returned unchanged, with their autograd graph.
     """
     if group is None:
         return [stats]

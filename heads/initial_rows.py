@@ -1,9 +1,9 @@
 """Initial values of a head, computed on its device.
 
-The vector of a leaf is a function of (seed, class, column) only: each number is computed from a
-hash of these three integers, not drawn from the state of a generator. It is therefore the same for
-every world size and on every device, except that log and cos may differ in the last bits of
-float64. Rounding to float32 hides this difference in all but about one of 10^8 numbers.
+Each number of a leaf's vector is computed from a hash of (seed, class, column), without the state
+of a generator. The vector is therefore the same for every world size and on every device, except
+that log and cos may differ in the last bits of float64. Rounding to float32 hides this difference
+in all but about one of 10^8 numbers.
 
 Rows are generated in blocks, so the memory needed in addition to the rows does not depend on their
 number.

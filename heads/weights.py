@@ -154,7 +154,7 @@ class ClassWeights:
 
     def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
         """Return the columns [b] of labels in a block; outside 0..C-1 for any other label."""
-        # `index_select` costs less than indexing with a tensor, which matters for few classes.
+        # `index_select` is faster than indexing with a tensor. With few classes, this matters.
         positions = self.held.position.index_select(0, labels)
         if isinstance(block.positions, slice):
             return positions.sub_(self.held.first + block.positions.start)

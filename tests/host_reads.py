@@ -47,9 +47,9 @@ _COPIES: list[tuple[Any, str]] = [
 
 @contextmanager
 def host_reads(host_tensors: Iterable[Tensor] = ()) -> Iterator[list[str]]:
-    """Inside the context, append a line to the result for each operation for which the host would
-    wait. This includes operations in the backward pass, which runs in the same thread on CPUs.
-    Code that reads only on CPUs takes the path for GPUs.
+    """Yield a list to which each operation for which the host would wait adds a line. This includes
+    operations in the backward pass, which runs in the same thread on CPUs. Code that reads tensors
+    only on CPUs takes the path for GPUs.
 
     `host_tensors` remain on the host even if there is a GPU. Reading them is free.
     """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`: all of it at toy size, its resumption and failures, and its page."""
+"""`python -m benchmarks.gpu` at toy size: its results, how it resumes and fails, and its page."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a complete run at toy size."""
+    """Return the folder of a complete run at toy size."""
     folder = tmp_path_factory.mktemp("gpu")
     assert main(["--out", str(folder), "--toy"]) == 0
     return folder
@@ -35,12 +35,12 @@ def result(folder: Path, name: str) -> dict[str, Any]:
     return record["result"]
 
 
-def test_every_slice_gives_a_result(results: Path) -> None:
+def test_every_slice_has_a_result(results: Path) -> None:
     for each in slices_of(TOY):
         assert result(results, each.name)
 
 
-def test_losses_collectives_and_checkpoints_are_right(results: Path) -> None:
+def test_losses_collectives_and_checkpoints_are_correct(results: Path) -> None:
     losses = result(results, "losses")
     assert losses["num_cases"] == 3 * 6 * 2 * 3  # precisions, logit maps, losses, class weights
     for name in ("losses", "collectives", "checkpoint"):
@@ -58,7 +58,7 @@ def test_deferred_steps_under_ddp_and_fsdp_do_not_synchronize(results: Path) -> 
 
 
 def test_a_synchronous_step_synchronizes_at_the_gradient_norm() -> None:
-    """If this did not find a call site, the test above could not fail."""
+    """If no call site were found here, the test above could not fail."""
     changes = {"train": {"synchronous": True}}
     sites = trace_steps(task_of(IMAGES, TOY.tiny, CPU, changes), 2).synchronizations()
     assert any("trainer/task.py" in site and "clip_gradients" in site for site in sites), sites
@@ -128,7 +128,7 @@ def test_the_slices_after_a_failure_run_and_the_failure_is_recorded(tmp_path: Pa
     assert result(tmp_path, "raises") == {"device": "cpu"}
 
 
-def test_a_wrong_result_is_a_failure_now_and_when_the_slice_is_complete(tmp_path: Path) -> None:
+def test_a_wrong_result_is_a_failure_in_the_first_run_and_in_later_runs(tmp_path: Path) -> None:
     slices = [Slice("wrong", finds_a_wrong_result, 1)]
     for _ in range(2):
         assert not run_slices(slices, tmp_path, TOY, CPU, seconds=60)
@@ -159,7 +159,7 @@ def test_the_page_of_results_shows_failures_and_all_measurements(results: Path, 
         assert (tmp_path / "gpu" / f"{name}.png").stat().st_size > 10_000
 
 
-def test_the_committed_page_is_the_generated_one() -> None:
+def test_the_committed_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     command = "python -m benchmarks.gpu --page docs/gpu.md"
     assert page == page_text({}, []), f"docs/gpu.md is outdated: run {command}"

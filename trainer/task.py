@@ -113,7 +113,7 @@ class Task(nn.Module):
         with torch.no_grad():
             return self.strategy.forward(inputs).float()
 
-    # ---- facts for the gradients of a step (`trainer/steps/gradients.py`) ----
+    # ---- used by `trainer/steps/gradients.py` ----
 
     @cached_property
     def rank_rows(self) -> list[int]:
@@ -127,7 +127,7 @@ class Task(nn.Module):
         return scale.on_device(self.world.device) if self.defers else scale.value
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context in which products use the precision of `train.precision`."""
+        """Return a context in which matrix products use `train.precision`."""
         if self.precision is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.precision)

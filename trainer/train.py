@@ -211,8 +211,8 @@ def _start_state(recipe: Recipe, task: Task, training: Split | Stream) -> TrainS
 def _objects_frozen() -> Iterator[None]:
     """Exclude the objects that exist now from garbage collection inside the context.
 
-    They remain until the end of the run. A collection on one rank delays all ranks, and this makes
-    it much shorter.
+    These objects exist until the end of the run. A collection on one rank delays all ranks, and it
+    is much shorter without them.
     """
     gc.collect()
     gc.freeze()

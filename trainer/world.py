@@ -54,9 +54,9 @@ class World:
 
     `mesh` has the axes `data` and `class`. It is None in a single process without process groups;
     a mesh of one rank is only used to run the collectives on one device (see `axis_group`). `grid`
-    is for `all_gather_small`, which may therefore run at the same time as other collectives; it is
-    None if the world size is 1. `timeout` is the timeout of the process groups (None: torch's
-    default).
+    contains separate process groups for `all_gather_small`, so that it can run at the same time as
+    other collectives. `grid` is None if the world size is 1. `timeout` is the timeout of the
+    process groups (None: torch's default).
     """
 
     rank: int
@@ -138,12 +138,12 @@ def open_world(
     # gloo is required with CUDA too, because the per-step agreement between ranks uses CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
-    # Do not pass `device_id`, although NCCL would then connect at once. torch 2.13 would create the
-    # groups of a mesh with `split_group`, which also passes NCCL's options to gloo, and a later
-    # `new_group` of gloo can hang or crash (pytorch#145376), because ranks outside that group take
-    # part in an NCCL collective that its members do not call. NCCL does not guess its device: it
-    # uses that of the tensor in `_connect`, and barriers use gloo, because the group has a CPU
-    # backend.
+    # Do not pass `device_id`, although NCCL would then connect immediately. With `device_id`, torch
+    # 2.13 creates the groups of a mesh with `split_group`, which also passes NCCL's options to
+    # gloo. A later `new_group` of gloo can also hang or crash (pytorch#145376), because ranks
+    # outside the new group take part in an NCCL collective that its members do not call.
+    # `device_id` is not needed: NCCL uses the device of the tensor in `_connect`, and barriers use
+    # gloo, because the group has a CPU backend.
     dist.init_process_group(backend, timeout=timeout)
     _connect(dist.group.WORLD, chosen)
     mesh = _create_mesh(chosen, shape, ("data", "class"), timeout)

@@ -1,7 +1,8 @@
 """Measure kway on one GPU: `python -m benchmarks.gpu --out DIR --minutes 9`.
 
-A run that is repeated with the same DIR continues with the slices that are missing or failed. The
-exit code is 1 if a slice failed or found a wrong result, and 0 otherwise.
+Each measurement is a slice. Run the command again with the same DIR to continue with the slices
+that are missing or failed. The exit code is 1 if a slice failed or found a wrong result, and 0
+otherwise.
 """
 
 import argparse
@@ -54,22 +55,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument(
-        "--minutes", type=float, default=9, help="start no slice that would take longer; default: 9"
+        "--minutes", type=float, default=9, help="limit for the time of all slices (default: 9)"
     )
     parser.add_argument(
         "--slice", action="append", default=[], metavar="NAME", help="run only this slice (repeat)"
     )
     parser.add_argument("--list", action="store_true", help="list the slices and their state")
     parser.add_argument(
-        "--toy", action="store_true", help="use tiny sizes; the default if there is no GPU"
+        "--toy", action="store_true", help="use toy sizes; the default if there is no GPU"
     )
     parser.add_argument(
         "--page",
         type=Path,
         metavar="FILE",
-        help="write the page of the results in --out, or of the expected figures without --out",
+        help="write the page with the results in --out, or only the expected figures without --out",
     )
     parser.add_argument("--expected", action="store_true", help="print the expected figures")
     return parser

@@ -1,5 +1,5 @@
-"""Losses and collectives against float64 definitions on the CPU, and checkpoints that move between
-the CPU and the device."""
+"""Compares losses with float64 definitions on the CPU, and checks collectives, and checkpoints that
+are resumed on another device."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -50,7 +50,7 @@ from trainer.world import World
 
 _CLASSES = 13
 _PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
-# With rounded logits, another class may have the largest one and get the whole gradient.
+# With rounded logits, another class may have the largest logit and receive the whole gradient.
 _LARGEST = ("max_margin", "batch_max_margin", "topk_hinge")
 # The largest accepted relative error. Features and class weights are rounded to bf16, which has a
 # relative precision of 2^-8, and margins amplify the error.
@@ -233,8 +233,9 @@ def _losses(task: Task, num_steps: int, *, first: int = 1) -> list[float]:
 
 
 def checkpoint(size: Size, device: torch.device) -> dict[str, Any]:
-    """Train for two steps, save, resume on the other device and train for two more steps; from the
-    CPU to the device and back. Compare the losses with those of an uninterrupted run on the CPU."""
+    """Train for two steps, save, resume on the other device and train for two more steps, once from
+    the CPU to the device and once from the device to the CPU. Compare the losses with those of an
+    uninterrupted run on the CPU."""
     cpu = torch.device("cpu")
     want = _losses(task_of(IMAGES, size.tiny, cpu, {}, precision="fp32"), 4)
     found: dict[str, Any] = {"uninterrupted on the CPU": want}

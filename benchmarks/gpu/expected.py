@@ -1,4 +1,4 @@
-"""The figures that are expected on one H100 80 GB, computed from its rates."""
+"""The expected figures for one H100 with 80 GB, computed from its rates."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,9 +24,12 @@ _BF16, _FLOAT32 = 2, 4
 
 @dataclass(frozen=True)
 class ExpectedHead:
-    """A step of cross-entropy. products: the seconds of four bare products. planned: of the torch
-    path. Memory is in bytes, in addition to the class weights: of the gradient and the blocks in
-    kway, and of torch's cross-entropy with its logits."""
+    """A step of cross-entropy: times in seconds, and memory in bytes without the class weights.
+
+    products: four bare matrix products. planned: the head in `kway plan`, as the sum of
+    planned_products and planned_logits. memory: the gradient and the blocks of logits in kway.
+    all_logits: the logits in torch's cross-entropy.
+    """
 
     classes: int
     rows: int
@@ -63,7 +66,7 @@ def heads() -> Iterator[ExpectedHead]:
 
 def steps() -> dict[str, dict[str, Any]]:
     """Return the training steps of the benchmark. bound: samples per second at the rates of the
-    device. published: derived from the published figure."""
+    device. published: samples per second, derived from the published figure."""
     machine, plans = measured_h100(), _plans()
     peak = DEVICES["h100"].peaks["bf16"]
     scale = machine.bandwidth / DEVICES["a100"].memory_bytes_per_second

@@ -1,4 +1,4 @@
-"""The figures of measured results: head steps, and one logit against all logits."""
+"""Draws figures of the results: head steps, and queries for one logit and for all logits."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def _heads(axes: Any, heads: list[dict[str, Any]]) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", label=name)
     axes.set_xlabel("classes x rows")
-    axes.set_ylabel("time of a step / four bare products")
+    axes.set_ylabel("time of a step / time of four bare products")
     axes.set_ylim(bottom=0)
     axes.legend()
 

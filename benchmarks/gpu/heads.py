@@ -1,5 +1,5 @@
-"""The step of a head with very many classes: time and memory against bare matrix products, torch's
-cross-entropy and other fused losses, and errors against float64."""
+"""Measures the step of a head with many classes: time and memory compared with bare matrix
+products, torch's cross-entropy and other fused losses, and errors compared with float64."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ Step = Callable[[], tuple[Tensor, Tensor, Tensor]]
 def head(size: Size, device: torch.device, *, classes: int, rows: int) -> dict[str, Any]:
     """Measure a step of cross-entropy for `rows` x `classes` logits.
 
-    The memory is in addition to the features and the class weights. A contender that runs out of
-    memory, and a peer that fails, is recorded as such. Only one contender is in memory at a time.
+    The memory does not include the features and the class weights. If a contender runs out of
+    memory or a peer fails, its error is recorded. Only one contender is in memory at a time.
     """
     problem = Problem.random(rows, classes, size.head_dim, device)
     reference = Reference.of(problem)
@@ -102,7 +102,7 @@ def _kway(problem: Problem) -> Step:
     classes, dim = problem.weights.shape
     head = ClassHead(dim, classes, CrossEntropy(), bias=False, init_std=0, device="meta")
     head.to_empty(device=problem.features.device)
-    head.weight = nn.Parameter(problem.weights)  # not a copy, for which there may be no memory
+    head.weight = nn.Parameter(problem.weights)  # a copy might not fit in memory
     known = {"rows_of_ranks": [len(problem.labels)]}
 
     def step() -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Time, peak memory and the world of one rank, on a GPU or on the CPU."""
+"""Measures time and peak memory, and opens a world of one rank, on a GPU or on the CPU."""
 
 import gc
 import time
@@ -55,7 +55,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def free(device: torch.device) -> None:
-    """Return the memory of dead tensors to the device, before a contender that needs all of it."""
+    """Return the memory of freed tensors to the device, for contenders that need all of it."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -140,8 +140,8 @@ def _losses(result: dict[str, Any]) -> str:
     medians = ", ".join(f"{error:.1e} in {name}" for name, error in result["median"].items())
     return (
         f"{result['num_cases']} combinations of loss, class weights, logit map and precision were "
-        f"compared with float64 definitions on the CPU; {len(result['wrong'])} of them are wrong. "
-        f"The median relative errors are {medians}. The largest errors are:\n\n"
+        f"compared with float64 definitions on the CPU; {len(result['wrong'])} are wrong. The "
+        f"median relative errors are {medians}. The largest errors are:\n\n"
         + _table(("precision", "loss", "weights", "logits", "error", "worst row"), rows)
     )
 

@@ -1,4 +1,4 @@
-"""What `kway plan` computes for the measured steps."""
+"""The plans of the measured steps, as computed by `kway plan`."""
 
 from dataclasses import replace
 from typing import Any

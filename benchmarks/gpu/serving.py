@@ -1,4 +1,5 @@
-"""One logit against all logits: the head of a query, alone and after ResNet-50."""
+"""Compares queries that compute one logit with queries that compute all logits, and measures the
+forward pass that precedes them."""
 
 import tempfile
 from functools import partial

@@ -1,4 +1,4 @@
-"""The size of every measurement: for a GPU, and for tests of the same code on a CPU."""
+"""The sizes of all measurements: for a GPU, and for tests of the same code on a CPU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +37,11 @@ class TaskSize:
 
 @dataclass(frozen=True)
 class Size:
-    """losses: the losses of the correctness checks (None: all). seconds: the time for each
-    measurement."""
+    """The sizes of all measurements.
+
+    losses: the losses of the correctness checks (None: all). seconds: the time for each
+    measurement.
+    """
 
     name: str
     losses: tuple[str, ...] | None

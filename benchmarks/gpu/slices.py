@@ -1,4 +1,4 @@
-"""The slices of the benchmark, most valuable first, and how they run, resume and fail.
+"""Defines the slices of the benchmark, most valuable first, and runs them.
 
 Each slice runs in its own process, which is killed when the time is up, so a slice that hangs or
 breaks the CUDA context does not affect the next one. Its result is one JSON file.
@@ -76,7 +76,7 @@ def slices_of(size: Size) -> list[Slice]:
 
 
 def key_of(size: Size, device: torch.device) -> dict[str, Any]:
-    """Return what a result depends on. A result with the same key is not measured again."""
+    """Return the key of a result. A slice with a result of the same key does not run again."""
     return {
         "size": size.name,
         "code": _digest_of_sources(),
@@ -107,7 +107,7 @@ def run_slices(
 ) -> bool:
     """Run the slices that are not complete and whose estimates fit in the remaining time.
 
-    Returns whether none of the slices that are complete or ran has failed or found a wrong result.
+    Returns False if a slice fails, or if a new or a stored result is wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _context.set_forkserver_preload([__name__])

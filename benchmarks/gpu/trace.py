@@ -41,8 +41,8 @@ class Trace:
         """Count the calls in which the host waits for the device, by `kind at call site`.
 
         The kinds are the names of the CUDA calls, and `copy to the host` for copies from the device
-        to pageable memory; `Tensor.item` causes both. A trace of the CPU has no such calls. There,
-        count the operations that would synchronize on a GPU.
+        to pageable memory; `Tensor.item` causes both. A trace of the CPU contains no such calls, so
+        the operations that would synchronize on a GPU are counted instead.
         """
         found = [(each["name"], each) for each in self._calls if self._waits(each)]
         found += [("copy to the host", self._call_of(each)) for each in self._copies]
@@ -103,8 +103,8 @@ class Trace:
 def traced(work: Callable[[], object], device: torch.device, *, with_stack: bool) -> Trace:
     """Call `work` under the profiler and return its trace.
 
-    With `with_stack`, the trace has the Python functions around each event. This slows down the
-    host, so do not measure idle time with it.
+    With `with_stack`, the trace contains the Python functions around each event. Recording them
+    slows down the host, so do not measure idle time with this option.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -123,7 +123,7 @@ def traced(work: Callable[[], object], device: torch.device, *, with_stack: bool
 
 
 def _inside(events: list[Event]) -> Iterable[Event]:
-    """Yield the events of the span, and all work on the device: it runs later than its launch."""
+    """Yield the events of the span, and all work on the device, which runs after its launch."""
     (span,) = [e for e in events if e.get("name") == _SPAN and e.get("cat") == "user_annotation"]
     for each in events:
         on_device = each.get("cat") in _ON_DEVICE

@@ -1,4 +1,4 @@
-"""The training step: synchronizations with the host, and throughput against a bare loop."""
+"""Measures the training step: synchronizations, and throughput compared with a bare loop."""
 
 import tempfile
 from collections import Counter
@@ -49,7 +49,7 @@ def _counted(size: Size, world: World, strategy: str, kind: str) -> dict[str, An
 
 def trace_steps(task: Task, num_steps: int) -> Trace:
     """Trace the steps of a task on a random batch. As in `trainer/train.py`, the numbers of a step
-    are read after the next one was launched; those of the last step are read after the trace."""
+    are read after the next one is launched; those of the last step are read after the trace."""
     batch = random_batch(task.recipe, task.head.num_classes, task.world.device)
     launched = take_step(task, batch, 1.0, step=1)
     for step in range(2, 2 + _WARM_UP):

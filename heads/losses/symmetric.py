@@ -45,7 +45,7 @@ _HEAP = 64  # torch.topk on a CPU uses a heap if a row has this many scores per 
 
 
 class SymmetricStatistics(NamedTuple):
-    """What the polynomials of a set of scores depend on; see the module's docstring.
+    """The statistics of a set of scores that determine its polynomials; see the module docstring.
 
     `leaders` [B, 2k] are the largest scores, descending and padded with -inf. `power_sums` [B, p]
     are the sums of the first p powers of the other terms in units of the last leader, 0 if there
@@ -119,7 +119,7 @@ def _num_powers(k: int, dtype: torch.dtype) -> int:
 
 
 def _finite(scores: Tensor) -> Tensor:
-    """Replace -inf by 0, to subtract it from -inf."""
+    """Replace -inf with 0, because -inf minus -inf is NaN."""
     return scores.where(scores != -torch.inf, 0)
 
 
@@ -269,7 +269,7 @@ class _Terms(NamedTuple):
 # -------------------------------------------------------------- from statistics to polynomials
 
 # Coefficients are the first dimension of these tensors, [.., B], so that operations on a slice of
-# the coefficients use contiguous memory, also for a small k.
+# the coefficients use contiguous memory even for a small k.
 
 
 class _LogPolynomials(torch.autograd.Function):
@@ -328,9 +328,10 @@ class _LogPolynomials(torch.autograd.Function):
 
 
 def _multiply_leaders(logs_mB: Tensor) -> list[Tensor]:
-    """Multiply the factors of the k largest leaders, and those of the k next.
+    """Multiply the factors of the k largest leaders, and the factors of the next k.
 
-    Adjacent levels: the factors a + b t, the products of two, of four, ..., each [degree + 1, n].
+    Returns all levels: the factors a + b t, the products of two, of four, ..., each
+    [degree + 1, n].
     The last dimension is (products, 2, B), so the products of the first half with the second half
     are those of the next level. k is padded to a power of two with factors 1.
     """
@@ -361,7 +362,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _product_backward(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert the gradient of `_product` to those of its factors, which are of the same degree."""
+    """Convert the gradient of `_product` to those of its factors, which have the same degree."""
     by_left, by_right = torch.zeros_like(left), torch.zeros_like(right)
     windows = _windows(grad, len(left))
     for window, of_left, of_right in zip(windows, left.unbind(), right.unbind(), strict=True):

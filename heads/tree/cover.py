@@ -94,8 +94,8 @@ def build_cover_tree(
     metric: Metric = "cosine",
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> CoverTree:
-    """Build the cover tree of label vectors [K, d]. The result is deterministic and does not depend
-    on the number of threads, which is that of torch.
+    """Build the cover tree of label vectors [K, d], with as many threads as torch uses. The result
+    is deterministic and does not depend on the number of threads.
 
     The metric `cosine` compares rows scaled to unit length (zero rows remain zero); `euclidean`
     compares the unscaled rows. The root is the row closest to the mean. Level by level, classes
@@ -107,8 +107,8 @@ def build_cover_tree(
 
     All decisions are based on float64 distances. For clustered vectors, the time is far below
     O(K^2 d). Without clusters, it is that of float32 matrix products with K^2 d / 2
-    multiply-adds. Besides the input, the memory is at most about 16 bytes per coordinate, plus a
-    about 20 MB per thread. `report(done, total)` is called with the number of classes in the tree.
+    multiply-adds. Besides the input, the construction needs up to 18 bytes per coordinate and about
+    20 MB per thread. `report(done, total)` is called with the number of classes in the tree.
 
     Raises ValueError for a base outside 1.001..1000, an empty or non-finite matrix, or an unknown
     metric.

@@ -29,7 +29,8 @@ class Net:
     `gaps` [K] are squared distances to the nearest member, -inf for members. `nearest` [K] is the
     index of that member; ties go to the member that was added first. For each member, `parent` [K]
     is the member that was nearest to it before the `refine` call that added it; it is -1 for the
-    root. `threads` update the tiles; `report` is called with the numbers of members and classes.
+    root. `threads` runs the updates of tiles. `report` is called with the numbers of members and of
+    all classes.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Net:
 
     def _near(self, members: FloatArray) -> Iterator[tuple[int, IntArray]]:
         """Yield the tiles in which the nearest member of a class may change, and the indices of the
-        new members [M, d] that are near enough to the tile for that."""
+        new members [M, d] that are near enough to the tile to change it."""
         middle = members.mean(0)
         local = members - middle
         squares = np.square(local).sum(1)
@@ -221,8 +222,8 @@ class Net:
 
 
 def _edges(jumps: FloatArray) -> list[int]:
-    """Split a sequence into sections. Each ends at the widest jump between half the maximum size of
-    a section and the maximum."""
+    """Split a sequence into sections. A section ends at the widest jump between half of the maximum
+    section size and the maximum."""
     edges = [0]
     while (start := edges[-1]) < len(jumps):
         if len(jumps) - start <= _SECTION:

@@ -22,7 +22,7 @@ _LEAST = (32, 256)  # classes per narrow tile: for many and for few dimensions
 _LEAST_VALUES = 1 << 13  # coordinates per narrow tile
 _MOST = 2048  # classes per tile
 _MOST_VALUES = 1 << 21  # coordinates per tile
-_SAMPLED = 256  # classes that are used to estimate how many members a tile excludes
+_SAMPLED = 256  # classes in the sample that estimates how many members a tile excludes
 _NEAR = 0.25  # largest share of members that a narrow tile does not exclude
 
 
@@ -47,8 +47,9 @@ class Tile:
         """Return pairs (index of a member, class) whose squared distance may be less than the gap
         of the class.
 
-        If a member is closer to a class than its entry in `gaps` [C], the pairs include all of the
-        nearest ones of the `members` [M, d]. For each class, pairs are in the order of the members.
+        If any of the `members` [M, d] is closer to a class than the entry of the class in `gaps`
+        [C], the pairs include all members that are nearest to the class. For each class, pairs are
+        in the order of the members.
         """
         local = members - self.center
         squares = np.einsum("ij,ij->i", local, local)
@@ -75,10 +76,11 @@ class Tile:
 
 
 def reach(radius: float, gaps: FloatArray) -> float:
-    """Return the distance from the center of a tile within which members matter, rounded up.
+    """Return the distance from the center of a tile within which a new member may be the nearest
+    member of a class, rounded up.
 
-    `gaps` [C] are the squared distances of its classes to their nearest members, or -inf for
-    members. The reach is 0 if no class can get closer to a member.
+    `gaps` [C] are the squared distances of the classes of the tile to their nearest members, or
+    -inf for members. The reach is 0 if no class is at a positive distance from its nearest member.
     """
     widest = float(gaps.max(initial=-np.inf))
     return (radius + math.sqrt(widest)) * (1 + 1e-6) if widest > 0 else 0.0

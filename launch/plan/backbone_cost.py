@@ -39,9 +39,9 @@ class BackboneCost:
     units: the shapes of all weights, grouped as FSDP gathers them; the root unit is last.
     inputs: the micro-batch on the device.
     activations: bytes that are live at the end of forward. backward_peak: largest number of bytes
-    that are live during backward, including `gradients`, those of the weights. Neither includes
-    weights or inputs. batch_norms: channels of each synchronized layer. norms_again: channels of
-    the synchronized layers that activation checkpointing recomputes.
+    that are live during backward, including `gradients`, the bytes of the weights' gradients.
+    Neither includes weights or inputs. batch_norms: channels of each synchronized layer.
+    norms_again: channels of the synchronized layers that activation checkpointing recomputes.
     forward, backward: the operations of each pass.
     """
 

@@ -21,8 +21,8 @@ from trainer.strategies.cost import Collective, Group, Operation
 # Assumed latency of a small NCCL collective, of the order of magnitude that nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
-# Assumed time that the host needs to launch an operation of torch, and that a device is idle after
-# the host has waited for it.
+# Assumed times: the time that the host needs to launch a kernel, and the time for which a device is
+# idle after the host has waited for it.
 _LAUNCH_SECONDS = 5e-6
 _WAIT_SECONDS = 20e-6
 _BITS = 8

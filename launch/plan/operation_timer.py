@@ -3,7 +3,8 @@
 On a CPU, the time of an operation depends on its kind, its shapes and the caches, which a peak rate
 does not describe. The planner therefore runs each distinct operation of the step a few times, with
 its shapes, on arbitrary numbers. If the step needs more memory than half of the last-level cache,
-the tensors of an operation are evicted before each run, as by the other operations of the step.
+the tensors of an operation are evicted from the caches before each run, because the other
+operations of a real step would evict them.
 """
 
 import os
@@ -18,12 +19,12 @@ from launch.plan.operations import Call, Operation, TensorShape
 
 _ROUNDS = 5
 _SECONDS = 0.3  # stop after this time, but run each operation at least twice
-_LIMIT_SECONDS = 60.0  # for all operations; later ones get the time at the machine's rates
+_LIMIT_SECONDS = 60.0  # for all operations; the others get the time at the machine's rates
 _USUAL_CACHE = 32 << 20  # if the system does not report the size of the last-level cache
 
 
 class OperationTimer:
-    """Runs operations with `threads` threads and remembers their times."""
+    """Runs operations with `threads` threads and stores their times."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -34,8 +35,8 @@ class OperationTimer:
         self.cache_bytes = reported if reported > 0 else _USUAL_CACHE
 
     def seconds(self, operation: Operation, *, step_bytes: int, otherwise: float) -> float:
-        """Return the time of an operation in a step that needs `step_bytes` of memory; `otherwise`,
-        if it cannot be measured."""
+        """Return the time of an operation in a step that needs `step_bytes` of memory, or
+        `otherwise` if it cannot be measured."""
         call, evicted = operation.call, step_bytes > self.cache_bytes // 2
         if call is None:
             return otherwise

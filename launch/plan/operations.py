@@ -27,7 +27,7 @@ aten = torch.ops.aten
 Products = Literal["half", "convolution", "single"]
 _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 
-# Operations that return a tensor without starting a kernel, in addition to views.
+# Operations that return a tensor without launching a kernel, in addition to views.
 _WITHOUT_KERNEL = (
     *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
     *(aten.new_empty, aten.new_empty_strided, aten.scalar_tensor, aten._unsafe_view),
@@ -51,7 +51,7 @@ _TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 @dataclass(frozen=True)
 class TensorShape:
-    """What the time of an operation depends on in one of its tensors."""
+    """The properties of a tensor that determine the time of an operation."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -72,8 +72,8 @@ class Operation:
     """The work of one operation.
 
     flops: floating-point operations of its matrix products. bytes: bytes read and written.
-    launches: kernels that it launches on a GPU. waits: 1 if the host needs its result, and must
-    wait for the device. call: None for an operation that cannot be repeated, such as a collective.
+    launches: kernels that it launches on a GPU. waits: 1 if the host must wait for its result, and
+    otherwise 0. call: None for an operation that cannot be repeated, such as a collective.
     """
 
     flops: int = 0
@@ -94,9 +94,9 @@ class OperationRecorder(TorchDispatchMode):
     known: tensors whose storages are not counted as live. temporaries: maps an operation to the
     number of float32 copies of its first tensor that it allocates while it runs.
 
-    Under `FakeTensorMode`, the size of some results would depend on values, which do not exist.
-    `nonzero` and `unique` then return as many elements as they get. Indexing with a mask returns
-    half of them, so that a loop that ends with an empty selection ends.
+    The size of some results depends on values, which do not exist under `FakeTensorMode`. There,
+    `nonzero` and `unique` return as many elements as their input has, and indexing with a mask
+    selects half of the elements, so that a loop that runs until nothing is selected ends.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class OperationRecorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Records when the host reads fake tensors, and makes up what it reads.
+    """Records when the host reads fake tensors, and returns values with which every check passes.
 
-    Every check passes: a bool is true unless it is the result of `isnan`, a float is 1, and an
-    integer is 0, which is a valid label, unless it is the number of values above a bound, which is
-    the number of values. If the ranks exchange a list of integers, the host reads its own integers
-    for every rank. Reading several elements of a tensor is one wait.
+    A bool is true, unless it is a result of `isnan`. A float is 1. An integer is 0, which is a
+    valid label; but if it counts the values above a bound, it is the number of all values. If the
+    ranks exchange a list of integers, the host reads its own integers for every rank. Reading
+    several elements of a tensor is one wait.
     """
 
     def __init__(self, recorder: OperationRecorder) -> None:
@@ -235,7 +235,8 @@ _SIZED_BY_VALUES: dict[Any, Any] = {
 
 
 def _has_mask(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether the operation indexes with a mask, which makes the host wait for its sum."""
+    """Return whether the operation indexes with a mask, which makes the host wait for the number of
+    selected elements."""
     if func._overloadpacket not in (aten.index, aten.index_put_):
         return False
     return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
@@ -262,7 +263,7 @@ def _launches(func: Any, args: Any, outputs: list[Tensor]) -> int:
 def _operation(
     func: Any, args: Any, kwargs: dict[str, Any], out: Any, launches: int, *, waits: bool
 ) -> Operation:
-    if func.namespace == "c10d":  # `traffic.py` has the bytes and times of collectives
+    if func.namespace == "c10d":  # `traffic.py` computes the bytes of collectives
         return Operation(launches=launches)
     inputs = _tensors((args, kwargs))
     return Operation(

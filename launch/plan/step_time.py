@@ -2,8 +2,8 @@
 
 On a GPU, it is a lower bound: each operation takes as long as computing its products at peak rate
 or moving its bytes at memory bandwidth, whichever is longer (roofline model, Williams et al. 2009),
-but a phase takes at least the time in which the host launches its operations. On a CPU, the time of
-each operation is measured (`operation_timer.py`). Collectives run at the rate of their group's
+but a phase takes at least the time that the host needs to launch its operations. On a CPU, the time
+of each operation is measured (`operation_timer.py`). Collectives run at the rate of their group's
 slowest link, and overlap with the computation of their phase where the trainer allows it.
 """
 
@@ -29,9 +29,9 @@ PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
 class PhaseTime:
     """Time of a phase in seconds, as limited by compute, memory bandwidth and communication.
 
-    launches: kernels that the host launches, which takes `launching` seconds. The device works
-    meanwhile, so only the longer of the two times counts. waits: how often the host waits for the
-    device, which is then idle for `waiting` seconds in all.
+    launches: kernels that the host launches, which takes `launching` seconds. The device works at
+    the same time, so only the longer of the two times counts. waits: how often the host waits for
+    the device. After these waits, the device is idle for `waiting` seconds in total.
     """
 
     phase: Phase

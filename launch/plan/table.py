@@ -182,7 +182,7 @@ def _time(plan: Plan) -> Table:
 
 
 def _launches(plan: Plan) -> Iterable[str]:
-    """Describe the launches of a GPU, and how to reduce them if the host is slower than it."""
+    """Describe the launches on a GPU, and how to reduce them if the host limits the step."""
     time, head, machine = plan.time, plan.head, plan.cluster.machine
     if not machine.launch_seconds:
         return
@@ -199,8 +199,8 @@ def _launches(plan: Plan) -> Iterable[str]:
         if phase.bound != "launches" or phase.seconds < _WORTH_NAMING * time.seconds:
             continue
         line = (
-            f"{phase.phase}: the host launches for {duration(phase.launching)}, longer than the "
-            f"device works ({duration(phase.device)})"
+            f"{phase.phase}: the launches take {duration(phase.launching)}, longer than the work "
+            f"of the device ({duration(phase.device)})"
         )
         if phase.phase == "head" and head.blocks > 1:
             line += f"; raise head.memory_mib above {plan.recipe.head.memory_mib} for fewer blocks"

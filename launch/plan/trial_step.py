@@ -4,9 +4,9 @@ Everything but the backbone is the trainer's code for the recipe: micro-batches,
 clipping, optimizers, moving averages. `backbone_cost.py` records the operations of the backbone; a
 module with the same weights replaces it here.
 
-Two things keep the run short. A mesh axis has at most two ranks, because more ranks only lengthen
-the tensors of an exchange. If the head has many blocks of classes, the step runs with few of them.
-All others are like the last full block, whose operations are the difference between two runs.
+Two things keep the run short. A mesh axis has at most two ranks, because more ranks only enlarge
+the tensors that are exchanged. If the head has many blocks of classes, the step runs with few of
+them. All others are like the last full block, whose operations are the difference between two runs.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ from trainer.telemetry.phases import Phases
 from trainer.world import World
 
 _CPU = torch.device("cpu")
-# The head has at least one block that forward does not save, and a last block that may be smaller.
+# The blocks of a run that forward does not save: a full one and the last, which may be smaller.
 _BLOCKS_AFTER_SAVED = 2
 _VECTOR_DIM = 300
 _CLASSES_OF_OTHER_HEAD = 64
@@ -49,10 +49,11 @@ _CLASSES_OF_OTHER_HEAD = 64
 
 @dataclass(frozen=True)
 class StepOperations:
-    """The operations of a step on one rank, without the backbone's, by phase.
+    """The operations of a step on one rank, by phase, without those of the backbone.
 
-    block: the operations of a class block in forward and backward, if the head has more blocks than
-    the run. defers: whether the host launches a step before it has read the results of the last.
+    block: the operations of a class block in forward and backward; empty if the run contains all
+    blocks of the head. defers: whether the host launches a step before it has read the results of
+    the previous one.
     """
 
     phases: dict[Phase, Operations]
@@ -159,7 +160,7 @@ class _Trial:
         return num
 
     def _head_config(self, num_classes: int) -> HeadConfig:
-        """Return the recipe's head for this number of classes, with a loss that is prepared."""
+        """Return the recipe's head for this number of classes, with a prepared loss."""
         config = self.recipe.head
         loss = config.loss
         if not loss.over_nodes:
@@ -219,7 +220,7 @@ class _Trial:
 
 
 class RecordedPhases(Phases):
-    """Makes a recorder add each operation to the phase that the trainer is in."""
+    """Phases that make a recorder add each operation to the current phase."""
 
     def __init__(self, recorder: OperationRecorder) -> None:
         super().__init__(_CPU)
@@ -241,7 +242,7 @@ class RecordedPhases(Phases):
 
 
 class _Undistributed:
-    """A strategy of several ranks that does not distribute the weights."""
+    """The options of a strategy, with a `start` that does not distribute the weights."""
 
     def __init__(self, kind: StrategyKind) -> None:
         self._kind = kind
@@ -255,8 +256,8 @@ class _Undistributed:
 
 
 class _Weights(nn.Module):
-    """The weights and buffers of a backbone. Forward and backward allocate their results, and
-    compute nothing."""
+    """The weights and buffers of a backbone. Forward and backward allocate their results without
+    computing them."""
 
     def __init__(self, cost: BackboneCost) -> None:
         super().__init__()

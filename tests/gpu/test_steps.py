@@ -97,7 +97,7 @@ def test_no_step_under_ddp_or_fsdp_synchronizes_with_the_host(device):
 
 
 def test_the_trace_of_a_synchronous_step_shows_where_it_synchronizes(device):
-    """If it did not, the test above could not fail."""
+    """Otherwise, the test above could not fail."""
     sites = trace_steps(make_task({}, device, synchronous=True), 2).synchronizations()
     assert any("trainer/task.py" in site and "clip_gradients" in site for site in sites), sites
 
@@ -156,12 +156,13 @@ BOTTLENECKS = {
     "depths": [1, 1],
     "layer_type": "bottleneck",
 }
-# transformers' default configuration is ResNet-50. A CPU trains a small network of its layers.
+# transformers' default configuration is ResNet-50. CPUs train a small network with the same layers.
 ENCODERS: dict[str, dict[str, Any]] = {"cuda": {"model_type": "resnet"}, "cpu": BOTTLENECKS}
 
 
 def resnet_losses(device: str, world: World | None = None) -> list[float]:
-    """The losses of three steps with synchronized batch norm on the shares of 12 images."""
+    """Return the losses of three steps with synchronized batch norm, in which the ranks share 12
+    images."""
     size = TaskSize(ENCODERS[device], classes=13, batch=12, side=64)
     changes: Changes = {
         "train": {"precision": "fp32"},
@@ -184,7 +185,7 @@ def resnet_losses(device: str, world: World | None = None) -> list[float]:
 
 
 def from_dark_to_bright(batch: Batch) -> Batch:
-    """Images whose statistics differ between the ranks, as those of noise do not."""
+    """Return the images, increasingly bright, so that the statistics of the ranks differ."""
     pixels = batch.inputs["pixel_values"]
     factors = torch.linspace(0.05, 1, len(pixels), device=pixels.device).view(-1, 1, 1, 1)
     return replace(batch, inputs={"pixel_values": (pixels * factors).to(torch.uint8)})

@@ -109,7 +109,7 @@ def test_tiles_and_threads_do_not_change_the_tree(kind, monkeypatch, restored_th
     assert all(same(tree, expected) for tree in trees)
 
 
-def test_trees_of_earlier_versions_are_built_again():
+def test_the_tree_is_the_same_as_in_earlier_versions():
     """Checkpoints of `vtree` and `utree` runs need the tree that they were trained with."""
     rng = np.random.default_rng(20)
     rows = np.concatenate([rng.random((3000, 24)), clustered(3000, 24, seed=1)])

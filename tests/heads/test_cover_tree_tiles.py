@@ -1,4 +1,4 @@
-"""Tiles of cover trees: narrow for clusters, wide without them, and exact up to their rounding."""
+"""Tiles of cover trees are narrow for clusters and wide otherwise, and miss no nearest member."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
-"""With bf16 autocast, the only rounding to bf16 is that of the factors of the matrix products.
+"""With bf16 autocast, only the inputs of matrix products are rounded to bf16.
 
-The reference computes in float64 from the same factors: features, class rows and gradients of the
-logits, each rounded to bf16. Rounding a product as well would cause errors of up to 0.4% of each
-logit and of each block's gradient, far above the tolerances.
+The reference computes in float64 from the same inputs: features, class rows and gradients of the
+logits, each rounded to bf16. If the products were rounded, too, the errors of each logit and of
+each block's gradient would be up to 0.4%, far above the tolerances.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def make_head(num_classes: int, dim: int, *, bias: bool = False) -> ClassHead:
 
 
 def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss and the gradient of the features; the weight's gradient is accumulated."""
+    """Return the loss and the gradient of the features, and accumulate the weight's gradient."""
     features = features.clone().requires_grad_()
     with torch.autocast(features.device.type, dtype=torch.bfloat16):
         loss = head(features, labels)

@@ -28,7 +28,7 @@ from trainer.world import World
 RATES = {"fp32": 1e13, "bf16": 1e14}
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, RATES, 1e11, 1e10)
 CPU = Machine("cpu", "cpu", 1 << 36, 1e10, RATES, 1e11, 1e10, launch_seconds=0, wait_seconds=0)
-BATCH, CLASSES, BLOCK = 64, 5000, 512  # a block has 512 classes with 1 MiB of memory
+BATCH, CLASSES, BLOCK = 64, 5000, 512  # with 1 MiB of memory, a block has 512 classes
 
 
 def recipe_of(folder: Path, head: dict[str, Any], **keys: Any) -> Recipe:
@@ -206,7 +206,7 @@ def test_only_operations_with_a_kernel_are_launches():
     assert number(recorder.operations, "bytes") == 4 * (2 * 8 * 4 + 8 * 8)
 
 
-def test_a_lookup_moves_the_bytes_of_its_rows_only():
+def test_a_lookup_moves_only_the_bytes_of_its_rows():
     table, index = torch.zeros(1000, 4), torch.arange(3)
     with OperationRecorder() as recorder:
         table[index]

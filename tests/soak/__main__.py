@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
         6,
         "on 2 ranks, the features of one rank become NaN, or its float16 gradients overflow. A run "
         "that reads results one step late has the same losses and skips the same steps as a "
-        "synchronous run. For NaN, its message names the step and the rank",
+        "synchronous run. For NaN, the message of both runs names the step and the rank",
         fault_runs,
     ),
     "quiet": Kind(

@@ -25,8 +25,8 @@ Failure = Literal["none", "nan", "overflow"]
 
 
 class FailingBackbone(nn.Module):
-    """Two layers that fail on one rank, in one training pass counted from 1: the features are NaN,
-    or the gradient of the features is infinite."""
+    """Two layers that fail on one rank, in training pass number `at`, counted from 1: the features
+    become NaN, or their gradient becomes infinite."""
 
     def __init__(self, failure: Failure = "none", rank: int = 0, at: int = 0) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class FailingBackbone(nn.Module):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault at `step` on `rank`, the recipe keys that cause it, and the message that the run must
-    print, if any."""
+    """A fault at `step` on `rank`, the keys of `train` that the run needs, and the message that it
+    must print, if any."""
 
     name: str
     rank: int
@@ -157,8 +157,8 @@ def _loss_scale(run: Path) -> float:
 
 
 def _same(one: _Result, other: _Result) -> bool:
-    """Compare two runs. Their optimizers divide the gradients in a different order, so the losses
-    are equal only up to rounding."""
+    """Compare two runs. Their gradients are scaled in a different order, so the losses are equal
+    only up to rounding."""
     steps = range(1, _NUM_STEPS + 1)
     return (
         (one.samples, one.skipped) == (other.samples, other.skipped)
@@ -168,6 +168,6 @@ def _same(one: _Result, other: _Result) -> bool:
 
 
 def _close(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:  # JSON has no NaN
+    if one is None or other is None:  # NaN, which JSON does not support
         return one is other
     return math.isclose(one, other, rel_tol=1e-3)

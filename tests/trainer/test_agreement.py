@@ -89,7 +89,7 @@ def test_an_exchange_runs_at_the_same_time_as_other_collectives() -> None:
 
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_step_does_not_wait_for_its_exchange(synchronous, glyphs, tmp_path, monkeypatch) -> None:
-    """The exchange of each step completes only after the step has been launched."""
+    """Here, the exchange of each step completes only after the step has been launched."""
     launched = threading.Semaphore(0)
     original = agree, trainer.train.take_step
 

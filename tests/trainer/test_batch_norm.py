@@ -77,7 +77,7 @@ def on_rank(edges: list[int]) -> dict[str, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("edges", [[0, 3, 7], [0, 0, 5, 7], [0, 2, 4, 6, 7]], ids=str)
 def test_synchronized_batch_norm_equals_the_full_batch_and_does_not_wait(edges: list[int]) -> None:
-    """The shares are uneven, and one rank, the first, has no rows."""
+    """The shares are uneven, and in one case the first rank has no rows."""
     ranks = run_on_ranks(len(edges) - 1, on_rank, edges)
     for kind, (_, shape) in LAYERS.items():
         expected = run(batch_norm(kind), *full_batch(shape))
@@ -86,7 +86,7 @@ def test_synchronized_batch_norm_equals_the_full_batch_and_does_not_wait(edges: 
             found = [result[name] for result in results]
             if name in ("output", "by_input"):
                 found = [np.concatenate(found)]
-            elif name.startswith("by_"):  # each rank's own part: the strategy sums them
+            elif name.startswith("by_"):  # the part of each rank; the strategy sums the parts
                 found = [sum(found)]
             for each in found:
                 np.testing.assert_allclose(

@@ -230,7 +230,7 @@ def reads_of_steps(start: Any, shards: Path, cases: list[dict[str, Any]]) -> lis
     return found
 
 
-# hierarchical_softmax selects the nodes of the labels' paths, and has a head of its own.
+# hierarchical_softmax selects the nodes of the labels' paths, and has a separate head.
 LOSSES_IN_FULL = [kind for kind in LOSSES if kind != "hierarchical_softmax"]
 OPTIONS: list[dict[str, Any]] = [
     {**DDP, "train__ema": {"decay": 0.5}, "backbone__batch_norm": "local"},
@@ -290,7 +290,7 @@ def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -
 
 
 def ddp_steps_with_timing(shards: Path) -> int:
-    """Take 101 forward passes; return the number of the last one before which DDP read timings."""
+    """Run 101 forward passes. Return the number of the last one in which DDP read its timings."""
     task = started_deferred(shards, **DDP)
     inputs = share(task).inputs
     for _ in range(101):
@@ -301,7 +301,7 @@ def ddp_steps_with_timing(shards: Path) -> int:
 
 
 def test_ddp_reads_its_timings_only_in_its_first_ten_passes(glyphs: Path) -> None:
-    """On a GPU, it waits for them. By default, it also does so in every hundredth pass."""
+    """On a GPU, DDP waits for them. By default, it also reads them in every hundredth pass."""
     assert run_on_ranks(2, ddp_steps_with_timing, glyphs) == [10, 10]
 
 
@@ -441,7 +441,7 @@ def without_counting_rows(shards: Path, cases: list[dict[str, Any]]) -> list[tup
     return found
 
 
-def test_a_batch_without_counting_rows_is_reported_one_step_late(glyphs: Path) -> None:
+def test_a_batch_without_positive_row_weights_is_reported_one_step_late(glyphs: Path) -> None:
     weighted = {"train__global_batch": 12, "head__class_weights": "balanced"}
     parts = {"train__micro_batches": 2}
     cases = [weighted, {**weighted, **parts}, {**weighted, **parts, "head__loss__kind": "batch_ce"}]

@@ -82,7 +82,7 @@ def test_a_checkpoint_of_one_strategy_resumes_with_another(
 
 @pytest.mark.parametrize("ranks", SAVED)
 def test_resuming_at_the_same_world_size_is_bit_identical(ranks, glyphs, checkpoints):
-    """With more than two ranks, results depend on the order of summation."""
+    """With more than two ranks, this requires that sums are computed in the same order."""
     root, expected = checkpoints
     (found, *_) = run_on_ranks(ranks, resumed_with_the_same, glyphs, root, SAVED[ranks])
     for strategy, (losses, entries) in found.items():

@@ -70,7 +70,7 @@ def test_the_busy_time_excludes_collectives_and_parts_of_a_step_that_contain_the
 
 
 def busy_seconds_of_two_steps(shards: Path, cases: list[dict[str, Any]]) -> list[float]:
-    """Rank 1 needs `SLOW_SECONDS` longer in each forward pass."""
+    """Return this rank's busy times. Rank 1 takes `SLOW_SECONDS` longer in each forward pass."""
     found = []
     for case in cases:
         task = started(shards, **case)

@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 
-# The layers that a mode changes. Subclasses may compute something else, so they are not changed.
+# The layers that a mode changes. Their subclasses are not changed, because they may compute
+# something else.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 # Shape legend: R ranks, C channels. Activations are [b, C, ...].
@@ -123,8 +124,8 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
         zeros = x.new_zeros(x.shape[1], dtype=_dtype(x))
         return zeros, zeros, 0
     if x.is_cuda:
-        # Without running statistics to update, this kernel only computes the moments. In contrast
-        # to `var_mean`, it returns float32 for 16-bit activations.
+        # Without running statistics to update, this kernel only computes the moments. Unlike
+        # `var_mean`, it returns float32 for 16-bit activations.
         mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
     else:
         variance, mean = torch.var_mean(x.to(_dtype(x)), _rows_of(x), correction=0)
@@ -159,7 +160,7 @@ def _differentiate(
     counts: Tensor,
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the input, and this rank's terms of those of weight and bias
+    """Return the gradient of the input, and this rank's terms of the gradients of weight and bias
     (collective)."""
     grad = grad.to(inverse.dtype)
     centered = (x.to(inverse.dtype) - _per_channel(mean, x)) * _per_channel(inverse, x)
@@ -182,7 +183,7 @@ def _differentiate_on_cuda(
     counts: Tensor,
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same as `_differentiate` with the kernels of SyncBatchNorm."""
+    """Compute the same as `_differentiate` with the kernels of SyncBatchNorm."""
     by_bias = product = torch.zeros_like(mean)
     if x.numel():
         grad = _dense(grad)

@@ -1,7 +1,7 @@
 """Exchanges stop signals, replaced samples and busy times between all ranks once per step.
 
 The exchange takes a few network round trips. It runs in a thread while the main thread computes the
-step, on process groups that nothing else uses. The result is known at the end of the step:
+step, on separate process groups. The result is known at the end of the step:
 
     main thread     load batch t | compute step t      | end of step t: record it, or save and stop
     exchange                     | signals, samples  t |
@@ -52,10 +52,10 @@ def agree(
 
 
 class Agreement:
-    """Runs `agree` in the background, once at a time, in the same order on all ranks."""
+    """Runs `agree` in the background, one call at a time, in the same order on all ranks."""
 
     def __init__(self, world: World) -> None:
-        assert world.size == 1 or world.grid is not None, "the groups of the main thread are in use"
+        assert world.size == 1 or world.grid is not None, "the exchange needs its own groups"
         self._world = world
         self._thread = ThreadPoolExecutor(1, "agreement")
 

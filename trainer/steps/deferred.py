@@ -59,11 +59,11 @@ class Numbers:
 
 
 class DeferredNumbers:
-    """The results of a step: its `loss`, gradient `norm` and whether it must be `skipped`, scalars
-    on the device that are copied to the host without waiting.
+    """The `loss` of a step, its gradient `norm` and whether it must be `skipped`: scalars on the
+    device that are copied to the host without waiting.
 
-    `part_weights` are the sums of the row weights of the micro-batches over all ranks. It is None
-    if every row has the weight 1.
+    `part_weights` contains the sum of the row weights of each micro-batch over all ranks, or is
+    None if every row has the weight 1.
     """
 
     def __init__(

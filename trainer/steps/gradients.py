@@ -30,11 +30,11 @@ from trainer.task import Task
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is known about a step after its gradients were added to the parameters.
+    """The loss of a step whose gradients have been added to the parameters.
 
-    `loss` is the unscaled loss, a scalar on the device. If steps are flagged, `part_losses` are the
-    losses of the micro-batches, and `part_weights` are the sums of their row weights over all ranks
-    (None if every row has the weight 1).
+    `loss` is the unscaled loss, a scalar on the device. If steps are flagged (`Task.is_flagged`),
+    `part_losses` contains the losses of the micro-batches, and `part_weights` contains the sums of
+    their row weights over all ranks (None if every row has the weight 1).
     """
 
     loss: Tensor
@@ -46,10 +46,11 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     """Compute the gradients of the mean loss over the global batch, multiplied by the loss scale
     (collective). `batch` contains this rank's rows.
 
-    If steps are not flagged, raises FloatingPointError on every rank, and leaves no gradients, if
-    the loss is NaN, and ValueError on every rank if a label is outside the classes. If they are,
-    the labels of the first batch are checked in the same way. Later, only labels on the host are
-    checked, and only the rank with the label raises ValueError.
+    If steps are not flagged (`Task.is_flagged`), raises FloatingPointError on every rank if the
+    loss is NaN, without leaving gradients, and ValueError on every rank if a label is outside the
+    classes. If steps are flagged, only the labels of the first batch are checked in this way. In
+    later batches, only labels on the host are checked, and only the rank with the wrong label
+    raises ValueError.
     """
     head = task.head
     head.draw = step * task.micro_batches  # a resumed run repeats the same draws
@@ -77,7 +78,7 @@ def _check_inputs(task: Task, parts: Sequence[Batch]) -> None:
     """Check the labels and row weights of the first batch, and that all ranks use the same label
     tree (collective).
 
-    Flagged steps skip these checks, which make the host wait, so they run only once.
+    These checks make the host wait, so flagged steps run them only for the first batch.
     """
     labels, weights = targets(parts)
     task.head.check(task.head.weight.new_empty(len(labels), task.head.dim), labels, weights)
@@ -122,8 +123,8 @@ class _Parts:
     def shares(self) -> Sequence[Tensor | float]:
         """Return the fraction of the global batch's row weights in each part (collective).
 
-        If no row has a positive weight, flagged steps have shares of NaN, so the step is skipped;
-        otherwise raises ValueError.
+        If no row has a positive weight, the shares of a flagged step are NaN, so that it is
+        skipped. If steps are not flagged, raises ValueError.
         """
         flagged, num_parts = self.task.is_flagged, len(self.batches)
         if not flagged and num_parts == 1:

@@ -17,8 +17,8 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def rows_of_ranks(rank_rows: Sequence[int], num_parts: int, first: int, stop: int) -> list[int]:
-    """Return the number of rows of each rank in the parts `first` to `stop` - 1 of `num_parts`;
-    `rank_rows` are the rows of each rank in all parts."""
+    """Return the number of rows of each rank in the parts `first` to `stop` - 1 of `num_parts`.
+    `rank_rows` contains the number of rows of each rank in all parts together."""
     return [rows * stop // num_parts - rows * first // num_parts for rows in rank_rows]
 
 

@@ -2,7 +2,7 @@
 
 If the loss or the gradient norm is not finite, the step changes nothing. Either the host checks
 this, or the device sets a flag (`trainer/steps/deferred.py`). The host reads the flag before the
-update, once per step, or it reads the flag later and the optimizers skip the update.
+update; or the optimizers read it and skip the update, and the host reads it later.
 """
 
 import math

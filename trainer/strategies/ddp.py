@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.world import World
 
 _BUCKET = 25 << 20  # in bytes; torch's default
-# torch 2.11, with which `benchmarks.gpu` also runs, has only the older name of the option.
+# torch 2.11, which `benchmarks.gpu` also supports, has only the older name of the option.
 _OPTIONS = inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS_IN_FORWARD: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False

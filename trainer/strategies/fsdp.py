@@ -63,7 +63,7 @@ class FSDP(StrategyKind):
     shard_group: RankGroup = Field(
         "world",
         description="number of ranks that share one copy of the backbone; with several groups, "
-        "gradients are summed over the groups, too",
+        "gradients are also summed over the groups",
     )
 
     param_dtype: Literal["fp32", "bf16"] = Field(
@@ -108,7 +108,7 @@ class FSDP(StrategyKind):
             gathered("FSDP: weights", param * total, "forward", passes if again else parts),
             *([gathered("FSDP: weights again", param * total, "backward", parts)] if again else []),
             scattered("FSDP: gradients", reduce * total, parts),
-            # Only the last micro-batch sums over the copies of the backbone.
+            # Gradients are summed over the copies of the backbone only in the last micro-batch.
             summed("FSDP: shards of gradients", shards, messages=len(units), group="replicate"),
         ]
         return Spread(piece, piece, piece, 0, whole, tuple(collectives))
@@ -220,7 +220,7 @@ def _shard(backbone: "Backbone", config: FSDP, mesh: DeviceMesh) -> None:
         # one unit for all layers, which remains gathered until backward, adds little traffic.
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         fully_shard(norms, mesh=mesh, reshard_after_forward=False, mp_policy=policy)  # type: ignore[arg-type]
-    # Autocast decides about the dtype of activations, so FSDP must not cast the inputs of blocks.
+    # Autocast chooses the dtype of activations, so FSDP must not cast the inputs of blocks.
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
     shard = partial(
         fully_shard,

@@ -26,8 +26,8 @@ Phase = Literal[
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("checkpoint", "evaluation")
-# The phases that are not part of `take_busy`. In backward, DDP and FSDP sum gradients, and in the
-# update, DeepSpeed does. These phases therefore include waits for other ranks.
+# The phases that `take_busy` excludes. DDP and FSDP sum gradients in the backward pass, and
+# DeepSpeed sums them in the update, so these phases include waits for other ranks.
 _NOT_BUSY: tuple[Phase, ...] = ("backward", "optimizer", "communication", *OUTSIDE_STEPS)
 
 # The number of events kept, enough for several steps. If there are more, events that the stream has
@@ -37,7 +37,7 @@ _MAX_UNREAD_EVENTS = 1000
 
 class Phases:
     """`with phases("forward"): …` measures the time inside the block; `take` returns and resets the
-    sums. `take_busy` returns the time in which this rank did not wait for others.
+    sums. `take_busy` returns the time during which this rank did not wait for others.
 
     On CUDA, times are measured on the stream and include waits for the host. The measurements use
     CUDA events that are read later, so that a step does not synchronize with the device. On CPUs,
@@ -85,12 +85,12 @@ class Phases:
         return taken
 
     def take_busy(self) -> float:
-        """Return the seconds since the last call in which this rank did not wait for others: the
-        time outside collectives, except for backward, the update, evaluations and checkpoints.
+        """Return the seconds since the last call during which this rank did not wait for others:
+        the time outside collectives, backward, the update, evaluations and checkpoints.
 
-        A rank that needs longer than others for these parts of a step is slow in the other parts,
-        too. On CUDA, the result covers about one step, but not the same one on each rank, because
-        events that the stream has not reached yet are included in the next call.
+        A slow rank is also slow in the parts of a step that are not excluded. On CUDA, the result
+        covers about one step, but not the same one on each rank, because events that the stream has
+        not reached yet are included in the next call.
         """
         self._add_measured()
         taken, self._busy_seconds = self._busy_seconds, 0.0

@@ -104,7 +104,7 @@ class Metrics:
         to the time of the other ranks.
         """
         for rank, value in enumerate(seconds):
-            help_text = "Median time per step without waiting for other ranks"
+            help_text = "Median time per step for data, forward and head, without waiting for ranks"
             self._set("rank_busy_seconds", help_text, value, rank=str(rank))
         for rank, ratio in slow.items():
             help_text = (
@@ -194,7 +194,7 @@ class Endpoint:
 
 
 def _version() -> str:
-    """Return the version of kway. A source tree that is not installed has none."""
+    """Return the version of kway, or `source` if kway is not installed."""
     try:
         return version("kway")
     except PackageNotFoundError:
