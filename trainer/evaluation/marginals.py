@@ -17,10 +17,11 @@ from torch import Tensor
 from heads import ClassHead
 from heads.collectives import all_gather_equal, group_rank
 from heads.losses.symmetric import (
-    SymmetricPolynomials,
-    merge_polynomials,
+    SymmetricStatistics,
+    log_polynomials,
+    merge_statistics,
     no_scores,
-    symmetric_polynomials,
+    symmetric_statistics,
 )
 from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
@@ -74,44 +75,44 @@ def _top_of(head: ClassHead, features_rVd: Tensor, k: int, temperature: float) -
     nothing = torch.full((len(views),), -1, device=views.device)
     scale = 1 / temperature
 
-    def polynomials(scores_BC: Tensor) -> SymmetricPolynomials:
-        return symmetric_polynomials(scores_BC, nothing, k, scale)
+    def statistics(scores_BC: Tensor) -> SymmetricStatistics:
+        return symmetric_statistics(scores_BC, nothing, k, scale)
 
-    parts = [polynomials(block.scores) for block in head.score_blocks(views, at_once)]
+    parts = [statistics(block.scores) for block in head.score_blocks(views, at_once)]
     like = head.weight.new_zeros(len(views))
     parts = parts or [no_scores(like, k)]
-    others = _of_other_ranks(merge_polynomials(parts, scale), head)
+    others = _of_other_ranks(merge_statistics(parts, scale), head)
     gradients = _gradients(parts, others, scale)
     top = Ranking(k, like.view(features_rVd.shape[:2])[:, 0])
     for block, gradient in zip(head.score_blocks(views, at_once), gradients, strict=False):
         scores = block.scores.detach().requires_grad_()
         with torch.enable_grad():
-            ratios = polynomials(scores).log_ratios
-        (marginals,) = torch.autograd.grad(ratios, scores, gradient)
+            part = statistics(scores)
+        (marginals,) = torch.autograd.grad(part, scores, gradient)
         mean = (marginals / scale).view(*features_rVd.shape[:2], -1).mean(1)
         top.add(mean, block.class_ids, mean.amax(1))
     return top.over_ranks(group)
 
 
-def _of_other_ranks(mine: SymmetricPolynomials, head: ClassHead) -> list[SymmetricPolynomials]:
+def _of_other_ranks(mine: SymmetricStatistics, head: ClassHead) -> list[SymmetricStatistics]:
     group = head.engine.class_group
-    largest = all_gather_equal(mine.largest, group)
-    ratios = all_gather_equal(mine.log_ratios, group)
-    all_ranks = [SymmetricPolynomials(*part) for part in zip(largest, ratios, strict=True)]
+    every = zip(*(all_gather_equal(stat, group) for stat in mine), strict=True)
+    all_ranks = [SymmetricStatistics(*part) for part in every]
     own = group_rank(group)
     return all_ranks[:own] + all_ranks[own + 1 :]
 
 
 def _gradients(
-    parts: list[SymmetricPolynomials], others: list[SymmetricPolynomials], scale: float
-) -> tuple[Tensor, ...]:
-    """Return the gradients of log sigma_k over all classes with respect to the log ratios of each
-    part. Each gradient is [B, k + 1].
+    parts: list[SymmetricStatistics], others: list[SymmetricStatistics], scale: float
+) -> list[SymmetricStatistics]:
+    """Return the gradients of log sigma_k over all classes with respect to the statistics of each
+    part.
     """
-    leaves = [part.log_ratios.detach().requires_grad_() for part in parts]
     mine = [
-        SymmetricPolynomials(part.largest, leaf) for part, leaf in zip(parts, leaves, strict=True)
+        SymmetricStatistics(*(stat.detach().requires_grad_() for stat in part)) for part in parts
     ]
     with torch.enable_grad():
-        total = merge_polynomials([*mine, *others], scale).log_ratios[:, -1].sum()
-    return torch.autograd.grad(total, leaves)
+        _, last = log_polynomials(merge_statistics([*mine, *others], scale), scale)
+    leaves = [stat for part in mine for stat in part]
+    grads = torch.autograd.grad(last.sum(), leaves)
+    return [SymmetricStatistics(*pair) for pair in zip(grads[::2], grads[1::2], strict=True)]
