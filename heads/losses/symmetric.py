@@ -3,31 +3,32 @@ scores z_j.
 
 For example, sigma_2 of e_1, e_2, e_3 is e_1 e_2 + e_1 e_3 + e_2 e_3, the sum over all pairs.
 
-sigma_i is the coefficient of t^i in the product of all factors (1 + e_j t). Its statistics are
+sigma_i is the coefficient of t^i in the product of all factors 1 + e_j t. The module does not
+multiply the factors of all scores. It reduces a row to two statistics:
 
-- the 2k largest scores of the row, its leaders, and
-- the power sums p_r of the other terms, the rest, in units of the smallest leader e_m: p_r is the
-  sum of (e_j / e_m)^r.
+- the 2k largest scores, called leaders;
+- the power sums p_r of all other terms, in units of the smallest leader e_m: the sum of
+  (e_j / e_m)^r over the other scores j.
 
-The statistics of disjoint sets of scores can be merged, and each block of scores is only read to
-select its leaders and to add powers. `log_polynomials` computes the polynomials of the merged
-statistics, a few numbers per row. Newton's identities turn the power sums into the coefficients of
-the rest's product, and the factors of the leaders are multiplied in one by one.
+Statistics of disjoint sets of scores can be merged. `log_polynomials` computes the polynomials from
+the merged statistics, which are a few numbers per row. Newton's identities convert the power sums
+to the coefficients of the product of the other factors. This product is multiplied by the factors
+of the leaders.
 
-For example, let k = 1 and e = 4, 2, 1, 1. The leaders are 4 and 2. The rest are 1 and 1, or 0.5 and
-0.5 in units of the smallest leader, so p_1 = 1. The product of the rest is 1 + p_1 t + .. = 1 + t
-with t in these units, and the leaders' factors are 1 + 2 t and 1 + t. The coefficient of t is
-2 + 1 + 1 = 4, and sigma_1 is 4 times the unit: 8.
+For example, let k = 1, and let the terms be 4, 2, 1, 1. The leaders are 4 and 2. In units of 2, the
+other terms are 0.5 and 0.5, and p_1 = 1. With t in units of 1/2, the product of the other factors
+is 1 + t + .., and the leaders' factors are 1 + 2 t and 1 + t. The coefficient of t in the product
+of all factors is 1 + 2 + 1 = 4. In units of 2, this is sigma_1 = 8.
 
-Newton's identities subtract large numbers if the terms are large. The leaders prevent this: there
-are 2k terms that are at least as large as any term of the rest, therefore
+Newton's identities alternate in sign, which causes cancellation if the terms are large. The leaders
+limit it, because sigma_i / sigma_(i-1) increases with every term, and with 2k terms equal to e_m it
+is e_m (2k - i + 1) / i. Therefore
 
-    sigma_(k-r) e_m^r / sigma_k  <=  k / (k + 1) * (k - 1) / (k + 2) * ..  (r fractions),
+    sigma_(k-r) e_m^r / sigma_k  <=  k / (k + 1) * (k - 1) / (k + 2) * .. (r fractions).
 
-because sigma_i / sigma_(i-1) is at least e_m (2k - i + 1) / i, its value for 2k terms equal to e_m.
-This ratio is the effect of an error in p_r, and it decreases as r increases. For k = 50, the powers
-above 33 change sigma_k by less than the rounding error of float32 and are omitted. All other steps
-add and multiply numbers that are not negative, in float64, and no step overflows at any scale.
+The left side is the factor by which p_r affects sigma_k. It decreases quickly: with k = 50, powers
+above 33 change log sigma_k by less than the rounding error of float32, so they are omitted. All
+other steps add and multiply nonnegative numbers in float64. No step overflows at any scale.
 """
 
 import math
@@ -223,10 +224,15 @@ def _evaluate(
     values = torch.empty_like(scores_BC, memory_format=torch.contiguous_format)
     chunks = terms.chunks(scores_BC) if computed is None else [(slice(None), computed)]
     for rows, part in chunks:
-        *lower, highest = coefficients_Bp[rows].split(1, dim=1)
+        highest, *lower = coefficients_Bp[rows].flip(1).split(1, dim=1)
         value = torch.mul(part, highest, out=values[rows])
-        for coefficient in reversed(lower):
-            value.add_(coefficient).mul_(part)
+        for degree, coefficient in enumerate(lower):
+            if degree == 0:
+                value.add_(coefficient)
+            else:
+                torch.addcmul(coefficient, value, part, out=value)
+        if lower:
+            value.mul_(part)
     return values
 
 
@@ -275,8 +281,8 @@ class _Terms(NamedTuple):
 class _LogPolynomials(torch.autograd.Function):
     """Leaders [B, m], power sums [B, p] -> log sigma_k, log sigma_(k-1), as in `log_polynomials`.
 
-    Terms are in a unit U that is at least as large as the k-th largest term. The factor of a leader
-    e is multiplied by min(1, U / e): it is a + b t with b = min(1, e / U) and a = min(1, U / e).
+    All terms are in a unit U that is at least the k-th largest term. The factor of a leader e is
+    divided by max(1, e / U), so it is a + b t with a = min(1, U / e) and b = min(1, e / U).
     """
 
     @staticmethod
@@ -284,87 +290,96 @@ class _LogPolynomials(torch.autograd.Function):
         ctx: Any, leaders_Bm: Tensor, sums_Bp: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         k = leaders_Bm.shape[1] // 2
-        leaders, sums = leaders_Bm.T.contiguous().double(), sums_Bp.T.contiguous().double()
-        logs = (leaders - _finite(leaders[k - 1])).mul_(scale)  # log(e / k-th largest term)
-        # If the sum of the rest exceeds k times the k-th largest term, U is the mean of k terms
-        # with this sum. The coefficients of the rest are then at most 1, k, k^2 / 2, ...
+        leaders, sums = _coefficients_first(leaders_Bm), _coefficients_first(sums_Bp)
+        logs = (leaders - _finite(leaders[k - 1])).mul_(scale)
+        # U is the k-th largest term, or a k-th of the sum of the other scores' terms if that is
+        # larger. In this unit, the coefficients of their product are at most 1, k, k^2 / 2, ...
         mean = (sums[0] / k).clamp_(min=1)
-        log_rest = logs[-1] + mean.log()
-        log_unit = log_rest.clamp(min=0)
+        log_mean = logs[-1] + mean.log()
+        log_unit = log_mean.clamp(min=0)
         logs -= log_unit
-        ctx.scale = scale
-        ratio = (log_rest - log_unit).exp_().div_(mean)  # the unit of the power sums / U
-        units = ratio.expand_as(sums).cumprod(0)
-        units[1::2] *= -1
-        rest = _newton(sums * units, k)
+        ratio = (log_mean - log_unit).exp_().div_(mean)  # e_m / U
+        units = ratio.neg_().expand_as(sums).cumprod(0).neg_()  # (-1)^(r-1) (e_m / U)^r
+        others = _newton(sums * units, k)
         levels = _multiply_leaders(logs)
-        top, others = levels[-1].unflatten(1, (2, -1))[: k + 1].unbind(1)
-        flipped = _product(others, rest)[: k + 1].flip(0)
-        last, previous = (top * flipped).sum(0), (top[:-1] * flipped[1:]).sum(0)
-        ctx.save_for_backward(leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels)
-        shrunk = logs[:k].clamp_(max=0)
-        shrunk_previous = shrunk[:-1].sum(0)
-        return last.log() - shrunk_previous - shrunk[-1], previous.log() - shrunk_previous
+        top, after = levels[-1].unflatten(1, (2, len(leaders_Bm)))[: k + 1].unbind(1)
+        below = _product(after, others)[: k + 1].flip(0)
+        last, previous = (top * below).sum(0), (top[:-1] * below[1:]).sum(0)
+        ctx.save_for_backward(leaders_Bm, sums_Bp, units, others, below, last, previous, *levels)
+        ctx.scale = scale
+        divided = logs[:k].clamp_(max=0)  # the logs of b for the k largest terms
+        divided_previous = divided[:-1].sum(0)
+        return last.log() - divided_previous - divided[-1], previous.log() - divided_previous
 
     @staticmethod
     def backward(ctx: Any, grad_last: Tensor, grad_previous: Tensor) -> tuple[Tensor, Tensor, None]:
-        leaders_Bm, sums_Bp, units, rest, flipped, last, previous, *levels = ctx.saved_tensors
+        leaders_Bm, sums_Bp, units, others, below, last, previous, *levels = ctx.saved_tensors
         by_last = (grad_last / last).where(last != 0, 0)
         by_previous = (grad_previous / previous).where(previous != 0, 0)
-        # sigma_i is the sum of top_j times the coefficient i - j of the other terms' product.
-        both = levels[-1].unflatten(1, (2, -1))
-        top, others = both[: len(rest)].unbind(1)
-        grad = torch.zeros_like(both)
-        torch.mul(flipped, by_last, out=grad[: len(rest), 0])
-        grad[: len(rest) - 1, 0].addcmul_(flipped[1:], by_previous)
-        lower = pad(top.flip(0), (0, 0, 0, len(top)))
-        by_product = (lower[:-1] * by_last).addcmul_(lower[1:], by_previous)
-        grad[: len(rest), 1], by_rest = _product_backward(by_product, others, rest)
-        by_leaders = _multiply_leaders_backward(grad.flatten(1), levels)
-        by_leaders = by_leaders.unflatten(0, (-1, 2, len(last)))[: len(rest) - 1]
-        by_leaders = by_leaders.permute(2, 1, 0).flatten(1) * ctx.scale
-        by_sums = _newton_backward(by_rest, rest, len(units)).mul_(units)
-        return by_leaders.to(leaders_Bm.dtype), by_sums.T.to(sums_Bp.dtype), None
+        n = len(others)
+        both = levels[-1].unflatten(1, (2, len(leaders_Bm)))
+        top, after = both[:n].unbind(1)
+        by_both = torch.zeros_like(both)
+        torch.mul(below, by_last, out=by_both[:n, 0])
+        by_both[: n - 1, 0].addcmul_(below[1:], by_previous)
+        top = pad(top.flip(0), (0, 0, 0, n))
+        by_below = (top[:-1] * by_last).addcmul_(top[1:], by_previous)
+        by_both[:n, 1], by_others = _product_backward(by_below, after, others)
+        by_leaders = _multiply_leaders_backward(by_both.flatten(1), levels, n - 1) * ctx.scale
+        by_sums = _newton_backward(by_others, others, len(units)).mul_(units)
+        return by_leaders.T.to(leaders_Bm.dtype), by_sums.T.to(sums_Bp.dtype), None
+
+
+def _coefficients_first(values_Bn: Tensor) -> Tensor:
+    """Return the float64 transpose [n, B], contiguous."""
+    return values_Bn.T.to(torch.float64, memory_format=torch.contiguous_format)
 
 
 def _multiply_leaders(logs_mB: Tensor) -> list[Tensor]:
-    """Multiply the factors of the k largest leaders, and the factors of the next k.
+    """Multiply the factors of the k largest leaders, and those of the next k.
 
-    Returns all levels: the factors a + b t, the products of two, of four, ..., each
-    [degree + 1, n].
-    The last dimension is (products, 2, B), so the products of the first half with the second half
-    are those of the next level. k is padded to a power of two with factors 1.
+    Returns all levels of the computation [degree + 1, products x 2 x B]: the factors a + b t, the
+    products of two factors, of four, .. A level's products are those of its predecessor's first
+    half with the second half. An odd number of products is extended by the product 1.
     """
-    k = len(logs_mB) // 2
-    logs = logs_mB.unflatten(0, (2, k)).transpose(0, 1)
-    logs = pad(logs, (0, 0, 0, 0, 0, (1 << (k - 1).bit_length()) - k), value=-torch.inf).flatten()
+    k, num_rows = len(logs_mB) // 2, logs_mB.shape[1]
+    logs = logs_mB.unflatten(0, (2, k)).transpose(0, 1).flatten()
     levels = [torch.stack([-logs, logs]).clamp_(max=0).exp_()]
-    while len(levels[-1]) <= k:
-        left, right = levels[-1].chunk(2, dim=1)
-        levels.append(_product(left, right))
+    products = k
+    while products > 1:
+        if products % 2:
+            levels[-1] = pad(levels[-1], (0, 2 * num_rows))
+            levels[-1][0, products * 2 * num_rows :] = 1
+        levels.append(_product(*levels[-1].chunk(2, dim=1)))
+        products = (products + 1) // 2
     return levels
 
 
-def _multiply_leaders_backward(grad: Tensor, levels: list[Tensor]) -> Tensor:
-    """Convert the gradient of the last level to that of log e of each factor [n]."""
+def _multiply_leaders_backward(grad: Tensor, levels: list[Tensor], k: int) -> Tensor:
+    """Convert the gradient of the last level to that of log e of each leader [m, B]."""
+    num_rows = levels[-1].shape[1] // 2
     for level in reversed(levels[:-1]):
         left, right = level.chunk(2, dim=1)
-        grad = torch.cat(_product_backward(grad, left, right), dim=1)
-    return grad[1] * levels[0][1]
+        without_one = grad[:, : left.shape[1]]
+        grad = torch.cat(_product_backward(without_one, left, right), dim=1)
+    by_leaders = (grad[1] * levels[0][1])[: 2 * k * num_rows].unflatten(0, (k, 2, num_rows))
+    return by_leaders.transpose(0, 1).flatten(0, 1)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Multiply polynomials, whose coefficients are the first dimension."""
-    product = left.new_zeros(len(left) + len(right) - 1, *left.shape[1:])
-    for window, coefficient in zip(_windows(product, len(right)), left.unbind(), strict=True):
+    product = left.new_zeros(len(left) + len(right) - 1, left.shape[1])
+    for window, coefficient in zip(
+        _windows(product, len(right)).unbind(), left.unbind(), strict=True
+    ):
         window.addcmul_(coefficient, right)
     return product
 
 
 def _product_backward(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert the gradient of `_product` to those of its factors, which have the same degree."""
+    """Convert the gradient of `_product` to those of its factors, which are of the same degree."""
+    windows = _windows(grad, len(left)).unbind()
     by_left, by_right = torch.zeros_like(left), torch.zeros_like(right)
-    windows = _windows(grad, len(left))
     for window, of_left, of_right in zip(windows, left.unbind(), right.unbind(), strict=True):
         by_left.addcmul_(window, of_right)
         by_right.addcmul_(window, of_left)
@@ -376,7 +391,7 @@ def _newton(signed_pB: Tensor, k: int) -> Tensor:
     sigma = signed_pB.new_zeros(k + 1 + len(signed_pB), signed_pB.shape[1])
     sigma[0] = 1
     coefficients = sigma.unbind()
-    for i, next_ones in enumerate(_windows(sigma[1:], len(signed_pB))):
+    for i, next_ones in enumerate(_windows(sigma[1:], len(signed_pB)).unbind()):
         if i > 1:
             coefficients[i].div_(i)
         next_ones.addcmul_(signed_pB, coefficients[i])
@@ -389,12 +404,12 @@ def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tens
     sums = grad_nB.new_zeros(num_powers, grad_nB.shape[1])
     lower = pad(sigma_nB.flip(0), (0, 0, 0, num_powers - 1))  # sigma_k, .., sigma_0, 0, ..
     for grad, window in zip(
-        grad_nB[1:].flip(0).unbind(), _windows(lower[1:], num_powers), strict=True
+        grad_nB[1:].flip(0).unbind(), _windows(lower[1:], num_powers).unbind(), strict=True
     ):
         sums.addcmul_(window, grad)
     return sums.div_(torch.arange(1, num_powers + 1).to(sums)[:, None])
 
 
-def _windows(coefficients: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Return views of `size` adjacent coefficients, from each position."""
-    return coefficients.unfold(0, size, 1).movedim(-1, 1).unbind()
+def _windows(coefficients: Tensor, size: int) -> Tensor:
+    """Return a view of `size` adjacent coefficients from each position [positions, size, n]."""
+    return coefficients.unfold(0, size, 1).movedim(-1, 1)

@@ -87,8 +87,8 @@ def _top_of(head: ClassHead, features_rVd: Tensor, k: int, temperature: float) -
     for block, gradient in zip(head.score_blocks(views, at_once), gradients, strict=False):
         scores = block.scores.detach().requires_grad_()
         with torch.enable_grad():
-            computed = statistics(scores)
-        (marginals,) = torch.autograd.grad(computed, scores, gradient)
+            part = statistics(scores)
+        (marginals,) = torch.autograd.grad(part, scores, gradient)
         mean = (marginals / scale).view(*features_rVd.shape[:2], -1).mean(1)
         top.add(mean, block.class_ids, mean.amax(1))
     return top.over_ranks(group)
@@ -96,19 +96,23 @@ def _top_of(head: ClassHead, features_rVd: Tensor, k: int, temperature: float) -
 
 def _of_other_ranks(mine: SymmetricStatistics, head: ClassHead) -> list[SymmetricStatistics]:
     group = head.engine.class_group
-    gathered = (all_gather_equal(statistic, group) for statistic in mine)
-    all_ranks = [SymmetricStatistics(*part) for part in zip(*gathered, strict=True)]
+    every = zip(*(all_gather_equal(stat, group) for stat in mine), strict=True)
+    all_ranks = [SymmetricStatistics(*part) for part in every]
     own = group_rank(group)
     return all_ranks[:own] + all_ranks[own + 1 :]
 
 
 def _gradients(
     parts: list[SymmetricStatistics], others: list[SymmetricStatistics], scale: float
-) -> list[tuple[Tensor, ...]]:
+) -> list[SymmetricStatistics]:
     """Return the gradients of log sigma_k over all classes with respect to the statistics of each
-    part."""
-    leaves = [SymmetricStatistics(*(each.detach().requires_grad_() for each in p)) for p in parts]
+    part.
+    """
+    mine = [
+        SymmetricStatistics(*(stat.detach().requires_grad_() for stat in part)) for part in parts
+    ]
     with torch.enable_grad():
-        _, log_sigma = log_polynomials(merge_statistics([*leaves, *others], scale), scale)
-    flat = torch.autograd.grad(log_sigma.sum(), [each for leaf in leaves for each in leaf])
-    return list(zip(flat[0::2], flat[1::2], strict=True))
+        _, last = log_polynomials(merge_statistics([*mine, *others], scale), scale)
+    leaves = [stat for part in mine for stat in part]
+    grads = torch.autograd.grad(last.sum(), leaves)
+    return [SymmetricStatistics(*pair) for pair in zip(grads[::2], grads[1::2], strict=True)]
