@@ -18,6 +18,10 @@ from heads.logits import LogitMap, Margins
 from heads.losses import Block, Choice, LabelPositions, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
+# The default memory limit for logits. With it, the logits of 100,000 classes and 256 rows are kept
+# for the backward pass, instead of being computed a second time.
+DEFAULT_MEMORY_MIB = 512
+
 # glibc serves larger allocations with mmap, which returns fresh pages, so every allocation would
 # cause one page fault per 4 KiB.
 _CACHED_BYTES = 16 << 20

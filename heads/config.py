@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from heads.blockwise import DEFAULT_MEMORY_MIB
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import LOSSES, CrossEntropy, LossConfig
 
@@ -129,7 +130,9 @@ class HeadConfig(_Config):
         "each class; default: true for dot logits, unless the weights are factored",
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
-    memory_mib: int = Field(256, gt=0, description="memory limit for logits per rank, in MiB")
+    memory_mib: int = Field(
+        DEFAULT_MEMORY_MIB, gt=0, description="memory limit for logits per rank, in MiB"
+    )
 
     @property
     def needs_hierarchy(self) -> bool:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from heads.blockwise import DEFAULT_MEMORY_MIB
 from heads.collectives import (
     all_gather_rows,
     all_reduce_max,
@@ -108,7 +109,7 @@ class FactoredHead(ClassHead):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
-        memory_mib: int = 256,
+        memory_mib: int = DEFAULT_MEMORY_MIB,
         class_weights: Tensor | None = None,
         ignore_index: int | None = None,
         max_singular_value: float = _MAX_SINGULAR_VALUE,

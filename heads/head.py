@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from heads.blockwise import DEFAULT_MEMORY_MIB
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine import Engine
@@ -80,7 +81,7 @@ class ClassHead(nn.Module):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
-        memory_mib: int = 256,
+        memory_mib: int = DEFAULT_MEMORY_MIB,
         class_weights: Tensor | None = None,
         class_counts: Tensor | None = None,
         label_vectors: Tensor | None = None,

@@ -75,7 +75,7 @@ def test_settings_of_the_head_are_suggested_for_an_error_in_the_head() -> None:
         similarity(vectors, row, row)
     line = advice(caught.value, _recipe(), _CPU)
     assert "ran out of memory in head: " in line
-    assert "; try head.memory_mib=128, then " in line
+    assert "; try head.memory_mib=256, then " in line
 
 
 def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
@@ -150,7 +150,7 @@ def test_settings_in_use_are_not_suggested() -> None:
     )
     line = advice(_cuda_error(), recipe, _CUDA)
     assert line.endswith(
-        "; try train.strategy.stage=2, then train.class_group=world, then head.memory_mib=128"
+        "; try train.strategy.stage=2, then train.class_group=world, then head.memory_mib=256"
     )
 
 
