@@ -199,10 +199,10 @@ def _power_sums(
     """Return the sums [B, p] of the powers of the terms, and the terms if they fit in a single
     chunk."""
     eps = torch.finfo(scores_BC.dtype).eps
-    sums = scores_BC.new_empty(len(scores_BC), num_powers)
+    sums = scores_BC.new_empty(num_powers, len(scores_BC))
     power = terms.buffer(scores_BC)
     for rows, part in terms.chunks(scores_BC):
-        sums[rows, 0] = part.sum(1)
+        torch.sum(part, 1, out=sums[0, rows])
         raised = power[: len(part)]
         for degree in range(2, num_powers + 1):
             torch.mul(part if degree == 2 else raised, part, out=raised)
@@ -210,8 +210,8 @@ def _power_sums(
             # arithmetic with denormal numbers is slow.
             if degree % 4 == 2:
                 threshold(raised, eps ** min(degree, 4), 0, inplace=True)
-            sums[rows, degree - 1] = raised.sum(1)
-    return sums, part if 0 < scores_BC.numel() <= _CHUNK else None
+            torch.sum(raised, 1, out=sums[degree - 1, rows])
+    return sums.T, part if 0 < scores_BC.numel() <= _CHUNK else None
 
 
 def _evaluate(
