@@ -77,7 +77,8 @@ def no_scores(like_B: Tensor, k: int) -> SymmetricStatistics:
 def merge_statistics(parts: Sequence[SymmetricStatistics], scale: float) -> SymmetricStatistics:
     """Return the statistics of the union of disjoint sets of scores.
 
-    The leaders of the parts that are no longer leaders become part of the rest.
+    The leaders are selected from those of all parts. The terms of the others are added to the power
+    sums, which are converted to units of the new smallest leader.
     """
     if len(parts) == 1:
         return parts[0]
@@ -86,8 +87,8 @@ def merge_statistics(parts: Sequence[SymmetricStatistics], scale: float) -> Symm
     merged = symmetric_statistics(leaders, no_column, parts[0].leaders.shape[1] // 2, scale)
     units = torch.stack([part.leaders[:, -1].detach() for part in parts])
     unit = _finite(merged.leaders[:, -1].detach())
-    degrees = torch.arange(1, merged.power_sums.shape[1] + 1, device=unit.device)
-    factors = ((units - unit)[:, :, None] * scale * degrees).exp()
+    degrees = _degrees(merged.power_sums.shape[1], unit)
+    factors = ((units - unit)[:, :, None] * (scale * degrees)).exp()
     sums = torch.stack([part.power_sums for part in parts])
     return SymmetricStatistics(merged.leaders, merged.power_sums + (factors * sums).sum(0))
 
@@ -105,18 +106,23 @@ def log_polynomials(statistics: SymmetricStatistics, scale: float) -> tuple[Tens
 
 
 def _num_powers(k: int, dtype: torch.dtype) -> int:
-    """Return the number p of power sums: higher ones change log sigma_k by less than rounding.
+    """Return the number p of power sums; higher powers change log sigma_k by less than rounding.
 
-    The effect of p_r on log sigma_k is at most p_r e_m^r sigma_(k-r) / (r sigma_k). If the rest's
-    p_1 is P, then p_r <= P, and sigma_i / sigma_(i-1) >= e_m (2k + P - i + 1) / i, because this
-    ratio is a concave function of the terms (Marcus and Lopes 1957). Together, the effect is at
-    most k (k - 1) / (k + 2) .. (k - r + 1) / (k + r) / r for any P.
+    The effect of p_r on log sigma_k is about p_r e_m^r sigma_(k-r) / (r sigma_k). With P = p_1,
+    p_r is at most P, and sigma_i / sigma_(i-1) is at least e_m (2k + P - i + 1) / i, because this
+    ratio is an increasing and concave function of the terms (Marcus and Lopes 1957). It follows
+    that the effect is at most k * (k - 1) / (k + 2) * .. * (k - r + 1) / (k + r) for any P.
     """
     effect, power = float(k), 1
     while power < k and effect > torch.finfo(dtype).eps / 8:
         effect *= (k - power) / (k + 1 + power)
         power += 1
     return power
+
+
+def _degrees(num: int, like: Tensor) -> Tensor:
+    """Return 1, .., num in the dtype and on the device of `like`."""
+    return torch.arange(1, num + 1, dtype=like.dtype, device=like.device)
 
 
 def _finite(scores: Tensor) -> Tensor:
@@ -130,7 +136,7 @@ def _finite(scores: Tensor) -> Tensor:
 class _Statistics(torch.autograd.Function):
     """Scores [B, C] -> leaders [B, m], power sums [B, p].
 
-    The gradient of the rest is a polynomial in the terms.
+    The gradient of a score that is not a leader is a polynomial in its term.
     """
 
     @staticmethod
@@ -150,8 +156,8 @@ class _Statistics(torch.autograd.Function):
     def backward(ctx: Any, grad_leaders: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         scores_BC, computed, leaders, dropped = ctx.saved_tensors
         terms = _Terms(leaders[:, -1:], dropped, ctx.scale)
-        degrees = torch.arange(1, grad_sums.shape[1] + 1).to(grad_sums)
-        grad = _evaluate(scores_BC, computed, terms, grad_sums * (ctx.scale * degrees))
+        coefficients = grad_sums * (ctx.scale * _degrees(grad_sums.shape[1], grad_sums))
+        grad = _evaluate(scores_BC, computed, terms, coefficients)
         grad.scatter_(1, dropped[:, :-1], grad_leaders[:, : leaders.shape[1]])
         return grad, None, None, None
 
@@ -199,10 +205,10 @@ def _power_sums(
     """Return the sums [B, p] of the powers of the terms, and the terms if they fit in a single
     chunk."""
     eps = torch.finfo(scores_BC.dtype).eps
-    sums = scores_BC.new_empty(len(scores_BC), num_powers)
+    sums = scores_BC.new_empty(num_powers, len(scores_BC))
     power = terms.buffer(scores_BC)
     for rows, part in terms.chunks(scores_BC):
-        sums[rows, 0] = part.sum(1)
+        torch.sum(part, 1, out=sums[0, rows])
         raised = power[: len(part)]
         for degree in range(2, num_powers + 1):
             torch.mul(part if degree == 2 else raised, part, out=raised)
@@ -210,8 +216,8 @@ def _power_sums(
             # arithmetic with denormal numbers is slow.
             if degree % 4 == 2:
                 threshold(raised, eps ** min(degree, 4), 0, inplace=True)
-            sums[rows, degree - 1] = raised.sum(1)
-    return sums, part if 0 < scores_BC.numel() <= _CHUNK else None
+            torch.sum(raised, 1, out=sums[degree - 1, rows])
+    return sums.T, part if 0 < scores_BC.numel() <= _CHUNK else None
 
 
 def _evaluate(
@@ -407,7 +413,7 @@ def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tens
         grad_nB[1:].flip(0).unbind(), _windows(lower[1:], num_powers).unbind(), strict=True
     ):
         sums.addcmul_(window, grad)
-    return sums.div_(torch.arange(1, num_powers + 1).to(sums)[:, None])
+    return sums.div_(_degrees(num_powers, sums)[:, None])
 
 
 def _windows(coefficients: Tensor, size: int) -> Tensor:

@@ -332,8 +332,10 @@ def test_the_default_resnet_configuration_is_resnet_50(glyphs):
 def clipped(shards: Path) -> tuple[float, float]:
     task = started(shards, train__global_batch=12)
     world = task.world
-    task.train().backward(
-        images(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
+    compute_gradients(
+        task.train(),
+        images(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size),
+        step=1,
     )
     return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
 

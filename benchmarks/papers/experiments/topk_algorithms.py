@@ -96,9 +96,9 @@ def _section(
             "rounds. benchmarks/papers/experiments/topk_reference.py implements Algorithms 1 to 3 "
             "as printed in the paper, vectorized over the scores. kway's implementation "
             "(heads/losses/symmetric.py) "
-            "multiplies the 2k largest scores of a row one by one, computes the polynomials of "
-            "the others from power sums with Newton's identities, and merges blocks of classes "
-            f"in log space, as in Algorithm 1. {_scores_text(stability, stable)}"
+            "multiplies the factors of the 2k largest scores of a row, first in pairs and then "
+            "their products, as in Algorithm 1, and computes the polynomials of the others from "
+            f"power sums with Newton's identities. {_scores_text(stability, stable)}"
         ),
         claims=[*_speed_claims(found), *_stability_claims(stable["losses"], stable["gradients"])],
         tables=[
