@@ -1,0 +1,23 @@
+"""Triton, if it is installed (`pip install kway[gpu]`).
+
+Without Triton, `jit` returns its function unchanged, so the modules that define kernels can be
+imported anywhere, and the heads compute with torch operations. With `TRITON_INTERPRET=1` in the
+environment before the first import, kernels run on CPU tensors, which the tests use.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import triton
+    from triton import language as tl
+except ImportError:
+    triton = tl = None
+
+is_installed = triton is not None
+interprets = is_installed and bool(triton.knobs.runtime.interpret)
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile a function with Triton when it is first used."""
+    return triton.jit(function) if is_installed else function

@@ -1,0 +1,209 @@
+"""Two Triton kernels that compute the logits of a block of classes without writing them to memory.
+
+`statistics_kernel` reduces the terms of the false logits of each row (`heads/losses/tile.py`).
+`gradient_kernel` computes the same logits again and writes their gradient, from which two matrix
+products compute the gradients of features and class rows.
+
+Each program of the first kernel computes `BLOCK_G` rows and every `num_splits`-th group of
+`BLOCK_C` classes. The statistics of the splits are merged by torch operations. For example, 8,192
+rows are 64 programs of 128 rows; with 4 splits, 256 programs keep 132 multiprocessors busy.
+
+The logits of a tile are x·w, times the factor of the class (1 / ||w|| for cosine logits), plus the
+shift of the class (bias and prior). Products of float32 numbers use `PRECISION` "ieee", because
+Triton's default is TF32.
+"""
+
+# Shape legend: G rows, C classes of a block, d features, N reductions, S splits.
+
+from heads.optional_triton import jit, tl
+
+# How a kernel reduces a term. Triton reads only globals that are `tl.constexpr`.
+SUM = 0 if tl is None else tl.constexpr(0)
+LOGSUMEXP = 1 if tl is None else tl.constexpr(1)
+MAX = 2 if tl is None else tl.constexpr(2)
+# Larger than any class ID.
+_NO_CLASS = 2**62 if tl is None else tl.constexpr(2**62)
+
+
+@jit
+def _logits(  # type: ignore[no-untyped-def]
+    features,
+    rows,
+    factors,
+    shifts,
+    g,
+    c,
+    num_rows,
+    num_classes,
+    dim,
+    BLOCK_G: "tl.constexpr",
+    BLOCK_C: "tl.constexpr",
+    BLOCK_D: "tl.constexpr",
+    PRECISION: "tl.constexpr",
+    WIDEN: "tl.constexpr",
+):
+    """Return the float32 logits [BLOCK_G, BLOCK_C] of rows `g` and classes `c`."""
+    in_g = (g < num_rows)[:, None]
+    in_c = (c < num_classes)[None, :]
+    z = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
+    for start in range(0, dim, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        x = tl.load(features + g[:, None] * dim + d[None, :], in_g & (d < dim)[None, :], 0.0)
+        w = tl.load(rows + c[None, :] * dim + d[:, None], in_c & (d < dim)[:, None], 0.0)
+        if WIDEN:  # the interpreter cannot multiply bf16
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
+        z = tl.dot(x, w, z, input_precision=PRECISION)
+    if factors is not None:
+        z *= tl.load(factors + c, c < num_classes, 0.0)[None, :]
+    if shifts is not None:
+        z += tl.load(shifts + c, c < num_classes, 0.0)[None, :]
+    return z
+
+
+@jit
+def _vectors(vectors, c, num_classes, NUM_VECTORS: "tl.constexpr"):  # type: ignore[no-untyped-def]
+    """Load the loss's vectors [NUM_VECTORS, C] for classes `c`."""
+    loaded = ()
+    for i in tl.static_range(NUM_VECTORS):
+        vector = tl.load(vectors + i * num_classes + c, c < num_classes, 0.0)
+        loaded = loaded + (vector[None, :],)
+    return loaded
+
+
+@jit
+def _finite(x):  # type: ignore[no-untyped-def]
+    """Replace infinities with 0."""
+    return tl.where(tl.abs(x) == float("inf"), 0.0, x)
+
+
+@jit
+def statistics_kernel(  # type: ignore[no-untyped-def]
+    features,  # [G, d]
+    rows,  # [C, d]
+    factors,  # [C] or None
+    shifts,  # [C] or None
+    vectors,  # [NUM_VECTORS, C] or None
+    class_ids,  # [C]
+    labels,  # [G], the columns of the labels, outside 0..C-1 for labels in other blocks
+    totals,  # [N, all splits, G], output
+    winners,  # [all splits, G], output: the class IDs of maxima, or None
+    num_rows,
+    num_classes,
+    dim,
+    first_split,  # the position of this block's first split in the outputs
+    all_splits,  # the number of splits of all blocks
+    TERMS: "tl.constexpr",
+    REDUCTIONS: "tl.constexpr",
+    NUM_VECTORS: "tl.constexpr",
+    BLOCK_G: "tl.constexpr",
+    BLOCK_C: "tl.constexpr",
+    BLOCK_D: "tl.constexpr",
+    PRECISION: "tl.constexpr",
+    WIDEN: "tl.constexpr",
+):
+    g = (tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
+    label = tl.load(labels + g, g < num_rows, -1)
+    sums = (tl.zeros([BLOCK_G], tl.float32),) * len(REDUCTIONS)
+    tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(REDUCTIONS)
+    winner = tl.full([BLOCK_G], _NO_CLASS, tl.int64)
+    for tile in range(tl.program_id(1), tl.cdiv(num_classes, BLOCK_C), tl.num_programs(1)):
+        c = tile * BLOCK_C + tl.arange(0, BLOCK_C)
+        z = _logits(
+            features, rows, factors, shifts, g, c, num_rows, num_classes, dim,
+            BLOCK_G, BLOCK_C, BLOCK_D, PRECISION, WIDEN,
+        )  # fmt: skip
+        is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
+        terms = TERMS(z, _vectors(vectors, c, num_classes, NUM_VECTORS))
+        new_sums = ()
+        new_tops = ()
+        for i in tl.static_range(len(REDUCTIONS)):
+            if REDUCTIONS[i] == SUM:
+                new_sums = new_sums + (sums[i] + tl.sum(tl.where(is_false, terms[i], 0.0), 1),)
+                new_tops = new_tops + (tops[i],)
+            elif REDUCTIONS[i] == LOGSUMEXP:
+                term = tl.where(is_false, terms[i], float("-inf"))
+                top = tl.maximum(tops[i], tl.max(term, 1))
+                shift = _finite(top)
+                added = tl.sum(tl.exp(term - shift[:, None]), 1)
+                new_sums = new_sums + (sums[i] * tl.exp(tops[i] - shift) + added,)
+                new_tops = new_tops + (top,)
+            else:
+                term = tl.where(is_false, terms[i], float("-inf"))
+                top = tl.max(term, 1)
+                ids = tl.load(class_ids + c, c < num_classes, _NO_CLASS)[None, :]
+                of_top = tl.min(tl.where(is_false & (term == top[:, None]), ids, _NO_CLASS), 1)
+                of_top = tl.where(top == tops[i], tl.minimum(of_top, winner), of_top)
+                winner = tl.where(top >= tops[i], of_top, winner)
+                # A NaN must reach the loss, but `max` ignores it: 0 * NaN is NaN.
+                nans = tl.sum(tl.where(is_false & (term != term), term, 0.0), 1)
+                new_sums = new_sums + (sums[i] + nans,)
+                new_tops = new_tops + (tl.maximum(top, tops[i]),)
+        sums = new_sums
+        tops = new_tops
+    split = first_split + tl.program_id(1)
+    for i in tl.static_range(len(REDUCTIONS)):
+        total = sums[i]
+        if REDUCTIONS[i] == LOGSUMEXP:
+            total = tl.log(sums[i]) + _finite(tops[i])
+        elif REDUCTIONS[i] == MAX:
+            total = tops[i] + sums[i]
+            tl.store(winners + split.to(tl.int64) * num_rows + g, winner, g < num_rows)
+        tl.store(totals + (i * all_splits + split).to(tl.int64) * num_rows + g, total, g < num_rows)
+
+
+@jit
+def gradient_kernel(  # type: ignore[no-untyped-def]
+    features,  # [G, d]
+    rows,  # [C, d]
+    factors,  # [C] or None
+    shifts,  # [C] or None
+    vectors,  # [NUM_VECTORS, C] or None
+    class_ids,  # [C]
+    labels,  # [G], as in `statistics_kernel`
+    totals,  # [N, G], over all splits
+    winners,  # [G] or None
+    grads,  # [N, G], of the totals
+    out,  # [G, C], output: the gradient of the products x·w, 0 at the labels
+    num_rows,
+    num_classes,
+    dim,
+    SLOPES: "tl.constexpr",
+    TERMS: "tl.constexpr",
+    REDUCTIONS: "tl.constexpr",
+    NUM_VECTORS: "tl.constexpr",
+    BLOCK_G: "tl.constexpr",
+    BLOCK_C: "tl.constexpr",
+    BLOCK_D: "tl.constexpr",
+    PRECISION: "tl.constexpr",
+    WIDEN: "tl.constexpr",
+):
+    g = (tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_g = g < num_rows
+    in_c = c < num_classes
+    z = _logits(
+        features, rows, factors, shifts, g, c, num_rows, num_classes, dim,
+        BLOCK_G, BLOCK_C, BLOCK_D, PRECISION, WIDEN,
+    )  # fmt: skip
+    per_class = _vectors(vectors, c, num_classes, NUM_VECTORS)
+    terms = TERMS(z, per_class)
+    slopes = SLOPES(z, per_class)
+    grad = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
+    for i in tl.static_range(len(REDUCTIONS)):
+        weight = tl.load(grads + i * num_rows + g, in_g, 0.0)[:, None]
+        if REDUCTIONS[i] == SUM:
+            grad += weight * slopes[i]
+        elif REDUCTIONS[i] == LOGSUMEXP:
+            total = _finite(tl.load(totals + i * num_rows + g, in_g, 0.0))
+            grad += weight * tl.exp(terms[i] - total[:, None]) * slopes[i]
+        else:
+            ids = tl.load(class_ids + c, in_c, _NO_CLASS)[None, :]
+            winner = tl.load(winners + g, in_g, -1)
+            grad += tl.where(ids == winner[:, None], weight, 0.0)
+    label = tl.load(labels + g, in_g, -1)
+    grad = tl.where(c[None, :] != label[:, None], grad, 0.0)
+    if factors is not None:
+        grad *= tl.load(factors + c, in_c, 0.0)[None, :]
+    inside = in_g[:, None] & in_c[None, :]
+    tl.store(out + g[:, None] * num_classes + c[None, :], grad.to(out.dtype.element_ty), inside)

@@ -1,0 +1,157 @@
+"""Launch the kernels of `heads/tiles/kernels.py` for one block of classes."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads import optional_triton
+from heads.losses.tile import Reduction, Tile
+from heads.tiles import kernels
+
+# Programs per multiprocessor in the forward pass. More than one hides the ends of programs; each
+# program writes one number per row and statistic.
+_WAVES = 4
+
+_CODES = {
+    Reduction.SUM: kernels.SUM,
+    Reduction.LOGSUMEXP: kernels.LOGSUMEXP,
+    Reduction.MAX: kernels.MAX,
+}
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """The size of a tile and the resources of a program that computes it."""
+
+    rows: int
+    classes: int
+    features: int
+    num_warps: int
+    num_stages: int
+
+
+# Tiles of 128 x 128 use 64 registers of each of 256 threads for the logits, and leave room for the
+# terms: no configuration spills registers (tests/heads/tiles/test_compiled.py).
+_HALF = KernelConfig(128, 128, 64, num_warps=8, num_stages=3)
+# Without tensor cores, a float32 product needs the registers for its operands.
+_FLOAT = KernelConfig(64, 64, 32, num_warps=8, num_stages=2)
+# The interpreter needs as long for a small tile as for a large one, but tests must cross tiles.
+_INTERPRETED = KernelConfig(16, 32, 16, num_warps=1, num_stages=1)
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """The inputs of both kernels for one block of classes.
+
+    `features` [G, d] and `rows` [C, d] have the same dtype. The logits are the products times
+    `factors` [C] plus `shifts` [C]; None means 1 and 0. `vectors` [n, C] are the loss's
+    `tile_vectors`. `labels` [G] are the columns of the labels, outside 0..C-1 for labels in other
+    blocks. All other numbers are float32.
+    """
+
+    features: Tensor
+    rows: Tensor
+    factors: Tensor | None
+    shifts: Tensor | None
+    vectors: Tensor | None
+    class_ids: Tensor
+    labels: Tensor
+
+    @property
+    def config(self) -> KernelConfig:
+        if not self.features.is_cuda:
+            return _INTERPRETED
+        return _FLOAT if self.features.dtype == torch.float32 else _HALF
+
+    def num_splits(self) -> int:
+        """Return the number of splits of the classes that keeps all multiprocessors busy."""
+        return num_splits(len(self.features), len(self.rows), self.config, _num_sms(self.features))
+
+    def _arguments(self) -> tuple[Tensor | None, ...]:
+        tensors = (
+            self.features,
+            self.rows,
+            self.factors,
+            self.shifts,
+            self.vectors,
+            self.class_ids,
+            self.labels,
+        )
+        return tuple(None if each is None else each.contiguous() for each in tensors)
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return len(self.features), len(self.rows), self.features.shape[1]
+
+    def _options(self, tile: Tile) -> dict[str, Any]:
+        config = self.config
+        return {
+            "TERMS": tile.terms,
+            "REDUCTIONS": tuple(_CODES[each] for each in tile.reductions),
+            "NUM_VECTORS": 0 if self.vectors is None else len(self.vectors),
+            "BLOCK_G": config.rows,
+            "BLOCK_C": config.classes,
+            "BLOCK_D": config.features,
+            "PRECISION": "ieee",
+            "WIDEN": optional_triton.interprets,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        }
+
+    def write_statistics(
+        self, tile: Tile, first_split: int, num_splits: int, totals: Tensor, winners: Tensor | None
+    ) -> None:
+        """Write the statistics of this block's splits to `totals` [N, splits of all blocks, G].
+
+        `winners` [splits of all blocks, G] receives the class IDs of a MAX.
+        """
+        grid = -(-len(self.features) // self.config.rows), num_splits
+        kernels.statistics_kernel[grid](
+            *self._arguments(),
+            totals,
+            winners,
+            *self._sizes(),
+            first_split,
+            totals.shape[1],
+            **self._options(tile),
+        )
+
+    def gradient(
+        self, tile: Tile, totals: Tensor, winners: Tensor | None, grads: Tensor
+    ) -> Tensor:
+        """Return the gradient [G, C] of the products, in the dtype of the features.
+
+        `grads` [N, G] are the gradients of `totals` [N, G], the statistics of all splits.
+        """
+        config = self.config
+        out = self.features.new_empty(len(self.features), len(self.rows))
+        grid = -(-len(self.features) // config.rows), -(-len(self.rows) // config.classes)
+        kernels.gradient_kernel[grid](
+            *self._arguments(),
+            totals,
+            winners,
+            grads,
+            out,
+            *self._sizes(),
+            SLOPES=tile.slopes,
+            **self._options(tile),
+        )
+        return out
+
+
+def num_splits(num_rows: int, num_classes: int, config: KernelConfig, num_sms: int) -> int:
+    """Return into how many programs the classes of a block are split, for each group of rows."""
+    row_groups = -(-num_rows // config.rows)
+    tiles = -(-num_classes // config.classes)
+    return max(1, min(tiles, _WAVES * num_sms // row_groups))
+
+
+def _num_sms(features: Tensor) -> int:
+    return _sms_of(features.device.index or 0) if features.is_cuda else 1
+
+
+@cache
+def _sms_of(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
