@@ -163,10 +163,18 @@ class BlockwiseLogits:
     # ------------------------------------------------------------------------ backward
 
     def add_gradients(
-        self, block: ClassBlock, computed: "ComputedBlock", grad_stats: Stats, to: "GradientSums"
+        self,
+        block: ClassBlock,
+        computed: "ComputedBlock",
+        outputs: Stats,
+        grads: Stats,
+        to: "GradientSums",
     ) -> None:
-        """Add the block's terms to the sums over classes, and write the gradient of its rows."""
-        grad_GC = computed.gradient_of_logits(grad_stats)
+        """Add the block's terms to the sums over classes, and write the gradient of its rows.
+
+        `outputs` are the block's statistics or a function of them, and `grads` their gradients.
+        """
+        grad_GC = computed.gradient_of_logits(outputs, grads)
         if to.bias is not None or to.scalars is not None:
             grad_C = grad_GC.sum(0)
             if to.bias is not None:
@@ -178,8 +186,9 @@ class BlockwiseLogits:
             if to.scalars is not None:
                 to.scalars[0] += by_scale
         grad_GC = grad_GC.to(self.compute_dtype)
-        if to.features is not None:
-            self._product(grad_GC, self.class_rows(block), add=to.features, out=to.features)
+        if to.needs_features:
+            rows_Cd = self.class_rows(block)
+            to.features = self._product(grad_GC, rows_Cd, add=to.features, out=to.features)
         if to.rows is not None:
             self._write_gradient_of_rows(block, grad_GC, to.rows)
 
@@ -238,13 +247,14 @@ class ComputedBlock:
     view: Block
     stats: Stats
 
-    def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
+    def gradient_of_logits(self, outputs: Stats, grads: Stats) -> Tensor:
+        """Convert the gradients of `outputs`, functions of the logits, to that of the logits."""
         # Some statistics are class IDs, which do not require a gradient.
-        pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
-        outputs, grads = zip(*pairs, strict=True)
+        pairs = [(s, g) for s, g in zip(outputs, grads, strict=True) if s.requires_grad]
+        sources, grads = zip(*pairs, strict=True)
         leaves = (self.leaf_GC, self.view.true)
         grad, by_true = torch.autograd.grad(
-            outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+            sources, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         # The gradient of a plain sum is an expanded view, which cannot be written to.
         return self.view.positions.add(grad.contiguous(), by_true)
@@ -314,11 +324,12 @@ class SavedBlocks:
 class GradientSums:
     """Buffers for the gradients of this rank's blocks (None: not required).
 
-    `features` [G, d] is the gradient of the features after the logit map, `rows` [n, d] and `bias`
-    [n, 1] are the gradients of path sums, and `scalars` [2] are the gradients of the logarithm of
-    the scale and of the offset.
+    `rows` [n, d] and `bias` [n, 1] are the gradients of path sums, and `scalars` [2] are the
+    gradients of the logarithm of the scale and of the offset. `features` [G, d] is the gradient of
+    the features after the logit map, if `needs_features`; the first block allocates it.
     """
 
+    needs_features: bool = False
     features: Tensor | None = None
     rows: Tensor | None = None
     bias: Tensor | None = None

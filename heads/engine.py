@@ -31,6 +31,7 @@ logits 1, 2, 0, 3 and label 1, in two blocks of two classes:
 The last column is softmax(z) - onehot(y), computed without a tensor of all logits.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -153,7 +154,7 @@ class Engine:
         )
         anchor, ids = agreement.anchor(features.device), class_ids(labels)
         loss: Tensor = _HeadLoss.apply(features, *parameters, anchor, ids, row_weights, self, call)
-        if rows_of_ranks is None and loss.isnan():
+        if rows_of_ranks is None and math.isnan(loss.item()):
             raise self.nan_loss(len(features), non_finite_rows(features), parameters)
         return loss
 
@@ -274,11 +275,15 @@ class _HeadLoss(torch.autograd.Function):
         # Disable autocast, as in forward, even if the caller runs backward under autocast: the
         # engine itself chooses the precision of each step.
         with _without_autocast(grad_loss.device.type):
-            grads_of_stats = ctx.global_loss.gradients(grad_loss)
+            global_loss: GlobalLoss = ctx.global_loss
+            # If possible, call autograd once instead of twice. With few classes, this matters.
+            whole = global_loss.includes_block
+            grads = [(grad_loss,)] if whole else global_loss.gradients(grad_loss)
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
             for index, block in enumerate(ctx.blocks):
                 computed = ctx.saved.load(index, block)
-                logits.add_gradients(block, computed, grads_of_stats[index], sums)
+                outputs = (global_loss.value,) if whole else computed.stats
+                logits.add_gradients(block, computed, outputs, grads[index], sums)
             by_features = _reduced_features(ctx, sums)
             by_vectors = _reduced_nodes(ctx, logits.rows, sums.rows)
             by_bias = _reduced_nodes(ctx, logits.bias, sums.bias)
@@ -382,10 +387,8 @@ def _gradient_buffers(
     A gradient is a sum over ranks. If one rank requires it, all ranks that contribute to it must
     compute their terms.
     """
-    sums = GradientSums()
     learns_scale = parameters.log_scale is not None
-    if agreement.needs_features or (agreement.needs_vectors and learns_scale):
-        sums.features = torch.zeros_like(logits.features_Gd, dtype=logits.stats_dtype)
+    sums = GradientSums(agreement.needs_features or (agreement.needs_vectors and learns_scale))
     if agreement.needs_vectors:
         sums.rows = logits.gradient_like(logits.rows)
         sums.bias = None if logits.bias is None else logits.gradient_like(logits.bias)
@@ -400,10 +403,13 @@ def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
     Every rank of the class group has the terms of its own classes for all G rows. A reduce-scatter,
     the reverse of the all-gather in forward, sums the terms and gives each rank its own rows.
     """
-    if sums.features is None:
+    if not sums.needs_features:
         return None
-    agreement, inputs = ctx.call.agreement, ctx.inputs
-    grad = reduce_scatter_rows(sums.features, agreement.sizes, ctx.engine.class_group)
+    agreement, inputs, logits = ctx.call.agreement, ctx.inputs, ctx.logits
+    terms = sums.features
+    if terms is None:  # this rank has no classes
+        terms = torch.zeros_like(logits.features_Gd, dtype=logits.stats_dtype)
+    grad = reduce_scatter_rows(terms, agreement.sizes, ctx.engine.class_group)
     if sums.scalars is not None:
         # The mapped features are exp(log_scale) times vectors that do not depend on log_scale, so
         # their derivative with respect to log_scale equals the mapped features.

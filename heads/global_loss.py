@@ -35,24 +35,32 @@ _WORTH_A_COLLECTIVE = 2 << 20
 
 
 class BlockStatistics:
-    """The statistics of a rank's blocks: one tensor per statistic, with one row per block."""
+    """The statistics of a rank's blocks: one tensor per statistic, with one row per block.
+
+    The statistics of a single block are kept as they are, with their autograd graph if forward
+    recorded one.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self._only: Stats = ()
         self._columns: Stats = ()
 
     def put(self, index: int, stats: Stats) -> None:
         if self.num_blocks == 1:
-            self._columns = tuple(stat.detach().unsqueeze(0) for stat in stats)
+            self._only = stats
             return
         if not self._columns:
             self._columns = tuple(stat.new_empty((self.num_blocks, *stat.shape)) for stat in stats)
         for column, stat in zip(self._columns, stats, strict=True):
             column[index] = stat.detach()
 
-    def leaves(self, *, with_graph: bool) -> list[Stats]:
-        """Return the statistics of each block, as leaves of an autograd graph if `with_graph`."""
-        blocks = zip(*self._columns, strict=True) if self._columns else ()
+    def of_blocks(self, *, with_graph: bool) -> list[Stats]:
+        """Return the statistics of each block; if `with_graph`, they have an autograd graph or are
+        leaves of one."""
+        if any(stat.requires_grad for stat in self._only):
+            return [self._only]
+        blocks = [self._only] if self._only else zip(*self._columns, strict=True)
         return [tuple(stat.detach().requires_grad_(with_graph) for stat in each) for each in blocks]
 
 
@@ -67,6 +75,11 @@ class GlobalLoss:
 
     value: Tensor
     of_blocks: list[Stats]
+
+    @property
+    def includes_block(self) -> bool:
+        """Whether the graph of `value` includes the graph of this rank's only block."""
+        return any(not stat.is_leaf for stats in self.of_blocks for stat in stats)
 
     @classmethod
     def gather(
@@ -90,7 +103,7 @@ class GlobalLoss:
         lists the number of rows of each class group along `data`. `identity` returns the
         statistics of a rank without classes.
         """
-        of_blocks = statistics.leaves(with_graph=with_graph)
+        of_blocks = statistics.of_blocks(with_graph=with_graph)
         with torch.set_grad_enabled(with_graph):
             mine = loss.merge(of_blocks) if of_blocks else identity()
             total = _merged_over_ranks(loss, mine, class_group)

@@ -77,11 +77,12 @@ class NodeValues:
     """Values of a rank's nodes: `held` [n, d], with d = 1 for the bias.
 
     `boundary` [m + 1, d] are prefix sums over the m ancestors of the rank's first node, root first:
-    row i is the sum over the first i of them. All of these ancestors are on other ranks.
+    row i is the sum over the first i of them. All of these ancestors are on other ranks. None: no
+    rank needs nodes of another rank.
     """
 
     held: Tensor
-    boundary: Tensor
+    boundary: Tensor | None = None
 
 
 class ClassWeights:
@@ -167,7 +168,7 @@ class ClassWeights:
     def with_boundary(self, held: Tensor, group: ProcessGroup | None) -> NodeValues:
         """Return the held values [n, d] with the boundary sums of this rank (collective)."""
         if self._plain or not len(self._boundary):
-            return NodeValues(held, held.new_zeros((1, held.shape[1])))
+            return NodeValues(held)
         rows = held.new_zeros((len(self._boundary), held.shape[1]))
         rows[self._boundary_mine] = held[self._boundary_local]
         # Each boundary row is set on the rank that holds it and zero on the others, so the sum
@@ -187,7 +188,7 @@ class ClassWeights:
         rows = embedding_bag(block.paths, values.held, block.offsets, mode="sum")
         # The remote nodes of a path are always the first ones of the rank's boundary.
         boundary = values.boundary
-        return rows if len(boundary) == 1 else rows + boundary[block.num_remote]
+        return rows if boundary is None else rows + boundary[block.num_remote]
 
     def rows_of_labels(self, labels: Tensor, values: NodeValues) -> Tensor:
         """Return the class rows [b, d] of labels; those of other ranks' classes are arbitrary.
@@ -207,7 +208,8 @@ class ClassWeights:
         rows = embedding_bag(
             self._paths[index], values.held, mode="sum", per_sample_weights=weights
         )
-        return rows + values.boundary[self._num_remote[positions]]
+        boundary = values.boundary
+        return rows if boundary is None else rows + boundary[self._num_remote[positions]]
 
     def gradient_like(self, held: Tensor, dtype: torch.dtype, *, every_class: bool) -> Tensor:
         """Create a gradient buffer [n, d] for `put_gradient`, zero in rows that it never writes."""

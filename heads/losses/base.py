@@ -78,9 +78,9 @@ class Choice:
 class LabelPositions(NamedTuple):
     """The positions of the rows' labels in a block.
 
-    `here` [B] is true for labels in this block. `columns` [B] are their columns, and 0 for labels
-    in other blocks. Every row has an entry, because only the device knows how many labels are in
-    the block: a shorter list of positions would make the host wait for that number.
+    `here` [B] is true for labels in this block. `columns` [B] are their columns, and any column for
+    labels in other blocks. Every row has an entry, because only the device knows how many labels
+    are in the block: a shorter list of positions would make the host wait for that number.
     """
 
     here: Tensor
@@ -90,8 +90,8 @@ class LabelPositions(NamedTuple):
     def of(cls, columns: Tensor, num_classes: int) -> "LabelPositions":
         """Create the positions from `columns` [B]; labels in other blocks have columns outside
         0..`num_classes` - 1."""
-        here = (columns >= 0) & (columns < num_classes)
-        return cls(here, columns.where(here, 0))
+        nearest = columns.clamp(0, num_classes - 1)
+        return cls(nearest == columns, nearest)
 
     def take(self, matrix_BC: Tensor) -> Tensor:
         """Return the elements [B] at the labels, 0 for labels in other blocks."""
@@ -387,8 +387,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
-        top = logits.amax(1, keepdim=True)
-        top = top.where(top.isfinite(), 0)
+        top = logits.amax(1, keepdim=True).nan_to_num_(nan=0, posinf=0, neginf=0)
         powers = (logits - top).exp_()
         total = powers.sum(1)
         ctx.save_for_backward(powers, total)
@@ -397,7 +396,8 @@ class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         powers, total = ctx.saved_tensors
-        return powers * (grad / total.where(total != 0, 1)).unsqueeze(1)
+        # The total is at least exp(0), or 0 for a row of -inf.
+        return powers * (grad / total.clamp(min=1)).unsqueeze(1)
 
 
 def logsumexp(logits_BC: Tensor) -> Tensor:
