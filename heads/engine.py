@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from heads.block_size import Processor
 from heads.blockwise import BlockwiseLogits, GradientSums, SavedBlocks
 from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
 from heads.global_loss import BlockStatistics, GlobalLoss
@@ -80,9 +81,9 @@ class Engine:
 
     The ranks of `class_group` have different classes and compute the same rows; the ranks of
     `data_group` have the same classes and different rows. None means a single process.
-    `memory_bytes` limits the memory used for logits. In training, `log_prior` [K] is added to them.
-    `device_type` selects the code and the block sizes for a CPU or a GPU (None: the device of the
-    features).
+    `processor` selects the code and the block sizes for a CPU or a GPU. `memory_bytes` limits the
+    memory used for logits (None: the default of the processor). In training, `log_prior` [K] is
+    added to them.
     """
 
     weights: ClassWeights
@@ -90,10 +91,17 @@ class Engine:
     class_group: ProcessGroup | None
     data_group: ProcessGroup | None
     logit_map: LogitMap
-    memory_bytes: int
+    processor: Processor
+    memory_bytes: int | None = None
     log_prior: Tensor | None = None
     row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
-    device_type: str | None = None
+
+    @property
+    def logit_bytes(self) -> int:
+        """The memory limit for logits in bytes."""
+        if self.memory_bytes is None:
+            return self.processor.default_memory_mib << 20
+        return self.memory_bytes
 
     def __call__(
         self,
@@ -201,6 +209,7 @@ class Engine:
         return replace(
             self,
             weights=self.weights.rebuilt(self.weights.tree, device),
+            processor=Processor.of(device),
             loss=self.loss.to(device),
             row_weighting=self.row_weighting.to(device),
             log_prior=None if prior is None else prior.to(device),
@@ -361,8 +370,8 @@ def _gathered(
         weights=weights,
         loss=engine.loss,
         logit_map=logit_map,
-        memory_bytes=engine.memory_bytes,
-        device_type=engine.device_type or device,
+        memory_bytes=engine.logit_bytes,
+        processor=engine.processor,
         features_Gd=features_Gd,
         labels_G=labels_G,
         rows=weights.with_boundary(vectors, group),
