@@ -1,14 +1,12 @@
-"""Forward and backward of one block of classes: class rows -> logits -> statistics, and back.
+"""One rank's features and class rows, and what both ways to walk over its classes share.
 
-`heads/engine.py` iterates over the blocks and merges their statistics over blocks and ranks; this
-module computes a single block on one rank. Forward reduces the logits [G, C] to a few statistics
-per row. Backward converts the gradient of the statistics to the gradient of the logits, and then,
-with two matrix products, to the gradients of features and rows.
+A walk computes the logits [G, C] of a rank's classes block by block and reduces them to a few
+statistics per row. Backward, it converts the gradient of the statistics to the gradient of the
+logits, and then, with two matrix products, to the gradients of features and rows. `torch_walk.py`
+uses torch operations, and `tiles/walk.py` Triton kernels.
 """
 
-import math
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from heads.block_size import Processor
 from heads.logits import LogitMap, Margins
-from heads.losses import Block, Choice, LabelPositions, Loss, Stats
+from heads.losses import Block, Choice, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
@@ -49,21 +47,32 @@ class BlockwiseLogits:
     compute_dtype: torch.dtype
     stats_dtype: torch.dtype
 
-    def set_margins(self) -> None:
-        """Compute the true logits with their margin. Rows whose class another rank holds get
-        arbitrary values."""
-        if self.margins is None or not len(self.weights.held.class_ids):
-            return
-        # Recompute these few products in the precision of the statistics: the derivative of arccos
-        # is large near +-1, so a margin amplifies the rounding errors of bf16 products.
+    def true_vectors(self) -> tuple[Tensor, Tensor]:
+        """Return the class rows [G, d] of the labels, and the vectors that are multiplied by the
+        features.
+
+        Rows whose class another rank holds get arbitrary values. This rank must hold a class.
+        """
         rows = self.weights.rows_of_labels(self.labels_G, self.rows)
-        vectors = self.logit_map.normalized(rows).to(self.compute_dtype).to(self.stats_dtype)
+        # Compute these few products in the precision of the statistics: the derivative of arccos is
+        # large near +-1, so a margin amplifies the rounding errors of bf16 products.
+        return rows, self.logit_map.normalized(rows).to(self.compute_dtype).to(self.stats_dtype)
+
+    def true_logits(self, vectors_Gd: Tensor) -> Tensor:
+        """Return the true logits [G] with their margin, given `true_vectors`."""
         shifts: Tensor | float = 0.0
         if self.log_prior is not None:
             shifts = self.log_prior[self.labels_G].to(self.stats_dtype)
         if self.offset is not None:
             shifts = shifts + self.offset
-        self.margins.set((self.features_Gd.to(self.stats_dtype) * vectors).sum(1), shifts)
+        if self.bias is not None:
+            bias = self.weights.rows_of_labels(self.labels_G, self.bias).squeeze(1)
+            shifts = shifts + bias.to(self.stats_dtype)
+        products = (self.features_Gd.to(self.stats_dtype) * vectors_Gd).sum(1)
+        if self.margins is None:
+            return products + shifts
+        self.margins.set(products, shifts)
+        return self.margins.logits
 
     def blocks(self) -> list[ClassBlock]:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
@@ -84,42 +93,12 @@ class BlockwiseLogits:
             column_bytes = max(column_bytes, dim * self.compute_dtype.itemsize)
         return self.processor.classes_at_once(column_bytes, self.memory_bytes)
 
-    # ------------------------------------------------------------------------ forward
-
-    def compute(
-        self, block: ClassBlock, *, out: Tensor | None, with_graph: bool
-    ) -> "ComputedBlock":
-        """Compute a block's statistics.
-
-        If a flat tensor `out` is given, the logits are written to its first elements.
-        `with_graph` records the autograd graph for backward.
-        """
-        rows_Cd, labels = self.class_rows(block), self.label_positions(block)
-        logits_GC = self.logits(block, rows_Cd, out)
-        del rows_Cd  # free the rows before computing the statistics
-        return self._reduced(block, logits_GC, labels, with_graph=with_graph)
-
-    def recompute(self, block: ClassBlock, logits_GC: Tensor) -> "ComputedBlock":
-        """Recompute the statistics for backward, with a graph and the margins from forward."""
-        return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
-
     def class_rows(self, block: ClassBlock) -> Tensor:
         """Return the class rows [C, d], ready for the product with the features."""
         rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
         return rows.to(self.compute_dtype)
 
-    def label_positions(self, block: ClassBlock) -> LabelPositions:
-        columns = self.weights.columns(block, self.labels_G)
-        return LabelPositions.of(columns, len(block.class_ids))
-
-    def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
-        """Compute the logits [G, C] without margins, in the first elements of `out` if given."""
-        shape = len(self.features_Gd), len(block.class_ids)
-        target = None if out is None else out[: math.prod(shape)].view(shape)
-        shift_C = self._shift(block)
-        return self._product(self.features_Gd, rows_Cd.T, add=shift_C, out=target)
-
-    def _shift(self, block: ClassBlock) -> Tensor | None:
+    def shift(self, block: ClassBlock) -> Tensor | None:
         """Return the sum [C] of bias, prior and offset, or None if there are none.
 
         It has the dtype of the logits.
@@ -136,69 +115,39 @@ class BlockwiseLogits:
             return terms[0] if terms else None
         return torch.stack(terms).sum(0)
 
-    def _reduced(
-        self, block: ClassBlock, logits_GC: Tensor, labels: LabelPositions, *, with_graph: bool
-    ) -> "ComputedBlock":
-        if self.margins is not None:
-            labels.put(logits_GC, self.margins.logits)
-        logits_GC.requires_grad_(with_graph)
-        view = Block.at(block.class_ids, self.labels_G, labels, logits_GC, block.weights)
-        with torch.set_grad_enabled(with_graph):
-            stats = self.loss.statistics(logits_GC, view)
-        return ComputedBlock(logits_GC, view, stats)
-
     def identity(self) -> Stats:
         """Return the statistics of a rank without classes."""
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
         return self.loss.identity(like)
 
-    # ------------------------------------------------------------------------ backward
+    def add_shift_gradient(self, block: ClassBlock, grad_C: Tensor, to: "GradientSums") -> None:
+        """Write the gradient of a block's biases, and add its term to that of the offset."""
+        if to.bias is not None:
+            self.weights.put_gradient(block, grad_C.unsqueeze(1), to.bias)
+        if to.scalars is not None:
+            to.scalars[1] += grad_C.sum()
 
-    def add_gradients(
-        self,
-        block: ClassBlock,
-        computed: "ComputedBlock",
-        outputs: Stats,
-        grads: Stats,
-        to: "GradientSums",
-    ) -> None:
-        """Add the block's terms to the sums over classes, and write the gradient of its rows.
-
-        `outputs` are the block's statistics or a function of them, and `grads` their gradients.
-        """
-        grad_GC = computed.gradient_of_logits(outputs, grads)
-        if to.bias is not None or to.scalars is not None:
-            grad_C = grad_GC.sum(0)
-            if to.bias is not None:
-                self.weights.put_gradient(block, grad_C.unsqueeze(1), to.bias)
-            if to.scalars is not None:
-                to.scalars[1] += grad_C.sum()
-        if self.margins is not None:
-            by_scale = self.margins.through(grad_GC, computed.view.positions)
-            if to.scalars is not None:
-                to.scalars[0] += by_scale
-        grad_GC = grad_GC.to(self.compute_dtype)
+    def add_feature_gradient(self, grad_GC: Tensor, rows_Cd: Tensor, to: "GradientSums") -> None:
+        """Add a block's term to the gradient of the features."""
         if to.needs_features:
-            rows_Cd = self.class_rows(block)
-            to.features = self._product(grad_GC, rows_Cd, add=to.features, out=to.features)
-        if to.rows is not None:
-            self._write_gradient_of_rows(block, grad_GC, to.rows)
+            to.features = self.product(grad_GC, rows_Cd, add=to.features, out=to.features)
 
-    def _write_gradient_of_rows(
+    def write_gradient_of_rows(
         self, block: ClassBlock, grad_GC: Tensor, grad_nodes: Tensor
     ) -> None:
+        """Write the gradient of a block's class rows to the nodes of its classes."""
         target = None
         if not self.logit_map.normalizes:
             target = self.weights.contiguous_part(block, grad_nodes)
         # If possible, write to the gradient directly, without a second K x d tensor.
-        grad_Cd = self._product(grad_GC.T, self.features_Gd, out=target)
+        grad_Cd = self.product(grad_GC.T, self.features_Gd, out=target)
         if target is not None:
             return
         if self.logit_map.normalizes:
             grad_Cd = self.logit_map.gradient(self.weights.rows(block, self.rows), grad_Cd)
         self.weights.put_gradient(block, grad_Cd, grad_nodes)
 
-    def _product(
+    def product(
         self,
         left: Tensor,
         right: Tensor,
@@ -250,66 +199,6 @@ class ComputedBlock:
         )
         # The gradient of a plain sum is an expanded view, which cannot be written to.
         return self.view.positions.add(grad.contiguous(), by_true)
-
-
-class SavedBlocks:
-    """The tensors that forward saves for backward within the memory budget.
-
-    Forward saves the graphs of all blocks if they fit, otherwise the logits of the first blocks.
-    Backward recomputes the logits of the other blocks. For example, with budget M and 10 blocks
-    whose logits take M / 8 each, two blocks are saved (a quarter of M) and eight are recomputed.
-
-    All logits are written to one buffer and all statistics to another (`BlockStatistics`), so that
-    everything else that a block allocates is freed before the next block. Otherwise, small
-    long-lived tensors between these allocations would leave gaps a few bytes too small for the next
-    block's aligned allocation, and the heap would grow with every block (sourceware bug 14581).
-    """
-
-    def __init__(
-        self, logits: BlockwiseLogits, blocks: list[ClassBlock], *, with_grad: bool
-    ) -> None:
-        sizes = [len(logits.features_Gd) * len(block.class_ids) for block in blocks]
-        budget = logits.memory_bytes if with_grad else 0
-        # A graph needs about three times the memory of its logits.
-        self.graphs = 3 * sum(sizes) * logits.stats_dtype.itemsize <= budget // 2
-        self._logits = logits
-        self._computed: list[ComputedBlock] = []
-        if self.graphs:
-            return
-        self._starts = list(accumulate(sizes, initial=0))
-        itemsize = logits.stats_dtype.itemsize
-        self._num = sum(end * itemsize <= budget // 4 for end in self._starts[1:])
-        size = self._starts[self._num] + max(sizes[self._num :], default=0)
-        self._buffer = logits.features_Gd.new_empty(size, dtype=logits.stats_dtype)
-
-    def buffer(self, index: int) -> Tensor | None:
-        """Return a flat tensor for the logits of a block, or None if graphs are saved.
-
-        Blocks that are not saved share the end of the buffer.
-        """
-        return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
-
-    def save(self, computed: ComputedBlock) -> None:
-        """Keep the graph of the next block if graphs are saved.
-
-        If logits are saved instead, they are already in `buffer`.
-        """
-        if self.graphs:
-            self._computed.append(computed)
-
-    def load(self, index: int, block: ClassBlock) -> ComputedBlock:
-        """Return a block with its graph, for backward."""
-        if self.graphs:
-            return self._computed[index]
-        return self._logits.recompute(block, self._load_logits(index, block))
-
-    def _load_logits(self, index: int, block: ClassBlock) -> Tensor:
-        buffer, logits = self.buffer(index), self._logits
-        assert buffer is not None
-        if index >= self._num:
-            return logits.logits(block, logits.class_rows(block), buffer)
-        shape = len(logits.features_Gd), len(block.class_ids)
-        return buffer[: math.prod(shape)].view(shape)
 
 
 @dataclass

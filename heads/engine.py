@@ -42,9 +42,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.block_size import Processor
-from heads.blockwise import BlockwiseLogits, GradientSums, SavedBlocks
+from heads.blockwise import BlockwiseLogits, GradientSums
 from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
-from heads.global_loss import BlockStatistics, GlobalLoss
+from heads.global_loss import global_loss
 from heads.inputs import (
     Agreement,
     Parameters,
@@ -56,6 +56,8 @@ from heads.inputs import (
 )
 from heads.logits import LogitMap, MappedFeatures, Margins
 from heads.losses import Loss, Rows
+from heads.tiles.walk import TileWalk
+from heads.torch_walk import TorchWalk
 from heads.weights import ClassWeights, NodeValues
 
 
@@ -95,6 +97,7 @@ class Engine:
     memory_bytes: int | None = None
     log_prior: Tensor | None = None
     row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
+    tiles: bool = False
 
     @property
     def logit_bytes(self) -> int:
@@ -165,6 +168,12 @@ class Engine:
         if rows_of_ranks is None and math.isnan(loss.item()):
             raise self.nan_loss(len(features), non_finite_rows(features), parameters)
         return loss
+
+    def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
+        """Return the implementation that computes the logits on this device."""
+        if self.tiles and logits.choice is None and logits.stats_dtype == torch.float32:
+            return TileWalk(logits, self.loss.tile, with_graph=with_graph)
+        return TorchWalk(logits, with_graph=with_graph)
 
     def nan_loss(
         self, num_rows: int, broken_rows: Tensor, parameters: Parameters
@@ -243,33 +252,25 @@ class _HeadLoss(torch.autograd.Function):
         logits = _gathered(engine, inputs, parameters, batch.labels_G, call)
         logits.choice = engine.loss.choose(engine.weights.held, batch.labels_m, call.draw)
         with _without_autocast(features.device.type):
-            logits.set_margins()
-            blocks = logits.blocks()
-            saved = SavedBlocks(logits, blocks, with_grad=call.computes_gradients)
-            statistics = BlockStatistics(len(blocks))
-            for index, block in enumerate(blocks):
-                computed = logits.compute(block, out=saved.buffer(index), with_graph=saved.graphs)
-                statistics.put(index, computed.stats)
-                saved.save(computed)
-                del computed  # free it before computing the next block
-            global_loss = GlobalLoss.gather(
-                engine.loss,
-                statistics,
-                engine.rows(batch.labels_m, logits.stats_dtype, batch.weights_m),
-                identity=logits.identity,
-                counts=batch.counts,
-                group_sizes=call.agreement.group_sizes,
-                class_group=engine.class_group,
-                data_group=engine.data_group,
-                with_graph=call.computes_gradients,
-            )
+            walk = engine.walk(logits, with_graph=call.computes_gradients)
+            parts = walk.statistics()
+            with torch.set_grad_enabled(call.computes_gradients):
+                loss = global_loss(
+                    engine.loss,
+                    parts,
+                    engine.rows(batch.labels_m, logits.stats_dtype, batch.weights_m),
+                    identity=logits.identity,
+                    counts=batch.counts,
+                    group_sizes=call.agreement.group_sizes,
+                    class_group=engine.class_group,
+                    data_group=engine.data_group,
+                )
         ctx.engine, ctx.call, ctx.parameters, ctx.inputs = engine, call, parameters, inputs
-        ctx.logits, ctx.blocks, ctx.saved = logits, blocks, saved
-        ctx.global_loss = global_loss
+        ctx.logits, ctx.walk, ctx.loss = logits, walk, loss
         # Save these tensors only for their version counters, so that backward raises an error if
         # one of them was modified in place.
         ctx.save_for_backward(features, *(each for each in parameters if each is not None))
-        return global_loss.value.detach()
+        return loss.detach()
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -284,15 +285,8 @@ class _HeadLoss(torch.autograd.Function):
         # Disable autocast, as in forward, even if the caller runs backward under autocast: the
         # engine itself chooses the precision of each step.
         with _without_autocast(grad_loss.device.type):
-            global_loss: GlobalLoss = ctx.global_loss
-            # If possible, call autograd once instead of twice. With few classes, this matters.
-            whole = global_loss.includes_block
-            grads = [(grad_loss,)] if whole else global_loss.gradients(grad_loss)
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
-            for index, block in enumerate(ctx.blocks):
-                computed = ctx.saved.load(index, block)
-                outputs = (global_loss.value,) if whole else computed.stats
-                logits.add_gradients(block, computed, outputs, grads[index], sums)
+            ctx.walk.add_gradients(ctx.loss, grad_loss.to(ctx.loss.dtype), sums)
             by_features = _reduced_features(ctx, sums)
             by_vectors = _reduced_nodes(ctx, logits.rows, sums.rows)
             by_bias = _reduced_nodes(ctx, logits.bias, sums.bias)

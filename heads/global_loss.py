@@ -12,7 +12,6 @@ gather, merged by all-reduces (`reduces`).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,102 +33,34 @@ from heads.losses import Loss, Reduction, Rows, Stats
 _WORTH_A_COLLECTIVE = 2 << 20
 
 
-class BlockStatistics:
-    """The statistics of a rank's blocks: one tensor per statistic, with one row per block.
+def global_loss(
+    loss: Loss,
+    parts: Sequence[Stats],
+    rows: Rows,
+    *,
+    identity: Callable[[], Stats],
+    counts: Tensor | None,
+    group_sizes: list[int],
+    class_group: ProcessGroup | None,
+    data_group: ProcessGroup | None,
+) -> Tensor:
+    """Exchange this rank's statistics over both groups and return the loss, a scalar (collective).
 
-    The statistics of a single block are kept as they are, with their autograd graph if forward
-    recorded one.
+    `parts` are the statistics of disjoint parts of this rank's classes, none for a rank without
+    classes, and `identity` returns those of such a rank. The loss is differentiable with respect to
+    `parts`; the statistics of other ranks are constants. The ranks of a class group have different
+    classes and the same rows, so their statistics are merged. Along `data`, the class groups have
+    different rows, so their totals are concatenated. `counts` selects the rows that are not ignored
+    (None: all). `group_sizes` lists the number of rows of each class group along `data`.
     """
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._only: Stats = ()
-        self._columns: Stats = ()
-
-    def put(self, index: int, stats: Stats) -> None:
-        if self.num_blocks == 1:
-            self._only = stats
-            return
-        if not self._columns:
-            self._columns = tuple(stat.new_empty((self.num_blocks, *stat.shape)) for stat in stats)
-        for column, stat in zip(self._columns, stats, strict=True):
-            column[index] = stat.detach()
-
-    def of_blocks(self, *, with_graph: bool) -> list[Stats]:
-        """Return the statistics of each block; if `with_graph`, they have an autograd graph or are
-        leaves of one."""
-        if any(stat.requires_grad for stat in self._only):
-            return [self._only]
-        blocks = [self._only] if self._only else zip(*self._columns, strict=True)
-        return [tuple(stat.detach().requires_grad_(with_graph) for stat in each) for each in blocks]
-
-
-@dataclass(frozen=True)
-class GlobalLoss:
-    """The loss of the global batch as a function of the statistics of this rank's blocks.
-
-    `value` is the loss, a scalar. `of_blocks` contains the statistics of this rank's blocks. If
-    `with_graph` was true, `value` has an autograd graph that starts at `of_blocks`; the statistics
-    of other ranks are constants.
-    """
-
-    value: Tensor
-    of_blocks: list[Stats]
-
-    @property
-    def includes_block(self) -> bool:
-        """Whether the graph of `value` includes the graph of this rank's only block."""
-        return any(not stat.is_leaf for stats in self.of_blocks for stat in stats)
-
-    @classmethod
-    def gather(
-        cls,
-        loss: Loss,
-        statistics: BlockStatistics,
-        rows: Rows,
-        *,
-        identity: Callable[[], Stats],
-        counts: Tensor | None,
-        group_sizes: list[int],
-        class_group: ProcessGroup | None,
-        data_group: ProcessGroup | None,
-        with_graph: bool,
-    ) -> "GlobalLoss":
-        """Exchange this rank's statistics over both groups and compute the loss (collective).
-
-        The ranks of a class group have different classes and the same rows, so their statistics
-        are merged. Along `data`, the class groups have different rows, so their totals are
-        concatenated. `counts` selects the rows that are not ignored (None: all). `group_sizes`
-        lists the number of rows of each class group along `data`. `identity` returns the
-        statistics of a rank without classes.
-        """
-        of_blocks = statistics.of_blocks(with_graph=with_graph)
-        with torch.set_grad_enabled(with_graph):
-            mine = loss.merge(of_blocks) if of_blocks else identity()
-            total = _merged_over_ranks(loss, mine, class_group)
-            totals = _gathered(total, _uneven(group_sizes), data_group)
-            if len(totals) > 1:
-                total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
-            if counts is not None:
-                total = tuple(stat[counts] for stat in total)
-            value = loss.value(total, rows)
-        return cls(value, of_blocks)
-
-    def gradients(self, grad_loss: Tensor) -> list[Stats]:
-        """Return the gradient with respect to the statistics of each of this rank's blocks."""
-        if not self.of_blocks:
-            return []
-        flat = [stat for stats in self.of_blocks for stat in stats]
-        grads = torch.autograd.grad(
-            self.value,
-            flat,
-            grad_loss.to(self.value.dtype),
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        width = len(self.of_blocks[0])
-        return [tuple(grads[i : i + width]) for i in range(0, len(grads), width)]
+    mine = loss.merge(parts) if parts else identity()
+    total = _merged_over_ranks(loss, mine, class_group)
+    totals = _gathered(total, _uneven(group_sizes), data_group)
+    if len(totals) > 1:
+        total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
+    if counts is not None:
+        total = tuple(stat[counts] for stat in total)
+    return loss.value(total, rows)
 
 
 def reduces(num_ranks: int, num_bytes: int, shift_bytes: int) -> bool:

@@ -20,8 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from heads.losses import LabelPositions
-
 M1 = Annotated[float, Field(gt=0, le=8, description="multiplies the angle to the true class")]
 M2 = Annotated[
     float, Field(ge=0, le=math.pi, description="margin added to the angle to the true class")
@@ -267,16 +265,12 @@ class Margins:
         self.logits = scaled + shifts
         self.excess = scaled - self.slopes * products
 
-    def through(self, grad_GC: Tensor, labels: LabelPositions) -> Tensor:
-        """Convert the gradient of a block's logits, in place, to that of the logits without
-        margins.
+    def through(self, grad_G: Tensor) -> tuple[Tensor, Tensor]:
+        """Convert the gradient of the true logits to that of the logits without margins.
 
-        `labels` are the positions of the labels in the block. Returns the scalar that the margins
-        add to the gradient of the logarithm of the scale.
+        Also returns the scalar that the margins add to the gradient of the logarithm of the scale.
         """
-        by_true = labels.take(grad_GC)
-        labels.put(grad_GC, by_true * self.slopes)
-        return (by_true * self.excess).sum()
+        return grad_G * self.slopes, (grad_G * self.excess).sum()
 
 
 def unit_vectors(vectors: Tensor) -> Tensor:
@@ -285,9 +279,33 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     A vector whose norm is 0 (or so small that its square is 0) becomes zero and has no gradient.
     """
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    zero = norms <= torch.finfo(wide.dtype).tiny ** 0.5
-    return wide * norms.masked_fill(zero, 1).reciprocal().masked_fill(zero, 0)
+    norms, zero = _norms(wide)
+    return wide * norms.reciprocal().masked_fill(zero, 0)
+
+
+def inverse_norms(vectors: Tensor) -> Tensor:
+    """Return the factors [n, 1] by which `unit_vectors` multiplies, and 1 for a zero vector."""
+    norms, _ = _norms(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
+    return norms.reciprocal()
+
+
+def tangential(vectors: Tensor, grad: Tensor) -> Tensor:
+    """Return the part of `grad` [n, d] that is orthogonal to each vector [n, d], in the dtype of
+    `grad`; 0 for zero vectors.
+
+    If the gradient of `unit_vectors` is divided by the norms, this is the gradient of the vectors.
+    """
+    units = unit_vectors(vectors).to(grad.dtype)
+    along = torch.linalg.vecdot(units, grad).unsqueeze(1)
+    _, zero = _norms(vectors)
+    return (grad - along * units).masked_fill(zero, 0)
+
+
+def _norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norms [n, 1], or 1 for zero vectors, and a mask [n, 1] of zero vectors."""
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    zero = norms <= torch.finfo(norms.dtype).tiny ** 0.5
+    return norms.masked_fill(zero, 1), zero
 
 
 def log_prior(tau: float, class_counts: Tensor) -> Tensor:

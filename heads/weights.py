@@ -195,8 +195,7 @@ class ClassWeights:
 
         This rank must hold at least one class.
         """
-        positions = self.held.position[labels] - self.held.first
-        positions = positions.clamp(0, len(self.held.class_ids) - 1)
+        _, positions = self.held.nearest(labels)
         if self._plain:
             return values.held[positions]
         # The paths are padded to the same length with a node of weight 0, because only the device
@@ -229,6 +228,13 @@ class ClassWeights:
         """Write the gradient [C, d] of a block's class rows to the nodes of its classes."""
         positions = block.positions if self._plain else self._node_of_position[block.positions]
         grad_held[positions] = grad_rows.to(grad_held.dtype)
+
+    def add_gradient_of_labels(self, labels: Tensor, grads: Tensor, grad_held: Tensor) -> None:
+        """Add gradients [b, d] of class rows to the nodes of `labels` [b]. The gradients of classes
+        of other ranks must be 0. This rank must hold at least one class."""
+        _, positions = self.held.nearest(labels)
+        nodes = positions if self._plain else self._node_of_position[positions]
+        grad_held.index_add_(0, nodes, grads.to(grad_held.dtype))
 
     def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
         """Convert gradients of class rows to those of node vectors, in place (collective).

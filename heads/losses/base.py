@@ -10,7 +10,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pydantic
@@ -19,6 +18,7 @@ from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
+from heads.losses.tile import Reduction, Tile
 from heads.tree import LabelTree
 
 Stats = tuple[Tensor, ...]
@@ -54,6 +54,13 @@ class HeldClasses:
     class_ids: Tensor
     position: Tensor
     first: int
+
+    def nearest(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a mask of the given classes that this rank holds, and their positions among all
+        classes that it holds; those of other classes are arbitrary. This rank must hold a class."""
+        positions = self.position[class_ids] - self.first
+        nearest = positions.clamp(0, len(self.class_ids) - 1)
+        return nearest == positions, nearest
 
     def find(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return a mask of the given classes that this rank holds, and the positions of these
@@ -206,13 +213,6 @@ class Rows:
         return (self.weights * per_row).sum() / total.where(total > 0, 1)
 
 
-class Reduction(Enum):
-    """How a statistic [B, ...] is merged over disjoint blocks of classes."""
-
-    SUM = "sum"
-    LOGSUMEXP = "logsumexp"
-
-
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of classes.
@@ -228,6 +228,7 @@ class Loss(ABC):
     ranks.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
+    `tile` computes the statistics in a GPU kernel (None: with torch operations only).
     `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.
     """
 
@@ -243,6 +244,7 @@ class Loss(ABC):
     over_nodes: ClassVar[bool] = False
     accepts_mixed_labels: ClassVar[bool] = True
     reductions: ClassVar[tuple[Reduction, ...]] = ()
+    tile: ClassVar[Tile | None] = None
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -345,6 +347,24 @@ class Loss(ABC):
             torch.full_like(like, -torch.inf if reduction is Reduction.LOGSUMEXP else 0)
             for reduction in self.reductions
         )
+
+    def tile_vectors(self, class_ids: Tensor) -> Tensor | None:
+        """Return the numbers [n, C] of each class that `tile` needs (None: no numbers), float32."""
+        return None
+
+    def of_labels(self, true_B: Tensor, labels: Tensor) -> Stats:
+        """Return the statistics of the true logits `true_B` [B] alone."""
+        positions = LabelPositions(torch.ones_like(labels).bool(), torch.zeros_like(labels))
+        block = Block(labels.unsqueeze(1), labels, positions, true_B)
+        return self.statistics(true_B.unsqueeze(1), block)
+
+    def of_terms(self, terms: Sequence[Tensor], winners: Tensor | None) -> Stats:
+        """Return the statistics of false logits, given the reduced `terms` [B] of `tile`.
+
+        `winners` [B] are the class IDs of a maximum. By default, the statistics are the terms and
+        z_y, which is 0 because these logits do not include the true one.
+        """
+        return *terms, torch.zeros_like(terms[0])
 
     @abstractmethod
     def value(self, total: Stats, rows: Rows) -> Tensor:

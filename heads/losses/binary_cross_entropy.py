@@ -21,9 +21,33 @@ from heads.losses.base import (
     Stats,
 )
 from heads.losses.sampling import drawn_from
+from heads.losses.tile import Tile, tile_sigmoid, tile_softplus
+from heads.optional_triton import jit
 
 # A class without samples is treated as if it had half a sample, because q must be positive.
 _HALF_A_SAMPLE = 0.5
+
+
+@jit
+def _softplus(z, vectors):  # type: ignore[no-untyped-def]
+    return (tile_softplus(z),)
+
+
+@jit
+def _slope_of_softplus(z, vectors):  # type: ignore[no-untyped-def]
+    return (tile_sigmoid(z),)
+
+
+@jit
+def _noise(z, vectors):  # type: ignore[no-untyped-def]
+    share, shift = vectors
+    return (share * tile_softplus(z - shift),)
+
+
+@jit
+def _slope_of_noise(z, vectors):  # type: ignore[no-untyped-def]
+    share, shift = vectors
+    return (share * tile_sigmoid(z - shift),)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -42,6 +66,7 @@ class BinaryCrossEntropy(Loss):
     statistic = "sum softplus z, z_y"
     aligned = True
     reductions = (Reduction.SUM, Reduction.SUM)
+    tile = Tile(_softplus, _slope_of_softplus, (Reduction.SUM,))
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return softplus(logits_BC).sum(1), block.true
@@ -89,6 +114,7 @@ class NoiseContrastiveEstimation(Loss):
     statistic = "expectation under q of log(1 - g_j), z_y"
     aligned = True
     reductions = (Reduction.SUM, Reduction.SUM)
+    tile = Tile(_noise, _slope_of_noise, (Reduction.SUM,))
 
     @property
     def needs_class_counts(self) -> bool:
@@ -138,7 +164,12 @@ class NoiseContrastiveEstimation(Loss):
         q = self.q[block.class_ids]
         shift = (self.t * q).log().to(logits_BC.dtype)
         share = q if block.weights is None else q * block.weights
-        return softplus(logits_BC - shift) @ share.to(logits_BC.dtype), block.true
+        terms = softplus(logits_BC - shift)
+        return torch.linalg.vecdot(terms, share.to(logits_BC.dtype)), block.true
+
+    def tile_vectors(self, class_ids: Tensor) -> Tensor:
+        q = self.q[class_ids]
+        return torch.stack([q, (self.t * q).log()]).float()
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         expected, true = total

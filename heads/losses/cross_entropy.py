@@ -19,6 +19,21 @@ from heads.losses.base import (
     logsumexp,
 )
 from heads.losses.sampling import labels_and_sampled
+from heads.losses.tile import LOGSUMEXP, Tile, one
+from heads.optional_triton import jit
+
+
+@jit
+def _logit_twice(z, vectors):  # type: ignore[no-untyped-def]
+    return z, z
+
+
+@jit
+def _slope_of_logit_twice(z, vectors):  # type: ignore[no-untyped-def]
+    return one(z), one(z)
+
+
+_LOGSUMEXP_AND_SUM = Tile(_logit_twice, _slope_of_logit_twice, (Reduction.LOGSUMEXP, Reduction.SUM))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -50,13 +65,17 @@ class CrossEntropy(Loss):
     )
 
     paper = "002 eq 1"
-    statistic = "logsumexp z, z_y (sum z under label smoothing)"
+    statistic = "logsumexp z, z_y (and sum z under label smoothing)"
     aligned_if = "z_loss > 0, unless label_smoothing > 0 and sample_rate < 1"
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:  # type: ignore[override]
         sums = (Reduction.SUM, Reduction.SUM) if self.label_smoothing else (Reduction.SUM,)
         return (Reduction.LOGSUMEXP, *sums)
+
+    @property
+    def tile(self) -> Tile:  # type: ignore[override]
+        return _LOGSUMEXP_AND_SUM if self.label_smoothing else LOGSUMEXP
 
     @property
     def aligned(self) -> bool:
@@ -88,8 +107,10 @@ class CrossEntropy(Loss):
         weighted = logits_BC
         if block.weights is not None:
             weighted = logits_BC + block.weights.log().to(logits_BC.dtype)
-        stats = logsumexp(weighted), block.true
-        return (*stats, self._sum(logits_BC, block)) if self.label_smoothing else stats
+        lse = logsumexp(weighted)
+        if not self.label_smoothing:
+            return lse, block.true
+        return lse, self._sum(logits_BC, block), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, target, *every = total
@@ -121,6 +142,7 @@ class SelfNormalization(Loss):
     statistic = "logsumexp z, z_y"
     aligned = True
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+    tile = LOGSUMEXP
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), block.true
@@ -149,6 +171,7 @@ class BatchCrossEntropy(Loss):
     aligned = True
     couples_rows = True
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+    tile = LOGSUMEXP
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), block.true

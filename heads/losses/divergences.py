@@ -13,6 +13,38 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.losses.tile import Tile, one, tile_sigmoid, tile_softplus
+from heads.optional_triton import jit
+
+
+@jit
+def _log_squared_sigmoid(z, vectors):  # type: ignore[no-untyped-def]
+    return (-2.0 * tile_softplus(-z),)
+
+
+@jit
+def _slope_of_log_squared_sigmoid(z, vectors):  # type: ignore[no-untyped-def]
+    return (2.0 * tile_sigmoid(-z),)
+
+
+@jit
+def _twice(z, vectors):  # type: ignore[no-untyped-def]
+    return (2.0 * z,)
+
+
+@jit
+def _slope_of_twice(z, vectors):  # type: ignore[no-untyped-def]
+    return (2.0 * one(z),)
+
+
+@jit
+def _once_and_twice(z, vectors):  # type: ignore[no-untyped-def]
+    return z, 2.0 * z
+
+
+@jit
+def _slope_of_once_and_twice(z, vectors):  # type: ignore[no-untyped-def]
+    return one(z), 2.0 * one(z)
 
 
 class SigmoidLoss(Loss):
@@ -20,6 +52,7 @@ class SigmoidLoss(Loss):
 
     statistic = "log sum sigmoid(z)^2, z_y"
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+    tile = Tile(_log_squared_sigmoid, _slope_of_log_squared_sigmoid, (Reduction.LOGSUMEXP,))
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         log_squares: Tensor = _LogSumSquaredSigmoids.apply(logits_BC)
@@ -38,6 +71,7 @@ class SoftmaxCauchySchwarz(Loss):
     statistic = "logsumexp 2z, z_y"
     aligned = False
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+    tile = Tile(_twice, _slope_of_twice, (Reduction.LOGSUMEXP,))
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(2 * logits_BC), block.true
@@ -75,6 +109,9 @@ class SoftmaxTanimoto(Loss):
     statistic = "logsumexp z, logsumexp 2z, z_y"
     aligned = False
     reductions = (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP, Reduction.SUM)
+    tile = Tile(
+        _once_and_twice, _slope_of_once_and_twice, (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP)
+    )
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         once, twice = _LogSumExps.apply(logits_BC)

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
+from heads.losses.tile import MAX
 from heads.topk import decode_ids, encode_ids, largest_columns, sort_largest
 
 # Padding ID for rows with fewer false classes than `num_largest`. It is larger than any class ID.
@@ -37,8 +38,17 @@ class LargestFalse(Loss):
         return largest, encode_ids(of, largest.dtype), torch.stack(true).sum(0)
 
     def identity(self, like: Tensor) -> Stats:
-        nothing = like.new_empty(len(like), 0)
-        return self._filled(nothing, nothing.to(torch.int64), torch.zeros_like(like))
+        return self.of_labels(torch.zeros_like(like), like)
+
+    def of_labels(self, true_B: Tensor, labels: Tensor) -> Stats:
+        nothing = true_B.new_empty(len(true_B), 0)
+        return self._filled(nothing, nothing.to(torch.int64), true_B)
+
+    def of_terms(self, terms: Sequence[Tensor], winners: Tensor | None) -> Stats:
+        (largest,) = terms
+        assert winners is not None
+        ids = torch.where(largest == -torch.inf, _NO_CLASS, winners)
+        return self._filled(largest.unsqueeze(1), ids.unsqueeze(1), torch.zeros_like(largest))
 
     def _filled(self, values: Tensor, ids: Tensor, true: Tensor) -> Stats:
         missing = self.num_largest - values.shape[1]
@@ -54,6 +64,7 @@ class MarginLoss(LargestFalse):
     gamma: float = Field(default=1.0, gt=0, description="margin")
 
     num_largest = 1
+    tile = MAX
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total

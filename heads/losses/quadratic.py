@@ -8,6 +8,18 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
+from heads.losses.tile import Tile
+from heads.optional_triton import jit
+
+
+@jit
+def _square(z, vectors):  # type: ignore[no-untyped-def]
+    return (z * z,)
+
+
+@jit
+def _slope_of_square(z, vectors):  # type: ignore[no-untyped-def]
+    return (2.0 * z,)
 
 
 class QuadraticLoss(Loss):
@@ -17,6 +29,7 @@ class QuadraticLoss(Loss):
     aligned = True
     num_power_sums = 2
     reductions = (Reduction.SUM, Reduction.SUM)
+    tile = Tile(_square, _slope_of_square, (Reduction.SUM,))
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logits_BC.square().sum(1), block.true

@@ -8,6 +8,18 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
+from heads.losses.tile import Tile, one
+from heads.optional_triton import jit
+
+
+@jit
+def _logit_and_square(z, vectors):  # type: ignore[no-untyped-def]
+    return z, z * z
+
+
+@jit
+def _slope_of_logit_and_square(z, vectors):  # type: ignore[no-untyped-def]
+    return one(z), 2.0 * z
 
 
 class SphericalLoss(Loss):
@@ -17,6 +29,7 @@ class SphericalLoss(Loss):
     aligned = False
     num_power_sums = 3
     reductions = (Reduction.SUM, Reduction.SUM, Reduction.SUM)
+    tile = Tile(_logit_and_square, _slope_of_logit_and_square, (Reduction.SUM, Reduction.SUM))
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logits_BC.sum(1), logits_BC.square().sum(1), block.true

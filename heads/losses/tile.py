@@ -40,7 +40,6 @@ class Tile:
     reductions: tuple[Reduction, ...]
 
 
-
 @jit
 def one(z):  # type: ignore[no-untyped-def]
     """Return a tile of ones with the shape of z."""
@@ -48,14 +47,14 @@ def one(z):  # type: ignore[no-untyped-def]
 
 
 @jit
-def sigmoid(z):  # type: ignore[no-untyped-def]
+def tile_sigmoid(z):  # type: ignore[no-untyped-def]
     """Return 1 / (1 + exp(-z)), without overflow."""
     power = tl.exp(-tl.abs(z))
     return tl.where(z < 0, power, 1.0) / (1.0 + power)
 
 
 @jit
-def softplus(z):  # type: ignore[no-untyped-def]
+def tile_softplus(z):  # type: ignore[no-untyped-def]
     """Return log(1 + exp(z)), accurate for very negative z too.
 
     log(1 + p) of a small p is computed as p log(u) / (u - 1) with the rounded u = 1 + p (Kahan), so
@@ -64,7 +63,9 @@ def softplus(z):  # type: ignore[no-untyped-def]
     power = tl.exp(-tl.abs(z))
     rounded = 1.0 + power
     excess = rounded - 1.0
-    log1p = tl.where(excess == 0.0, power, tl.log(rounded) * (power / tl.where(excess == 0.0, 1.0, excess)))
+    log1p = tl.where(
+        excess == 0.0, power, tl.log(rounded) * (power / tl.where(excess == 0.0, 1.0, excess))
+    )
     return tl.maximum(z, 0.0) + log1p
 
 
@@ -79,4 +80,4 @@ def _slope_of_logit(z, vectors):  # type: ignore[no-untyped-def]
 
 
 LOGSUMEXP = Tile(_logit, _slope_of_logit, (Reduction.LOGSUMEXP,))
-LARGEST = Tile(_logit, _slope_of_logit, (Reduction.MAX,))
+MAX = Tile(_logit, _slope_of_logit, (Reduction.MAX,))

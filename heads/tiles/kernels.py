@@ -18,11 +18,11 @@ Triton's default is TF32.
 from heads.optional_triton import jit, tl
 
 # How a kernel reduces a term. Triton reads only globals that are `tl.constexpr`.
-SUM = 0 if tl is None else tl.constexpr(0)
-LOGSUMEXP = 1 if tl is None else tl.constexpr(1)
-MAX = 2 if tl is None else tl.constexpr(2)
+SUM = tl.constexpr(0)
+LOGSUMEXP = tl.constexpr(1)
+MAX = tl.constexpr(2)
 # Larger than any class ID.
-_NO_CLASS = 2**62 if tl is None else tl.constexpr(2**62)
+_NO_CLASS = tl.constexpr(2**62)
 
 
 @jit
@@ -36,11 +36,11 @@ def _logits(  # type: ignore[no-untyped-def]
     num_rows,
     num_classes,
     dim,
-    BLOCK_G: "tl.constexpr",
-    BLOCK_C: "tl.constexpr",
-    BLOCK_D: "tl.constexpr",
-    PRECISION: "tl.constexpr",
-    WIDEN: "tl.constexpr",
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     """Return the float32 logits [BLOCK_G, BLOCK_C] of rows `g` and classes `c`."""
     in_g = (g < num_rows)[:, None]
@@ -62,7 +62,7 @@ def _logits(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _vectors(vectors, c, num_classes, NUM_VECTORS: "tl.constexpr"):  # type: ignore[no-untyped-def]
+def _vectors(vectors, c, num_classes, NUM_VECTORS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load the loss's vectors [NUM_VECTORS, C] for classes `c`."""
     loaded = ()
     for i in tl.static_range(NUM_VECTORS):
@@ -93,14 +93,14 @@ def statistics_kernel(  # type: ignore[no-untyped-def]
     dim,
     first_split,  # the position of this block's first split in the outputs
     all_splits,  # the number of splits of all blocks
-    TERMS: "tl.constexpr",
-    REDUCTIONS: "tl.constexpr",
-    NUM_VECTORS: "tl.constexpr",
-    BLOCK_G: "tl.constexpr",
-    BLOCK_C: "tl.constexpr",
-    BLOCK_D: "tl.constexpr",
-    PRECISION: "tl.constexpr",
-    WIDEN: "tl.constexpr",
+    TERMS: tl.constexpr,
+    REDUCTIONS: tl.constexpr,
+    NUM_VECTORS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     g = (tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
     label = tl.load(labels + g, g < num_rows, -1)
@@ -168,15 +168,15 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_classes,
     dim,
-    SLOPES: "tl.constexpr",
-    TERMS: "tl.constexpr",
-    REDUCTIONS: "tl.constexpr",
-    NUM_VECTORS: "tl.constexpr",
-    BLOCK_G: "tl.constexpr",
-    BLOCK_C: "tl.constexpr",
-    BLOCK_D: "tl.constexpr",
-    PRECISION: "tl.constexpr",
-    WIDEN: "tl.constexpr",
+    SLOPES: tl.constexpr,
+    TERMS: tl.constexpr,
+    REDUCTIONS: tl.constexpr,
+    NUM_VECTORS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     g = (tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)

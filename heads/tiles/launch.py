@@ -1,13 +1,13 @@
 """Launch the kernels of `heads/tiles/kernels.py` for one block of classes."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from heads import optional_triton
+from heads.block_size import Processor
 from heads.losses.tile import Reduction, Tile
 from heads.tiles import kernels
 
@@ -60,16 +60,6 @@ class BlockInputs:
     class_ids: Tensor
     labels: Tensor
 
-    @property
-    def config(self) -> KernelConfig:
-        if not self.features.is_cuda:
-            return _INTERPRETED
-        return _FLOAT if self.features.dtype == torch.float32 else _HALF
-
-    def num_splits(self) -> int:
-        """Return the number of splits of the classes that keeps all multiprocessors busy."""
-        return num_splits(len(self.features), len(self.rows), self.config, _num_sms(self.features))
-
     def _arguments(self) -> tuple[Tensor | None, ...]:
         tensors = (
             self.features,
@@ -86,7 +76,7 @@ class BlockInputs:
         return len(self.features), len(self.rows), self.features.shape[1]
 
     def _options(self, tile: Tile) -> dict[str, Any]:
-        config = self.config
+        config = _config(self.features)
         return {
             "TERMS": tile.terms,
             "REDUCTIONS": tuple(_CODES[each] for each in tile.reductions),
@@ -101,31 +91,29 @@ class BlockInputs:
         }
 
     def write_statistics(
-        self, tile: Tile, first_split: int, num_splits: int, totals: Tensor, winners: Tensor | None
+        self, tile: Tile, splits: slice, totals: Tensor, winners: Tensor | None
     ) -> None:
-        """Write the statistics of this block's splits to `totals` [N, splits of all blocks, G].
+        """Write the statistics of this block's `splits` to `totals` [N, splits of all blocks, G].
 
         `winners` [splits of all blocks, G] receives the class IDs of a MAX.
         """
-        grid = -(-len(self.features) // self.config.rows), num_splits
+        grid = -(-len(self.features) // _config(self.features).rows), splits.stop - splits.start
         kernels.statistics_kernel[grid](
             *self._arguments(),
             totals,
             winners,
             *self._sizes(),
-            first_split,
+            splits.start,
             totals.shape[1],
             **self._options(tile),
         )
 
-    def gradient(
-        self, tile: Tile, totals: Tensor, winners: Tensor | None, grads: Tensor
-    ) -> Tensor:
+    def gradient(self, tile: Tile, totals: Tensor, winners: Tensor | None, grads: Tensor) -> Tensor:
         """Return the gradient [G, C] of the products, in the dtype of the features.
 
         `grads` [N, G] are the gradients of `totals` [N, G], the statistics of all splits.
         """
-        config = self.config
+        config = _config(self.features)
         out = self.features.new_empty(len(self.features), len(self.rows))
         grid = -(-len(self.features) // config.rows), -(-len(self.rows) // config.classes)
         kernels.gradient_kernel[grid](
@@ -141,17 +129,16 @@ class BlockInputs:
         return out
 
 
-def num_splits(num_rows: int, num_classes: int, config: KernelConfig, num_sms: int) -> int:
-    """Return into how many programs the classes of a block are split, for each group of rows."""
-    row_groups = -(-num_rows // config.rows)
+def num_splits(features: Tensor, num_classes: int) -> int:
+    """Return the number of programs among which a kernel divides the classes of a block, for each
+    group of rows."""
+    config = _config(features)
+    row_groups = -(-len(features) // config.rows)
     tiles = -(-num_classes // config.classes)
-    return max(1, min(tiles, _WAVES * num_sms // row_groups))
+    return max(1, min(tiles, _WAVES * Processor.of(features.device).num_sms // max(row_groups, 1)))
 
 
-def _num_sms(features: Tensor) -> int:
-    return _sms_of(features.device.index or 0) if features.is_cuda else 1
-
-
-@cache
-def _sms_of(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _config(features: Tensor) -> KernelConfig:
+    if not features.is_cuda:
+        return _INTERPRETED
+    return _FLOAT if features.dtype == torch.float32 else _HALF

@@ -10,15 +10,15 @@ gradient is not rounded to half precision: it is the largest one of a row, and i
 would exceed the gradients of most other classes.
 """
 
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from heads.blockwise import BlockwiseLogits, ComputedBlock, GradientSums
+from heads.blockwise import BlockwiseLogits, GradientSums
 from heads.logits import inverse_norms, tangential
-from heads.losses import Block, LabelPositions, Reduction, Stats, Tile, logsumexp
+from heads.losses import Stats, logsumexp
+from heads.losses.tile import Reduction, Tile
 from heads.tiles.launch import BlockInputs, num_splits
 from heads.weights import ClassBlock
 
@@ -50,22 +50,30 @@ class TileWalk:
             inputs, _ = self._inputs(block)
             inputs.write_statistics(self._tile, slice(start, stop), totals, winners)
         self._totals, self._winners = _merged(self._tile.reductions, totals, winners)
-        self._true = _TrueLogits.of(self._logits, with_graph=self._with_graph)
-        false = self._logits.loss.of_terms(tuple(self._totals), self._winners)
-        return [false, self._true.computed.stats]
+        self._leaves = [total.requires_grad_(self._with_graph) for total in self._totals.unbind()]
+        self._true = _TrueLogits(self._logits, with_graph=self._with_graph)
+        with torch.set_grad_enabled(self._with_graph):
+            false = self._logits.loss.of_terms(self._leaves, self._winners)
+        return [false, self._true.statistics]
 
-    def add_gradients(self, grads: list[Stats], to: GradientSums) -> None:
-        """Add the gradients to `to`, given those of `statistics`."""
+    def add_gradients(self, loss: Tensor, grad_loss: Tensor, to: GradientSums) -> None:
+        """Add the gradients of `loss`, a function of `statistics`, to `to`."""
         if not self._blocks:
             return
-        by_false, by_true = grads
-        num, num_rows = self._totals.shape
-        by_totals = torch.stack([grad.reshape(num_rows) for grad in by_false[:num]])
+        by_totals = torch.autograd.grad(
+            loss,
+            self._leaves,
+            grad_loss,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        grads = torch.stack(by_totals)
         for block in self._blocks:
             inputs, rows_Cd = self._inputs(block)
-            grad_GC = inputs.gradient(self._tile, self._totals, self._winners, by_totals)
+            grad_GC = inputs.gradient(self._tile, self._totals, self._winners, grads)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
-        self._true.add_gradients(by_true, to)
+        self._true.add_gradients(loss, grad_loss, to)
 
     def _inputs(self, block: ClassBlock) -> tuple[BlockInputs, Tensor]:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
@@ -100,8 +108,7 @@ class TileWalk:
             if inputs.factors is not None:
                 grad_C /= inputs.factors
             logits.add_shift_gradient(block, grad_C, to)
-        if to.features is not None:
-            logits.product(grad_GC, inputs.rows, add=to.features, out=to.features)
+        logits.add_feature_gradient(grad_GC, inputs.rows, to)
         if to.rows is None:
             return
         if inputs.factors is None:
@@ -132,44 +139,39 @@ def _merged(
     return torch.stack(totals), None
 
 
-@dataclass(frozen=True)
 class _TrueLogits:
-    """The logits of the labels of G rows, and their statistics.
+    """The logits of the labels of G rows, and their statistics."""
 
-    `here` [G] is true for rows whose class this rank holds. `rows_Gd` are the rows of these classes
-    before the logit map, and `vectors_Gd` the vectors that are multiplied by the features.
-    """
-
-    logits: BlockwiseLogits
-    here: Tensor
-    rows_Gd: Tensor
-    vectors_Gd: Tensor
-    computed: ComputedBlock
-
-    @classmethod
-    def of(cls, logits: BlockwiseLogits, *, with_graph: bool) -> "_TrueLogits":
-        labels = logits.labels_G
-        here = logits.weights.held.has(labels)
-        rows = logits.weights.rows_of_labels(labels, logits.rows)
-        true, vectors = logits.true_logits(rows)
-        column = true.unsqueeze(1).requires_grad_(with_graph)
-        positions = LabelPositions(here, torch.zeros_like(labels))
-        view = Block.at(labels.unsqueeze(1), labels, positions, column)
+    def __init__(self, logits: BlockwiseLogits, *, with_graph: bool) -> None:
+        self._logits = logits
+        # The rows and logits of classes that other ranks hold are arbitrary.
+        here, _ = logits.weights.held.nearest(logits.labels_G)
+        self._rows_Gd, self._vectors_Gd = logits.true_vectors()
+        self._leaf_G = logits.true_logits(self._vectors_Gd).requires_grad_(with_graph)
         with torch.set_grad_enabled(with_graph):
-            own = logits.loss.statistics(column, view)
-            none = logits.identity()
-            stats = tuple(
-                stat.where(here.view(-1, *(1,) * (stat.ndim - 1)), other)
-                for stat, other in zip(own, none, strict=True)
+            of_labels = logits.loss.of_labels(self._leaf_G, logits.labels_G)
+            self.statistics = tuple(
+                stat.where(here.view(-1, *(1,) * (stat.ndim - 1)), none)
+                for stat, none in zip(of_labels, logits.identity(), strict=True)
             )
-        return cls(logits, here, rows, vectors, ComputedBlock(column, view, stats))
 
-    def add_gradients(self, grads: Stats, to: GradientSums) -> None:
-        logits, labels = self.logits, self.logits.labels_G
-        grad_G1 = self.computed.gradient_of_logits(grads)
-        by_shift = grad_G1.squeeze(1).clone()
+    def add_gradients(self, loss: Tensor, grad_loss: Tensor, to: GradientSums) -> None:
+        """Add the terms of the true logits to the gradients of `loss`."""
+        logits = self._logits
+        weights, labels = logits.weights, logits.labels_G
+        (grad_G,) = torch.autograd.grad(loss, self._leaf_G, grad_loss, retain_graph=True)
+        if to.bias is not None:
+            weights.add_gradient_of_labels(labels, grad_G.unsqueeze(1), to.bias)
+        if to.scalars is not None:
+            to.scalars[1] += grad_G.sum()
         if logits.margins is not None:
-            by_scale = logits.margins.through(grad_G1, self.computed.view.positions)
+            grad_G, by_scale = logits.margins.through(grad_G)
             if to.scalars is not None:
                 to.scalars[0] += by_scale
-        logits.add_true_gradients(...)
+        if to.features is not None:
+            to.features.addcmul_(grad_G.unsqueeze(1), self._vectors_Gd)
+        if to.rows is not None:
+            grad_Gd = grad_G.unsqueeze(1) * logits.features_Gd
+            if logits.logit_map.normalizes:
+                grad_Gd = logits.logit_map.gradient(self._rows_Gd, grad_Gd)
+            weights.add_gradient_of_labels(labels, grad_Gd, to.rows)
