@@ -31,8 +31,8 @@ def _logits(  # type: ignore[no-untyped-def]
     rows,
     factors,
     shifts,
-    g,
-    c,
+    first_g,
+    first_c,
     num_rows,
     num_classes,
     dim,
@@ -42,14 +42,22 @@ def _logits(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Return the float32 logits [BLOCK_G, BLOCK_C] of rows `g` and classes `c`."""
-    in_g = (g < num_rows)[:, None]
+    """Return the float32 logits [BLOCK_G, BLOCK_C] of the rows from `first_g` and the classes from
+    `first_c`."""
+    c = first_c + tl.arange(0, BLOCK_C)
+    in_g = (first_g + tl.arange(0, BLOCK_G) < num_rows)[:, None]
     in_c = (c < num_classes)[None, :]
+    # Offsets within a tile fit in 32 bits. 64-bit pointers would take 128 more registers.
+    features += first_g.to(tl.int64) * dim
+    rows += first_c.to(tl.int64) * dim
+    d = tl.arange(0, BLOCK_D)
+    of_x = tl.arange(0, BLOCK_G)[:, None] * dim + d[None, :]
+    of_w = tl.arange(0, BLOCK_C)[None, :] * dim + d[:, None]
     z = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
     for start in range(0, dim, BLOCK_D):
-        d = start + tl.arange(0, BLOCK_D)
-        x = tl.load(features + g[:, None] * dim + d[None, :], in_g & (d < dim)[None, :], 0.0)
-        w = tl.load(rows + c[None, :] * dim + d[:, None], in_c & (d < dim)[:, None], 0.0)
+        in_d = d < dim - start
+        x = tl.load(features + start + of_x, in_g & in_d[None, :], 0.0)
+        w = tl.load(rows + start + of_w, in_c & in_d[:, None], 0.0)
         if WIDEN:  # the interpreter cannot multiply bf16
             x = x.to(tl.float32)
             w = w.to(tl.float32)
@@ -102,15 +110,17 @@ def statistics_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    g = (tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
+    first_g = tl.program_id(0) * BLOCK_G
+    g = first_g + tl.arange(0, BLOCK_G)
     label = tl.load(labels + g, g < num_rows, -1)
     sums = (tl.zeros([BLOCK_G], tl.float32),) * len(REDUCTIONS)
     tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(REDUCTIONS)
     winner = tl.full([BLOCK_G], _NO_CLASS, tl.int64)
     for tile in range(tl.program_id(1), tl.cdiv(num_classes, BLOCK_C), tl.num_programs(1)):
-        c = tile * BLOCK_C + tl.arange(0, BLOCK_C)
+        first_c = tile * BLOCK_C
+        c = first_c + tl.arange(0, BLOCK_C)
         z = _logits(
-            features, rows, factors, shifts, g, c, num_rows, num_classes, dim,
+            features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
             BLOCK_G, BLOCK_C, BLOCK_D, PRECISION, WIDEN,
         )  # fmt: skip
         is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
@@ -178,12 +188,14 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    g = (tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    first_g = tl.program_id(0) * BLOCK_G
+    g = first_g + tl.arange(0, BLOCK_G)
+    first_c = tl.program_id(1) * BLOCK_C
+    c = first_c + tl.arange(0, BLOCK_C)
     in_g = g < num_rows
     in_c = c < num_classes
     z = _logits(
-        features, rows, factors, shifts, g, c, num_rows, num_classes, dim,
+        features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
         BLOCK_G, BLOCK_C, BLOCK_D, PRECISION, WIDEN,
     )  # fmt: skip
     per_class = _vectors(vectors, c, num_classes, NUM_VECTORS)
@@ -206,4 +218,6 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     if factors is not None:
         grad *= tl.load(factors + c, in_c, 0.0)[None, :]
     inside = in_g[:, None] & in_c[None, :]
-    tl.store(out + g[:, None] * num_classes + c[None, :], grad.to(out.dtype.element_ty), inside)
+    out += first_g.to(tl.int64) * num_classes + first_c
+    of_out = tl.arange(0, BLOCK_G)[:, None] * num_classes + tl.arange(0, BLOCK_C)[None, :]
+    tl.store(out + of_out, grad.to(out.dtype.element_ty), inside)
