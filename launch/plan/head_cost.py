@@ -60,7 +60,8 @@ def measure_loss(loss: Loss) -> LossCost:
         with torch.enable_grad():
             work = ComputedBlock(leaf, view, loss.statistics(leaf, view))
         kept = recorder.live
-        gradient = work.gradient_of_logits(tuple(torch.ones_like(stat) for stat in work.stats))
+        grads = tuple(torch.ones_like(stat) for stat in work.stats)
+        gradient = work.gradient_of_logits(work.stats, grads)
     del gradient
     per = logits.numel()
     identity = loss.identity(torch.zeros(1))
